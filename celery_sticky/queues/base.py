@@ -1,0 +1,181 @@
+"""What a broker driver must do for slot queues: fence them, move messages atomically, settle them under the fence.
+
+A driver object is used by one thread (the courier), except `wake`, which any thread may call. A message is either in
+its queue, in flight (fetched, not settled), deferred (waits for its time), dead (buried with a reason) or gone (acked).
+`BrokerUnavailable` from a verb means: it may or may not have happened; open the slots again with the next count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantees:
+    """What this driver can promise, as data: printed by `celery sticky doctor` and in the docs table."""
+
+    fenced: bool
+    """Nothing a former owner fetches or settles counts."""
+    ordered: bool
+    """Unsettled messages go back to the front of their queue in their original order."""
+    atomic: bool
+    """A message is never outside queue and in-flight record at once, however its reader dies."""
+    deferred: bool
+    """A message waits for its time in the broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """A member's hold on a slot; the fence of a slot queue is set to exactly one tenure."""
+
+    keyspace: str
+    slot: int
+    epoch: int
+    incarnation: str
+    open_count: int
+
+
+class Act(StrEnum):
+    """How a delivery is settled (`MARK` does not settle it)."""
+
+    ACK = "ack"
+    DEFER = "defer"
+    BURY = "bury"
+    MARK = "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to become of one delivery."""
+
+    act: Act
+    tenure: Tenure
+    tag: int
+    due: float = 0.0
+    """DEFER: seconds since the epoch when the message goes to the back of its queue; its place is where it came due."""
+    body: bytes | None = None
+    """DEFER: the envelope that takes its place (a retry with new arguments); None keeps the old one."""
+    info: str = ""
+    """BURY: a JSON object, kept with the message, with at least `reason`, `task`, `id`, `key`, `at` (seconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message as fetched."""
+
+    tenure: Tenure
+    tag: int
+    """The delivery tag: grows with every delivery of the slot, for ever; its order is the order of fetching."""
+    priority: int
+    """The priority list the message came from (0, 3, 6 or 9)."""
+    body: bytes
+    """The envelope as the publisher wrote it, untouched."""
+    attempts: int | None
+    """Starts marked so far, or None for a message never found in flight at a change of owner: it needs no mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Fetch at most `limit` messages under this tenure."""
+
+    tenure: Tenure
+    limit: int
+
+
+@dataclass(slots=True)
+class Fetched:
+    """The answer to one round trip."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    """In order within each slot."""
+    confirmed: list[Verdict] = field(default_factory=list)
+    """Verdicts that took place."""
+    refused: list[Verdict] = field(default_factory=list)
+    """Verdicts of a former tenure, or of a tag no longer in flight: nothing happened."""
+    marks: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """(keyspace, slot, tag) -> starts marked, this one included, for each confirmed MARK."""
+    drained: set[tuple[str, int]] = field(default_factory=set)
+    """Wanted slots (keyspace, slot) whose queue is empty now; `idle` returns when one of them gets a message."""
+    lost: set[tuple[str, int]] = field(default_factory=set)
+    """Wanted slots whose fence is not this tenure any more."""
+    due: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Wanted slots with deferred messages -> when the next comes due, seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much stands in a slot queue."""
+
+    waiting: int
+    deferred: int
+    in_flight: int
+    oldest: bytes | None
+    """The envelope that is next, or None; its age can be read from its stamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A buried message."""
+
+    id: str
+    """`<slot>-<tag>`, unique in its keyspace."""
+    info: str
+    """The JSON object given when it was buried."""
+    body: bytes
+
+
+class SlotQueues(Protocol):
+    """The slot queues of every keyspace at one broker."""
+
+    guarantees: Guarantees
+
+    def open(self, tenure: Tenure, keep: Collection[int]) -> None:
+        """Set the slot's fence to `tenure` and bring its queue in order.
+
+        Deliveries in flight go back to the front of the queue (of the priority list they came from) in their original
+        order, except those whose tag is in `keep`, which stay in flight and can be settled under the new tenure. Those
+        that go back from another incarnation are suspects: they may have been started. Each later delivery of a
+        suspect says how often it was marked (`Delivery.attempts`), until it is acked or buried.
+
+        Raises:
+            Fenced: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
+                and at least this open count. Nothing changed.
+            BrokerUnavailable: it may have happened; open again with the next count.
+        """
+
+    def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
+        """Settle `verdicts`, then bring what `wants` asks for: one round trip, each message moved atomically.
+
+        Within a slot messages come in priority order (0 first), then in the order in which the broker took them.
+        Deferred messages whose time is not after `now` (seconds since the epoch) first go to the back of their queue.
+
+        Raises:
+            BrokerUnavailable: any part of it may have happened; open the slots again.
+        """
+
+    def idle(self, timeout: float) -> None:
+        """Wait until a drained slot may have a message, `wake` is called, or `timeout` seconds are over."""
+
+    def wake(self) -> None:
+        """Make an `idle` under way, or the next one, return at once. Any thread may call this."""
+
+    def close_slot(self, tenure: Tenure) -> None:
+        """Stop waiting for this slot in `idle`. What is in flight stays so until the next `open`."""
+
+    def depth(self, keyspace: str, slots: Collection[int]) -> Mapping[int, Depth]:
+        """Return how much stands in these slots, whoever owns them."""
+
+    def dead(self, keyspace: str) -> Sequence[Dead]:
+        """Return the buried messages of a keyspace, oldest first."""
+
+    def exhume(self, keyspace: str, dead_id: str) -> bool:
+        """Put a buried message at the back of its slot queue, its marks forgotten; False if there is no such one."""
+
+    def drop(self, keyspace: str, dead_id: str) -> bool:
+        """Delete a buried message for ever; False if there is no such one."""
+
+    def close(self) -> None:
+        """Let go of every connection. May be called twice."""

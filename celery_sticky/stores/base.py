@@ -1,0 +1,107 @@
+"""What a store must do: keep one ownership view per keyspace, count heartbeats, pass signals on.
+
+A store object serves one keyspace and is used by one thread, except `wake`, which any thread may call.
+Every verb is one atomic step at the server. `StoreUnavailable` from a verb means: it may or may not have happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from celery_sticky.ownership.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What `Store.read` saw, all at one instant of the store."""
+
+    view: View | None
+    """The document, or None where there is none."""
+    beats: Mapping[str, int]
+    """Incarnation -> heartbeat counter."""
+    store_id: str
+    """The run id of the server that answered: another one means the store was restarted or failed over."""
+    clock: float
+    """The store's own clock in seconds since the epoch; only for making generations grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The answer to a heartbeat."""
+
+    alive: bool
+    """False: this incarnation is gone (evicted, or the document is) and is never revived."""
+    version: int
+    generation: int
+    """Version and generation of the document now (0 and 0 where there is none)."""
+    store_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Signal: the view was replaced."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Signal: a member's counter was seen at this value."""
+
+    incarnation: str
+    counter: int
+
+
+Signal = Changed | Heard
+
+
+class Store(Protocol):
+    """Where the view of one keyspace is written down."""
+
+    def read(self) -> Reading:
+        """Return view and counters, read at one instant.
+
+        Raises:
+            StoreUnavailable: try again later.
+        """
+
+    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+        """Replace the document if it still is `old` (same version and generation; None: there is none).
+
+        Refused (False) also if a counter named in `guard` no longer has the given value. On success the counters of
+        incarnations new in `new` are created at 0, those of incarnations not in `new` are removed, and `Changed` is
+        signalled. All of that is one atomic step.
+
+        Raises:
+            StoreUnavailable: the swap may have happened; read again.
+        """
+
+    def beat(self, incarnation: str, *, announce: bool = True) -> Beat:
+        """Add one to the member's counter, if it has one; with `announce`, signal `Heard` to the others.
+
+        Raises:
+            StoreUnavailable: the counter may have grown.
+        """
+
+    def watch(self, timeout: float) -> Sequence[Signal]:
+        """Wait at most `timeout` seconds for signals; return those that came (none: time is up, or `wake` was called).
+
+        Signals are hints: they may be lost, late, repeated. The first call subscribes, and returns at once.
+
+        Raises:
+            StoreUnavailable: the subscription broke; signals may have been lost. The next call subscribes again.
+        """
+
+    def wake(self) -> None:
+        """Make a `watch` under way, or the next one, return at once. Any thread may call this."""
+
+    def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
+        """Remember revoked task ids for `ttl` seconds, the newest `limit` of them (all keyspaces share the set)."""
+
+    def revoked(self) -> Collection[str]:
+        """Return the revoked ids that have not expired."""
+
+    def close(self) -> None:
+        """Let go of every connection. May be called twice."""

@@ -75,3 +75,14 @@ class Fenced(StickyError):
         super().__init__(f"the slot queue is fenced at epoch {epoch} for {incarnation or 'nobody'}")
         self.epoch = epoch
         self.incarnation = incarnation
+
+
+# -- Mend the store, or upgrade -----------------------------------------------------------------
+
+
+class DocumentDamaged(StickyError, ValueError):
+    """The ownership document in the store cannot be read."""
+
+
+class DocumentTooNew(StickyError, ValueError):
+    """A newer release wrote the ownership document: upgrade this one, and do not write over it."""

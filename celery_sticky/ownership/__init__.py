@@ -1,0 +1,1 @@
+"""The rules of ownership, pure: no I/O, no clock, no threads, no Celery."""

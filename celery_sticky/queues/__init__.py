@@ -1,0 +1,66 @@
+"""Slot queues at a broker: the contract is in `base`, each driver in a file or folder of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery_sticky.errors import InvalidSettings
+from celery_sticky.queues.base import (
+    Act,
+    Dead,
+    Delivery,
+    Depth,
+    Fetched,
+    Guarantees,
+    SlotQueues,
+    Tenure,
+    Verdict,
+    Want,
+)
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+__all__ = [
+    "Act",
+    "Dead",
+    "Delivery",
+    "Depth",
+    "Fetched",
+    "Guarantees",
+    "SlotQueues",
+    "Tenure",
+    "Verdict",
+    "Want",
+    "open_queues",
+]
+
+
+def open_queues(connection: Connection, *, prefix: str, socket_timeout: float) -> SlotQueues:
+    """Return the slot queues at the broker of an app's Kombu connection; each call makes a client of its own.
+
+    With `memory://` it is a broker of ours that the whole process shares, not Kombu's.
+
+    Raises:
+        InvalidSettings: there is no driver for this broker, or its transport options cannot be used.
+        MissingDependency: the client library is not installed.
+    """
+    from kombu.transport.memory import Transport as MemoryTransport
+
+    if issubclass(connection.get_transport_cls(), MemoryTransport):
+        from celery_sticky.queues.memory import MemoryQueues, process_broker
+
+        return MemoryQueues(process_broker(prefix))
+
+    from celery_sticky.redis_clients import client_from_connection, is_redis
+
+    if is_redis(connection):
+        from celery_sticky.queues.redis import Layout, RedisQueues
+
+        layout = Layout.of(connection, prefix)
+        client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
+        return RedisQueues(client, layout, socket_timeout=socket_timeout)
+    raise InvalidSettings(
+        f"there are no slot queues for {connection.as_uri()}: a broker must be Redis or Valkey"
+        " (redis://, rediss://, redis+socket://, sentinel://) or memory://"
+    )

@@ -98,7 +98,7 @@ class Fetched:
     marks: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """(keyspace, slot, tag) -> starts marked, this one included, for each confirmed MARK."""
     drained: set[tuple[str, int]] = field(default_factory=set)
-    """Wanted slots (keyspace, slot) whose queue is empty now; `idle` returns when one of them gets a message."""
+    """Wanted slots (keyspace, slot) whose queue is empty now; `idle` names those of them that get a message."""
     lost: set[tuple[str, int]] = field(default_factory=set)
     """Wanted slots whose fence is not this tenure any more."""
     due: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -138,7 +138,8 @@ class SlotQueues(Protocol):
         Deliveries in flight go back to the front of the queue (of the priority list they came from) in their original
         order, except those whose tag is in `keep`, which stay in flight and can be settled under the new tenure. Those
         that go back from another incarnation are suspects: they may have been started. Each later delivery of a
-        suspect says how often it was marked (`Delivery.attempts`), until it is acked or buried.
+        suspect says how often it was marked (`Delivery.attempts`), until it is acked, buried or deferred: a deferred
+        message did not kill its worker.
 
         Raises:
             Fenced: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
@@ -156,8 +157,16 @@ class SlotQueues(Protocol):
             BrokerUnavailable: any part of it may have happened; open the slots again.
         """
 
-    def idle(self, timeout: float) -> None:
-        """Wait until a drained slot may have a message, `wake` is called, or `timeout` seconds are over."""
+    def idle(self, timeout: float) -> set[tuple[str, int]]:
+        """Wait until a drained slot may have a message, `wake` is called, or `timeout` seconds are over.
+
+        Returns the slots (keyspace, slot) to look at: each drained one that may have got a message since. A slot is
+        named once, then not again before a `fetch` found it drained again. With a timeout of 0 it only looks. Deferred
+        messages do not end it: wait no longer than to the next `Fetched.due`.
+
+        Raises:
+            BrokerUnavailable: the connection broke; open the slots again.
+        """
 
     def wake(self) -> None:
         """Make an `idle` under way, or the next one, return at once. Any thread may call this."""

@@ -1,0 +1,42 @@
+"""Where the view of a keyspace is written down: the contract (`base`) and its drivers."""
+
+from __future__ import annotations
+
+from kombu import Connection
+
+from celery_sticky.errors import InvalidSettings
+from celery_sticky.stores.base import Beat, Changed, Heard, Reading, Signal, Store
+from celery_sticky.stores.memory import MemoryStore, memory_server
+
+__all__ = ["Beat", "Changed", "Heard", "Reading", "Signal", "Store", "open_store"]
+
+SCHEMES = "memory://, redis://, rediss://, redis+socket://, sentinel://"
+
+
+def open_store(where: str | Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0) -> Store:
+    """Open the store of one keyspace: at a URL, or where a Kombu connection (the app's own broker's) leads.
+
+    Nothing is sent before the first verb. `memory://<name>` is one store for all of this process.
+
+    Raises:
+        InvalidSettings: there is no store for this kind of URL, or its options cannot be used.
+        MissingDependency: its client library is not installed.
+    """
+    connection = _connection(where)
+    if connection.transport_cls == "memory":
+        return MemoryStore(memory_server(connection.hostname or "", prefix), keyspace)
+    from celery_sticky.redis_clients import is_redis
+    from celery_sticky.stores.redis import RedisStore
+
+    if is_redis(connection):
+        return RedisStore(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
+    raise InvalidSettings(f"no store for {connection.transport_cls}://: there are {SCHEMES}")
+
+
+def _connection(where: str | Connection) -> Connection:
+    try:
+        connection = Connection(where) if isinstance(where, str) else where
+        connection.get_transport_cls()
+    except (KeyError, ImportError) as error:
+        raise InvalidSettings(f"no store there ({error}): there are {SCHEMES}") from error
+    return connection

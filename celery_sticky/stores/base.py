@@ -65,14 +65,16 @@ class Store(Protocol):
 
         Raises:
             StoreUnavailable: try again later.
+            DocumentDamaged, DocumentTooNew: there is a document, but not one this release can read.
         """
 
     def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
         """Replace the document if it still is `old` (same version and generation; None: there is none).
 
-        Refused (False) also if a counter named in `guard` no longer has the given value. On success the counters of
-        incarnations new in `new` are created at 0, those of incarnations not in `new` are removed, and `Changed` is
-        signalled. All of that is one atomic step.
+        Refused (False) also if a counter named in `guard` no longer has the given value, or if `new.store_id` is not
+        the store's: a swap thought out before a restart must not land on data the restart may have rolled back. On
+        success the counters of incarnations new in `new` are created at 0, those of incarnations not in `new` are
+        removed, and `Changed` is signalled. All of that is one atomic step.
 
         Raises:
             StoreUnavailable: the swap may have happened; read again.

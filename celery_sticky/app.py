@@ -1,0 +1,180 @@
+"""The one place where the rooms are wired together: `Sticky(app)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Self
+
+from celery.bin.base import CeleryOption
+
+from celery_sticky import router
+from celery_sticky.errors import StickyError
+from celery_sticky.keyed import KeyedTasks
+from celery_sticky.keys import DEFAULT_KEYSPACE, Key, queue_for, slot_for
+from celery_sticky.settings import SETTING, Settings
+from celery_sticky.worker.lease import Lease
+
+_ATTRIBUTE = "sticky_wiring"
+
+
+class Wiring:
+    """What belongs to one app, however many `Sticky` objects refer to it."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.tasks = KeyedTasks(self._registry)
+        self.lease: Lease | None = None
+        """In a worker, and in the children it forks: what it may trust."""
+
+    def _registry(self) -> Mapping[str, Any]:
+        # `app.tasks` registers the tasks that were only declared so far; without it, a send by name would not see
+        # that its task is keyed. Where the app is not to finish by itself, asking would be an error.
+        app = self.app
+        tasks: Mapping[str, Any] = app.tasks if app.finalized or app.autofinalize else app._tasks
+        return tasks
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The app's settings, read when first asked for."""
+        return Settings.read(sticky_entries(self.app.conf))
+
+
+class Sticky:
+    """Sticky routing for a Celery app.
+
+    ```python
+    app = Celery("shop", broker="redis://localhost:6379/0")
+    sticky = Sticky(app)
+    ```
+
+    In an app factory: `sticky = Sticky()`, and later `sticky.init_app(app)`. Any number of `Sticky` objects for one
+    app are alike: the app is wired once.
+    """
+
+    def __init__(self, app: Any = None) -> None:
+        self._wired: Wiring | None = None
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Any) -> None:
+        """Wire an app, unless it is wired already. Its configuration is not read yet."""
+        wired = getattr(app, _ATTRIBUTE, None)
+        if wired is None:
+            wired = Wiring(app)
+            setattr(app, _ATTRIBUTE, wired)
+            router.install(app, wired.tasks, lambda: wired.settings)
+            # Celery calls the fixups of an app when it makes it, also when it makes it from a pickle: so an app sent
+            # to a spawned process is wired there.
+            app.fixups = {*app.fixups, f"{__name__}:{Sticky.__name__}"}
+            _take_part(app)
+        self._wired = wired
+
+    @classmethod
+    def of(cls, app: Any) -> Self:
+        """Return the `Sticky` of a wired app.
+
+        Raises:
+            StickyError: the app is not wired.
+        """
+        if getattr(app, _ATTRIBUTE, None) is None:
+            raise StickyError(f"{app!r} does not use celery-sticky: write `sticky = Sticky(app)` where it is made")
+        return cls(app)
+
+    @property
+    def wiring(self) -> Wiring:
+        """What belongs to the app.
+
+        Raises:
+            StickyError: no app was given yet.
+        """
+        if self._wired is None:
+            raise StickyError("no app yet: call `sticky.init_app(app)` first")
+        return self._wired
+
+    @property
+    def app(self) -> Any:
+        """The Celery app."""
+        return self.wiring.app
+
+    @property
+    def tasks(self) -> KeyedTasks:
+        """The key specs of the app's tasks."""
+        return self.wiring.tasks
+
+    @property
+    def settings(self) -> Settings:
+        """The app's settings, read from `app.conf` when first asked for.
+
+        Raises:
+            InvalidSettings: one of them is unknown or cannot be used.
+        """
+        return self.wiring.settings
+
+    def owns(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
+        """Whether this worker owns the key now: its slot is open here and the lease is trusted. False elsewhere.
+
+        Raises:
+            InvalidKey: it cannot be a key.
+        """
+        lease = self.wiring.lease
+        return lease is not None and lease.owns(keyspace, self.slot_for(key, keyspace))
+
+    def slot_for(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> int:
+        """Return the slot of a key in this app's keyspace.
+
+        Raises:
+            InvalidKey: it cannot be a key.
+        """
+        return slot_for(key, self.settings.slots_of(keyspace))
+
+    def queue_for(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> str:
+        """Return the name of the queue that this app sends a key's tasks to.
+
+        Raises:
+            InvalidKey: it cannot be a key, or the keyspace's name cannot be one.
+        """
+        return queue_for(key, keyspace, self.settings.slots_of(keyspace), self.settings.key_prefix)
+
+
+def _take_part(app: Any) -> None:
+    """Add our steps and options to the app's workers. By name: other processes need not import a worker."""
+    app.steps["worker"].add("celery_sticky.bootsteps.membership:Membership")
+    app.steps["consumer"].add("celery_sticky.bootsteps.delivery:Delivery")
+    app.steps["consumer"].add("celery_sticky.bootsteps.handover:Handover")
+    app.user_options["worker"].add(_KEYSPACES_OPTION)
+    app.user_options["worker"].add(_WITHOUT_OPTION)
+
+
+_KEYSPACES_OPTION = CeleryOption(
+    ("--sticky-keyspaces",),
+    metavar="NAMES",
+    help_group="Sticky Options",
+    help="Take part in these keyspaces only, with commas between them.",
+)
+_WITHOUT_OPTION = CeleryOption(
+    ("--without-sticky",),
+    is_flag=True,
+    help_group="Sticky Options",
+    help="Take part in no keyspace: consume ordinary queues only.",
+)
+
+
+def sticky_entries(conf: Any) -> dict[str, Any]:
+    """Return the `sticky_*` entries of `app.conf`, however they are spelt there.
+
+    Celery finds a setting it knows under its namespace (`CELERY_STICKY_SLOTS` in Django's settings), but it cannot list
+    what it does not know. Without a namespace, old-style upper-case modules say `CELERY_STICKY_SLOTS` too.
+    """
+    namespace = (conf.finalize().prefix or "CELERY_").lower()
+    found = {}
+    for key in conf:  # defaults first, `app.conf.update(...)` last: the later one counts
+        name = key if key.startswith(SETTING) else _bare(key, namespace)
+        if name.startswith(SETTING):
+            found[name] = conf[key]
+    return found
+
+
+def _bare(key: str, namespace: str) -> str:
+    lowered = key.lower()
+    return lowered.removeprefix(namespace) if lowered.startswith(namespace + SETTING) else ""

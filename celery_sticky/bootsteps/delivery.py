@@ -1,0 +1,272 @@
+"""Consumer step: hands messages of slot queues to Celery's own strategies, and so to its pool.
+
+The courier posts; Celery's loop takes, never more than the pool can run. Celery stops and starts this step whenever its
+own broker connection is lost. Slots are not touched by that: the courier has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Hashable
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import InvalidTaskError
+from celery.utils.imports import symbol_by_name
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from celery_sticky.bootsteps.part import Part
+from celery_sticky.bootsteps.request import sticky_request_class
+from celery_sticky.bootsteps.run import Run, StickyMessage
+from celery_sticky.bootsteps.shield import shield_flush
+from celery_sticky.errors import InvalidKey
+from celery_sticky.keys import queue_name, slot_for
+from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
+from celery_sticky.ownership.gate import Entry, SlotId
+from celery_sticky.worker.courier import Item
+from celery_sticky.worker.envelope import Envelope
+
+logger = logging.getLogger("celery_sticky")
+
+SPARE = 4
+"""Entries handed to a pool of processes beyond its size: they wait for a free process in Celery's semaphore."""
+IN_A_ROW = 0.02
+"""Seconds the loop may go on taking entries that run in the loop itself, before it looks at its other duties."""
+
+
+class Delivery(bootsteps.StartStopStep):
+    """Hands messages of slot queues to Celery. It is the courier's host."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._part: Part | None = getattr(consumer.controller, "sticky", None)
+        self._consumer: Any = None
+        self._strategies: dict[str, Any] = {}
+        self._started = False
+        self._draining = False
+        self._post_again = False
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def include_if(self, consumer: Any) -> bool:
+        """Only where the worker takes part."""
+        return self._part is not None
+
+    def create(self, consumer: Any) -> Delivery:
+        """Return the service that is started and stopped: this step."""
+        consumer.controller.sticky_delivery = self
+        return self
+
+    def start(self, consumer: Any) -> None:
+        """Celery is connected: build the strategies, and take what is ready."""
+        assert self._part is not None
+        self._strategies = {name: self._strategy(task, consumer) for name, task in consumer.app.tasks.items()}
+        self._consumer = consumer
+        self._green = consumer.pool.is_green
+        self._inline = consumer.hub is not None and not self._part.has_processes and not consumer.pool.is_green
+        shield_flush(consumer.pool, self._part.runs)
+        if not self._started:
+            self._started = True
+            self._part.courier.start(self)
+        elif self._green:
+            self.ready()
+
+    def stop(self, consumer: Any) -> None:
+        """Celery's connection is lost, or the worker stops: it has dropped what was handed out but not started."""
+        self._consumer = None
+        assert self._part is not None
+        self._part.courier.put_back_all()
+
+    terminate = stop
+
+    def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
+        """Let the courier wake Celery's loop. Celery's hub forgets its readers at each lost connection."""
+        hub.add_reader(self._reader, self._on_woken)
+        self._wake_loop()
+
+    def _strategy(self, task: Any, consumer: Any) -> Any:
+        # `strategy.default` reads `task.Request` when it builds the handler (celery/worker/strategy.py); messages of
+        # ordinary queues keep the handler that Celery has built with the task's own class.
+        original = task.Request
+        task.Request = sticky_request_class(symbol_by_name(original))
+        try:
+            return task.start_strategy(consumer.app, consumer)
+        finally:
+            if "Request" in vars(task):
+                del task.Request
+            if task.Request is not original:
+                task.Request = original
+
+    # -- for the courier -----------------------------------------------------------------------
+
+    def concurrency(self) -> int:
+        """Return how many tasks the pool runs at a time, now."""
+        consumer = self._consumer
+        return int(consumer.pool.num_processes or 1) if consumer is not None else 1
+
+    def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
+        """Return what the task of this message locks while it runs.
+
+        Raises:
+            InvalidKey: the message is in the wrong slot, or its key cannot be read.
+        """
+        assert self._part is not None
+        keyspace, number = slot
+        spec = self._part.tasks.spec_for(envelope.task)
+        header = envelope.headers.get(STAMP_HEADER)
+        if header is None:
+            header = self._stamp(slot, envelope)
+        stamp = Stamp.from_header(header)
+        if (stamp.keyspace, stamp.slot, stamp.slots) != (keyspace, number, self._part.keyspaces[keyspace]):
+            raise InvalidKey(
+                f"the message says keyspace {stamp.keyspace!r}, slot {stamp.slot} of {stamp.slots}, but stands in "
+                f"keyspace {keyspace!r}, slot {number} of {self._part.keyspaces[keyspace]}: "
+                "its sender is configured with other slots than the workers"
+            )
+        if spec is not None and not spec.serial:
+            return ("id", envelope.task_id)
+        return (keyspace, stamp.key)
+
+    def _stamp(self, slot: SlotId, envelope: Envelope) -> dict[str, Any]:
+        """Work out the stamp of a message that a producer without celery-sticky has put into the right queue."""
+        assert self._part is not None
+        spec = self._part.tasks.spec_for(envelope.task)
+        if spec is None:
+            raise InvalidKey(f"the message has no stamp, and task {envelope.task!r} has no key")
+        try:
+            args, kwargs, _ = json.loads(envelope.body)
+        except (ValueError, TypeError) as error:
+            raise InvalidKey("the message has no stamp, and its arguments are not JSON") from error
+        key, slots = spec.key_text(args, kwargs), self._part.keyspaces[slot[0]]
+        stamp = Stamp(key, spec.keyspace, slot_for(key, slots), slots, time.time()).to_header()
+        envelope.headers[STAMP_HEADER] = stamp
+        return stamp
+
+    def due_of(self, envelope: Envelope) -> float | None:
+        """Return when the message wants to run, in seconds since the epoch, or None."""
+        eta = envelope.headers.get("eta")
+        if not eta:
+            return None
+        try:
+            due: float = maybe_make_aware(maybe_iso8601(eta), self._part_timezone()).timestamp()
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            return None  # Celery's Request refuses it with an error of its own
+        return due
+
+    def _part_timezone(self) -> Any:
+        consumer = self._consumer
+        return consumer.app.timezone if consumer is not None else None
+
+    def ready(self) -> None:
+        """Entries may be taken now: by the courier's own greenlet, or by Celery's loop once it is woken."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        if consumer.hub is None:
+            self._drain()
+        else:
+            self._wake_loop()
+
+    # -- in Celery's loop ----------------------------------------------------------------------
+
+    def _wake_loop(self) -> None:
+        try:
+            self._writer.send(b"\0")
+        except BlockingIOError:
+            pass  # it has been woken more often than it has looked
+
+    def _on_woken(self, *_: Any) -> None:
+        try:
+            self._reader.recv(4096)
+        except BlockingIOError:
+            pass
+        self._drain()
+
+    def ended(self) -> None:
+        """A run has ended: there may be room for others. Called in whatever thread Celery calls back."""
+        consumer = self._consumer
+        if consumer is None or self._draining:
+            return
+        if consumer.hub is None:
+            self._drain()
+        else:
+            self._wake_loop()
+
+    def _drain(self) -> None:
+        """Take entries while the pool has room."""
+        if self._draining:
+            self._post_again = True
+            return
+        self._draining = True
+        try:
+            until = time.monotonic() + IN_A_ROW
+            while self._take():
+                if self._inline and time.monotonic() > until:
+                    self._wake_loop()
+                    break
+        finally:
+            self._draining = False
+        if self._post_again:
+            self._post_again = False
+            self.ready()
+
+    def _take(self) -> int:
+        consumer, part = self._consumer, self._part
+        if consumer is None or part is None:
+            return 0
+        room = consumer.pool.num_processes or 1
+        entries = part.courier.take(room + (SPARE if part.has_processes else 0))
+        for entry in entries:
+            self._hand(consumer, part, entry)
+        return len(entries)
+
+    def _hand(self, consumer: Any, part: Part, entry: Entry) -> None:
+        item: Item = entry.content
+        headers = dict(item.envelope.headers)
+        stamp = headers[STAMP_HEADER]
+        keyspace, slot = entry.slot
+        term = part.lease.term(keyspace)
+        headers[STAMP_HEADER] = StickyContext(
+            key=stamp["key"],
+            keyspace=keyspace,
+            slot=slot,
+            epoch=item.delivery.tenure.epoch,
+            attempt=(entry.attempts or 0) + 1,
+            worker=part.hostname,
+            term=term,
+        )
+        run = Run(entry, (keyspace, term), part, self.ended)
+        queue = queue_name(keyspace, slot, part.settings.key_prefix)
+        message = StickyMessage(run, queue, consumer.task_consumer.accept, headers)
+        strategy = self._strategies.get(item.envelope.task)
+        if strategy is None:
+            error = KeyError(item.envelope.task)
+            consumer.on_unknown_task(None, message, error)
+            run.bury(f"there is no task {item.envelope.task!r} in this worker")
+            return
+        _decode_once(message)
+        try:
+            strategy(message, None, run.acknowledge, run.reject, consumer.on_task_message)
+        except (InvalidTaskError, ContentDisallowed) as error:
+            consumer.on_invalid_task(None, message, error)
+            run.bury(f"invalid task: {error}")
+        except DecodeError as error:
+            consumer.on_decode_error(message, error)
+            run.bury(f"the body cannot be decoded: {error}")
+
+
+def _decode_once(message: Any) -> None:
+    # Kombu's JSON loader looks at every object for types it knows; a body without any needs none of that.
+    if message.content_type == "application/json" and b"__type__" not in message.body:
+        if message.accept is None or "application/json" in message.accept:
+            try:
+                message._decoded_cache = json.loads(message.body)
+            except ValueError:
+                pass  # Kombu says it better

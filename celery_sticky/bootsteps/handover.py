@@ -1,0 +1,55 @@
+"""Consumer step: the very end. When the pool has drained, the rest of the slots is given away and the threads end.
+
+Celery calls `shutdown` of consumer steps after the pool has stopped, in reverse order and only at the end, while `stop`
+also comes at every lost connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import bootsteps
+
+from celery_sticky.bootsteps.run import unaccepted
+
+logger = logging.getLogger("celery_sticky")
+
+PATIENCE = 5.0
+"""Seconds the last slots may take to be given away."""
+
+
+class Handover(bootsteps.StartStopStep):
+    """Gives everything away at the end."""
+
+    requires = ("celery_sticky.bootsteps.delivery:Delivery",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._part: Any = getattr(consumer.controller, "sticky", None)
+
+    def include_if(self, consumer: Any) -> bool:
+        """Only where the worker takes part."""
+        return self._part is not None
+
+    def create(self, consumer: Any) -> Handover:
+        """Return the service that is started and stopped: this step."""
+        return self
+
+    def start(self, consumer: Any) -> None:
+        """Nothing to start."""
+
+    def stop(self, consumer: Any) -> None:
+        """Nothing: this also comes when a connection is lost."""
+
+    terminate = stop
+
+    def shutdown(self, consumer: Any) -> None:
+        """The pool is gone: nothing that it had not begun will run here."""
+        part = self._part
+        for run in unaccepted(part.runs):
+            run.unstart()
+        done = [member.finish(PATIENCE, pool_is_dead=part.has_processes) for member in part.members.values()]
+        part.courier.shutdown(PATIENCE)
+        if not all(done):
+            logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")

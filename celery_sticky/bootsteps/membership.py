@@ -1,0 +1,208 @@
+"""Worker step: takes part in keyspaces. Makes what the other steps share, and registers membership and heartbeats.
+
+It is made before the pool forks, so that the children share the lease; the threads start when the pool has started.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.worker import state as worker_state
+
+from celery_sticky.bootsteps.execution import Execution
+from celery_sticky.bootsteps.part import Part
+from celery_sticky.errors import RefusedToStart
+from celery_sticky.keys import DEFAULT_KEYSPACE, HASH_NAME
+from celery_sticky.ownership.events import Event
+from celery_sticky.ownership.machine import Terms
+from celery_sticky.queues import open_queues
+from celery_sticky.settings import Settings, read_keyspaces
+from celery_sticky.signals import slots_gained, slots_lost
+from celery_sticky.stores import open_store
+from celery_sticky.worker.claim import Claim, runtime_dir
+from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.member import Member
+
+logger = logging.getLogger("celery_sticky")
+
+
+class Membership(bootsteps.StartStopStep):
+    """Takes part in the keyspaces of this worker."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, sticky_keyspaces: Any = None, without_sticky: bool = False, **kwargs: Any) -> None:
+        worker.sticky = None
+        self.enabled = not without_sticky
+        super().__init__(worker, **kwargs)
+        if self.enabled:
+            worker.sticky = self._part = self._make_part(worker, sticky_keyspaces)
+
+    def _make_part(self, worker: Any, chosen: Any) -> Part:
+        wiring = worker.app.sticky_wiring
+        settings: Settings = wiring.settings
+        keyed = wiring.tasks.all()
+        keyspaces = _keyspaces(settings, chosen, {spec.keyspace for spec in keyed.values()})
+        lease = Lease(keyspaces)
+        app = worker.app
+        patience = _patience(settings)
+        courier = Courier(
+            lambda: open_queues(app.connection_for_read(), prefix=settings.key_prefix, socket_timeout=patience),
+            self._report,
+            lease.trusted,
+            keyspaces=tuple(keyspaces),
+            worker=worker.hostname,
+            max_waiting=settings.max_waiting,
+            max_attempts=settings.max_attempts,
+        )
+        part = Part(
+            hostname=worker.hostname,
+            settings=settings,
+            tasks=wiring.tasks,
+            keyspaces=keyspaces,
+            lease=lease,
+            has_processes=issubclass(worker.pool_cls, PreforkPool),
+            courier=courier,
+        )
+        where = app.connection_for_write(url=settings.store) if settings.store else app.connection_for_write()
+        part.store_url = where.as_uri()
+        hooks = _Hooks(worker)
+        for keyspace, slots in keyspaces.items():
+            part.members[keyspace] = self._make_member(part, hooks, keyspace, slots, where)
+        for name in keyed:
+            _keep_when_lost(app.tasks[name])
+        wiring.lease = lease
+        self._execution = Execution(part)
+        return part
+
+    def _make_member(self, part: Part, hooks: _Hooks, keyspace: str, slots: int, where: Any) -> Member:
+        settings, name = part.settings, part.hostname
+        origin = uuid.uuid4().hex[:12]
+
+        def terms(dead_incarnation: str) -> Terms:
+            return Terms(
+                name=name,
+                origin=origin,
+                slots=slots,
+                hash=HASH_NAME,
+                ttl=settings.lease_ttl,
+                margin=settings.lease_margin,
+                settle=settings.settle,
+                broker_grace=settings.broker_grace,
+                weight=settings.weight,
+                attributes=_attributes(),
+                dead_incarnation=dead_incarnation,
+                jitter=int(origin, 16) % 1000 / 1000,
+            )
+
+        claim = Claim(runtime_dir(settings.runtime_dir), f"{part.store_url} {settings.key_prefix}", keyspace, name)
+        return Member(
+            keyspace,
+            terms,
+            lambda: open_store(where, keyspace, prefix=settings.key_prefix, socket_timeout=_patience(settings)),
+            part.courier,
+            part.lease,
+            claim,
+            hooks,
+            revoke_ttl=settings.revoke_ttl,
+            revoke_limit=settings.revoke_limit,
+        )
+
+    def _report(self, keyspace: str, event: Event) -> None:
+        self._part.members[keyspace].post(event)
+
+    def create(self, worker: Any) -> Membership:
+        """Return the service that is started and stopped: this step."""
+        return self
+
+    def start(self, worker: Any) -> None:
+        """Take the name in every keyspace and begin to send heartbeats."""
+        if not self.enabled:
+            return
+        signals.worker_shutting_down.connect(self._leave, weak=False)
+        self._execution.start()
+        names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
+        logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)
+        for member in self._part.members.values():
+            member.start()
+
+    def _leave(self, **_: Any) -> None:
+        for member in self._part.members.values():
+            member.leave()
+
+    def close(self, worker: Any) -> None:
+        """The worker begins to shut down: begin to give the slots away."""
+        if self.enabled:
+            self._leave()
+
+    def stop(self, worker: Any) -> None:
+        """Nothing: tasks may still run. The step `Handover` ends it all when the pool has drained."""
+
+    terminate = stop
+
+    def info(self, worker: Any) -> dict[str, Any]:
+        """Return what `inspect stats` shows."""
+        return {"sticky": self._part.describe()} if self.enabled else {}
+
+
+class _Hooks:
+    """What a member tells the application."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._known: set[str] = set()
+
+    def gained(self, keyspace: str, slots: frozenset[int]) -> None:
+        slots_gained.send(sender=self._worker.hostname, keyspace=keyspace, slots=slots)
+
+    def lost(self, keyspace: str, slots: frozenset[int]) -> None:
+        slots_lost.send(sender=self._worker.hostname, keyspace=keyspace, slots=slots)
+
+    def refused(self, error: RefusedToStart) -> None:
+        logger.critical("sticky: this worker stops: %s", error)
+        worker_state.should_stop = 1  # looked at by Celery's loops, which then shut down with this exit code
+
+    def fresh_revokes(self) -> Collection[str]:
+        revoked = worker_state.revoked._data  # a LimitedSet (celery/utils/collections.py); its own iterator sorts
+        if len(revoked) == len(self._known) and not worker_state.revoked.maxlen == len(revoked):
+            return ()
+        current = set(tuple(revoked))
+        fresh, self._known = current - self._known, current
+        return fresh
+
+    def learn_revokes(self, task_ids: Collection[str]) -> None:
+        for task_id in task_ids:
+            worker_state.revoked.add(task_id)
+        self._known |= set(task_ids)
+
+
+def _keyspaces(settings: Settings, chosen: Any, named: set[str]) -> Mapping[str, int]:
+    if chosen:
+        named_here = read_keyspaces("--sticky-keyspaces", chosen) or {}
+        return {name: slots or settings.slots_of(name) for name, slots in named_here.items()}
+    if settings.keyspaces is not None:
+        return settings.keyspaces
+    return {name: settings.slots_of(name) for name in sorted({DEFAULT_KEYSPACE, *named})}
+
+
+def _patience(settings: Settings) -> float:
+    """How long a store or broker may take to answer: a beat that hangs must leave time for others within the lease."""
+    return max(0.5, min(5.0, settings.lease_ttl / 5))
+
+
+def _attributes() -> dict[str, str]:
+    return {"version": version("celery-sticky")}
+
+
+def _keep_when_lost(task: Any) -> None:
+    """Settle after the run, and keep the message when the process is lost, whatever the task says."""
+    task.acks_late = True
+    task.reject_on_worker_lost = True
+    task.retry_on_worker_lost = False  # would publish a second message of the same task

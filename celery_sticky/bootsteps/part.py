@@ -1,0 +1,57 @@
+"""What a Celery worker has of celery-sticky, shared by its steps as `worker.sticky`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_sticky.keyed import KeyedTasks
+from celery_sticky.settings import Settings
+from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.member import Member
+
+
+@dataclass(slots=True)
+class Part:
+    """A worker's part in its keyspaces."""
+
+    hostname: str
+    settings: Settings
+    tasks: KeyedTasks
+    keyspaces: Mapping[str, int]
+    """Name -> slots."""
+    lease: Lease
+    has_processes: bool
+    """Whether tasks run in processes of their own, which can be killed."""
+    courier: Courier
+    members: dict[str, Member] = field(default_factory=dict)
+    runs: dict[int, Any] = field(default_factory=dict)
+    """The runs whose start is reserved and that have not ended."""
+    store_url: str = ""
+    """Where the store is, without passwords."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `inspect stats`, `inspect sticky` and the command line show: plain JSON."""
+        return {
+            "worker": self.hostname,
+            "store": self.store_url,
+            "tasks": self.courier.counts(),
+            "keyspaces": {name: self._describe(member) for name, member in self.members.items()},
+        }
+
+    def _describe(self, member: Member) -> dict[str, Any]:
+        from celery_sticky.worker.lease import boottime
+
+        snapshot = member.snapshot
+        view = snapshot.view
+        return {
+            "phase": snapshot.phase.value,
+            "incarnation": snapshot.incarnation,
+            "version": view.version if view else None,
+            "slots": snapshot.slots,
+            "moving": snapshot.moving,
+            "trust_seconds": max(0.0, snapshot.trust_until - boottime()) if snapshot.slots else 0.0,
+            "store_lost": snapshot.store_lost,
+        }

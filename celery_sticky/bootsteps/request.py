@@ -1,0 +1,98 @@
+"""Celery's Request for messages of slot queues: it reserves its start, and says when the task has let go of its key.
+
+`celery.worker.request.create_request_cls` (Celery 5.5 to 5.7) makes a subclass that replaces `execute_using_pool` and
+`on_success` without calling ours, so they are wrapped in that subclass, at its birth. The full set of ends is:
+on_success, on_failure (also retry, ignore, reject, lost process), a hard time limit, and a revoke before the start.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from celery.exceptions import TaskRevokedError
+from celery.worker.request import Request
+
+from celery_sticky.bootsteps.run import Run
+
+
+class StickyRequest:
+    """Mixed into the Request class of a task."""
+
+    _run: Run
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "execute_using_pool" in cls.__dict__:
+            cls.execute_using_pool = _reserving(cls.__dict__["execute_using_pool"])  # type: ignore[attr-defined]
+        if "on_success" in cls.__dict__:
+            cls.on_success = _letting_go(cls.__dict__["on_success"])  # type: ignore[attr-defined]
+
+    def __init__(self, message: Any, **options: Any) -> None:
+        self._run = message.run
+        super().__init__(message, **options)  # type: ignore[call-arg]
+
+    @property
+    def eta(self) -> None:
+        """None: the message has waited in the broker, it is due. `request.eta` in the task is the original."""
+        return None
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        run = self._run
+        run.pid, run.accepted, run.accepting = pid, True, True
+        try:
+            super().on_accepted(pid, time_accepted)  # type: ignore[misc]
+        finally:
+            run.accepting = False
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        self._run.reason = repr(exc_info.exception)[:500]
+        try:
+            return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._run.let_go()
+
+    def on_retry(self, exc_info: Any) -> None:
+        super().on_retry(exc_info)  # type: ignore[misc]
+        retry = exc_info.exception
+        if (body := getattr(retry, "sticky_body", None)) is not None:
+            self._run.defer(retry.sticky_due, body)
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        try:
+            return super().on_timeout(soft, timeout)  # type: ignore[misc]
+        finally:
+            if not soft:
+                self._run.let_go()
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        # A terminated task lets go when its process is dead, which on_failure tells; other pools do not tell.
+        if not (terminated and self._run.dies_with_process):
+            self._run.let_go()
+
+
+def _reserving(execute: Any) -> Any:
+    @functools.wraps(execute)
+    def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
+        if not self._run.start(self):
+            raise TaskRevokedError(self.id)  # makes the worker give the pool's place free again, and nothing else
+        return execute(self, pool, **kwargs)
+
+    return execute_using_pool
+
+
+def _letting_go(on_success: Any) -> Any:
+    @functools.wraps(on_success)
+    def ended(self: Any, outcome: Any, **kwargs: Any) -> Any:
+        try:
+            return on_success(self, outcome, **kwargs)
+        finally:
+            self._run.let_go()
+
+    return ended
+
+
+def sticky_request_class(base: type[Request]) -> type[Any]:
+    """Return `base` with `StickyRequest` mixed in."""
+    return type(f"Sticky{base.__name__}", (StickyRequest, base), {})

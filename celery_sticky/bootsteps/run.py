@@ -1,0 +1,132 @@
+"""One hand-out of a message to Celery: what Celery says of it, and what is told to the courier when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery.worker.state import task_ready
+from kombu.message import Message
+
+from celery_sticky.bootsteps.part import Part
+from celery_sticky.ownership.gate import Entry
+from celery_sticky.queues.base import Act
+from celery_sticky.worker.courier import End, Item
+from celery_sticky.worker.deadline import Held
+
+ACK = End(Act.ACK)
+
+
+class Run:
+    """A turn of an entry. Celery acknowledges whenever it likes; the verdict is passed on when the task has ended."""
+
+    def __init__(self, entry: Entry, held: Held, part: Part, ended: Callable[[], None]) -> None:
+        self.entry, self.turn, self.held = entry, entry.turn, held
+        self.dies_with_process = part.has_processes
+        """Whether a terminated task has ended only when its process is dead."""
+        self._courier, self._lease, self._registry = part.courier, part.lease, part.runs
+        self._ended = ended
+        self.end: End | None = None
+        self.reason = "rejected"
+        self.accepted = self.accepting = self.done = False
+        self.pid: int | None = None
+        self.request: Any = None
+
+    def start(self, request: Any) -> bool:
+        """Reserve the start; False: the slot is lost, or the lease not trusted now."""
+        if self.done or not self._courier.start_entry(self.entry, self.turn):
+            self.done = True
+            task_ready(request)
+            return False
+        self.request = request
+        self._registry[id(self)] = self
+        return True
+
+    def acknowledge(self, *_: Any) -> None:
+        """Celery acknowledges. At accept that means nothing yet: a keyed task is settled after it ran."""
+        if not self.accepting:
+            self.end = ACK
+
+    def reject(self, _logger: Any, _errors: Any, requeue: bool = False) -> None:
+        """Celery rejects: the message gets another turn in its place, or is buried."""
+        self.end = None if requeue else End(Act.BURY, reason=self.reason)
+
+    def defer(self, due: float, body: bytes) -> None:
+        """The task retries: the message is replaced by that of the next try, when it is due."""
+        self.end = End(Act.DEFER, due=due, body=body)
+
+    def let_go(self) -> None:
+        """The task has ended, one way or another. Only the first call counts."""
+        if self.done:
+            return
+        self.done = True
+        self._registry.pop(id(self), None)
+        if self.end is not None:
+            self._courier.end(self.entry, self.end)
+        else:
+            # No verdict: its process was lost. If we ended it ourselves, with our trust, the task is not to blame.
+            self._courier.again(self.entry, counted=self._lease.trusted(*self.held))
+        self._ended()
+
+    def unstart(self) -> None:
+        """The reserved start never took place."""
+        if not self.done:
+            self.done = True
+            self._registry.pop(id(self), None)
+            self._courier.again(self.entry, counted=False)
+
+    def bury(self, reason: str) -> None:
+        """Celery cannot make a task of this message."""
+        self.end = End(Act.BURY, reason=reason)
+        self.let_go()
+
+
+class StickyMessage(Message):
+    """A message of a slot queue as Celery's strategies want it."""
+
+    def __init__(self, run: Run, queue: str, accept: Any, headers: dict[str, Any]) -> None:
+        item: Item = run.entry.content
+        envelope = item.envelope
+        super().__init__(
+            body=envelope.body,
+            delivery_tag=item.delivery.tag,
+            content_type=envelope.content_type,
+            content_encoding=envelope.content_encoding,
+            delivery_info={
+                "exchange": "",
+                "routing_key": queue,
+                "priority": item.delivery.priority,
+                "redelivered": run.entry.attempts is not None,
+            },
+            properties=envelope.properties,
+            headers=headers,
+            accept=accept,
+            channel=_NoChannel(),
+        )
+        self.run = run
+
+    # All of these mean what they mean on a message of Kombu's, and cost nothing: the courier tells the broker.
+
+    def ack_log_error(self, logger: Any, errors: Any, multiple: bool = False) -> None:
+        self.run.acknowledge()
+
+    def reject_log_error(self, logger: Any, errors: Any, requeue: bool = False) -> None:
+        self.run.reject(logger, errors, requeue)
+
+    def ack(self, multiple: bool = False) -> None:
+        self.run.acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:
+        self.run.reject(None, None, requeue)
+
+
+class _NoChannel:
+    """What Kombu's Message looks for in a channel."""
+
+    no_ack_consumers = None
+
+
+def unaccepted(registry: dict[int, Run]) -> list[Run]:
+    """Return the runs whose start is reserved but not confirmed by the pool."""
+    return [run for run in tuple(registry.values()) if not run.accepted]
+

@@ -1,0 +1,44 @@
+"""Keeps Celery from losing track of keyed tasks when its broker connection is lost.
+
+`Consumer.on_close` then flushes the pool: jobs that a child has been sent but not confirmed are dropped from its books,
+because the broker will deliver them again; the child runs them all the same (celery/concurrency/asynpool.py, `flush`,
+Celery 5.5 to 5.7). A keyed message belongs to the courier's connection and is not delivered again. So keyed jobs that
+were sent are shielded during the flush, and those that were not are given another turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_sticky.bootsteps.run import Run, unaccepted
+
+
+def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
+    """Wrap the pool's `flush`, if it has one that drops jobs."""
+    flush = getattr(pool, "flush", None)
+    processes: Any = getattr(pool, "_pool", None)
+    if flush is None or getattr(flush, "sticky", False) or not hasattr(processes, "outbound_buffer"):
+        return
+
+    def shielded() -> None:
+        pending = {id(job) for job in processes.outbound_buffer}
+        sent = [(run, job) for run in unaccepted(runs) if (job := _job(run)) is not None and id(job) not in pending]
+        for _, job in sent:
+            job._accepted = True
+        try:
+            flush()
+        finally:
+            for _, job in sent:
+                job._accepted = False
+        for run in unaccepted(runs):
+            job = _job(run)
+            if job is None or job._job not in processes._cache:
+                run.unstart()
+
+    shielded.sticky = True  # type: ignore[attr-defined]
+    pool.flush = shielded
+
+
+def _job(run: Run) -> Any:
+    result = getattr(run.request, "_apply_result", None)
+    return result() if result is not None else None

@@ -1,0 +1,172 @@
+"""Which tasks are keyed, and how the key of one is taken from its arguments.
+
+A task is keyed by its class attribute `key`: the name of an argument, or a function of the arguments. Tasks are only
+looked at here, Celery itself is not needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from celery_sticky.errors import InvalidKey, InvalidTask
+from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text
+
+Arguments = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+
+_ABSENT: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpec:
+    """What a keyed task says of its key."""
+
+    task: str
+    keyspace: str
+    serial: bool
+    source: str
+    """What the key is taken from, as error messages call it."""
+    take: Arguments
+
+    def key_text(self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:
+        """Return the key of a call with these arguments.
+
+        Raises:
+            InvalidKey: it is missing or cannot be a key, or the task's key function failed.
+        """
+        try:
+            key = self.take(args or (), kwargs or {})
+        except Exception as exc:
+            raise InvalidKey(f"task {self.task!r}: {self.source} failed: {exc!r}") from exc
+        if key is _ABSENT:
+            raise InvalidKey(f"task {self.task!r}: {self.source} is missing")
+        return self.check(key)
+
+    def check(self, key: Key) -> str:
+        """Return the text of a key this task was given.
+
+        Raises:
+            InvalidKey: it cannot be a key.
+        """
+        try:
+            return key_text(key)
+        except InvalidKey as exc:
+            raise InvalidKey(f"task {self.task!r}: {self.source}: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """Finds an argument without binding the whole call, which would cost more than all else the sender does."""
+
+    name: str
+    index: int | None
+    """Where it stands among the positional arguments; None: by keyword only."""
+    default: Any
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if self.name in kwargs:
+            return kwargs[self.name]
+        if self.index is not None and self.index < len(args):
+            return args[self.index]
+        return self.default
+
+
+def compile_spec(task: Any) -> KeySpec | None:
+    """Return what a task says of its key, or None for a task without one.
+
+    Raises:
+        InvalidTask: its `key`, `keyspace` or `serial` cannot be used.
+    """
+    # Statically: read off the task, a function would come back bound to it.
+    key = inspect.getattr_static(task, "key", None)
+    if key is None:
+        return None
+    name, keyspace, serial = str(task.name), getattr(task, "keyspace", DEFAULT_KEYSPACE), getattr(task, "serial", True)
+    try:
+        check_keyspace(keyspace)
+    except InvalidKey as exc:
+        raise InvalidTask(f"task {name!r}: {exc}") from exc
+    if not isinstance(serial, bool):
+        raise InvalidTask(f"task {name!r}: serial is {serial!r}, it must be True or False")
+    if isinstance(key, str):
+        return KeySpec(name, keyspace, serial, f"its key, the argument {key!r}", _argument(task, name, key))
+    return KeySpec(name, keyspace, serial, "its key function", _function(name, key))
+
+
+def _argument(task: Any, task_name: str, name: str) -> _Argument:
+    parameters = inspect.signature(task.run).parameters
+    parameter = parameters.get(name)
+    kinds = {p.kind for p in parameters.values()}
+    if parameter is None and inspect.Parameter.VAR_KEYWORD in kinds:
+        return _Argument(name, None, _ABSENT)
+    if parameter is None or parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        having = ", ".join(parameters) or "none"
+        raise InvalidTask(f"task {task_name!r}: its key {name!r} is none of its arguments; it has: {having}")
+    positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+    default = _ABSENT if parameter.default is inspect.Parameter.empty else parameter.default
+    return _Argument(name, list(parameters).index(name) if positional else None, default)
+
+
+def _function(task_name: str, key: Any) -> Arguments:
+    function = key.__func__ if isinstance(key, staticmethod) else key
+    if not callable(function):
+        raise InvalidTask(
+            f"task {task_name!r}: its key is a {type(key).__name__}; it must be the name of an argument, or a function"
+        )
+    if not isinstance(key, staticmethod) and _first_parameter(function) in ("self", "cls"):
+        raise InvalidTask(
+            f"task {task_name!r}: its key function is called with the task's arguments alone, without `self`; "
+            "write `key = lambda order: order['customer']`, or put @staticmethod above `def key(order)`"
+        )
+
+    def take(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+    return take
+
+
+def _first_parameter(function: Callable[..., Any]) -> str | None:
+    try:
+        return next(iter(inspect.signature(function).parameters), None)
+    except ValueError:  # a builtin that does not tell its signature
+        return None
+
+
+class KeyedTasks:
+    """The key specs of an app's tasks, each worked out once. Any thread may use it."""
+
+    def __init__(self, registry: Callable[[], Mapping[str, Any]]) -> None:
+        self._registry = registry
+        # Two threads may work out the same spec; the later one wins, and they are equal.
+        self._specs: dict[str, tuple[Any, KeySpec | None]] = {}
+
+    def spec_of(self, task: Any) -> KeySpec | None:
+        """Return the spec of a task, or None for a task without a key.
+
+        Raises:
+            InvalidTask: see `compile_spec`.
+        """
+        known = self._specs.get(task.name)
+        if known is None or known[0] is not task:  # the name may have been registered anew
+            known = self._specs[task.name] = (task, compile_spec(task))
+        return known[1]
+
+    def spec_for(self, name: str) -> KeySpec | None:
+        """Return the spec of the task registered under a name, or None if it has no key or there is no such task.
+
+        Raises:
+            InvalidTask: see `compile_spec`.
+        """
+        task = self._registry().get(name)
+        return None if task is None else self.spec_of(task)
+
+    def all(self) -> Mapping[str, KeySpec]:
+        """Return the specs of all registered keyed tasks, by name: looking at them all checks them all.
+
+        Raises:
+            InvalidTask: see `compile_spec`.
+        """
+        found = {name: self.spec_of(task) for name, task in list(self._registry().items())}
+        return {name: spec for name, spec in found.items() if spec is not None}

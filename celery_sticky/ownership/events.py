@@ -1,0 +1,188 @@
+"""What a member is told (events) and what it asks for (effects): one frozen dataclass for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery_sticky.ownership.view import View
+
+# -- Events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """The answer to `Read`."""
+
+    view: View | None
+    beats: dict[str, int]
+    store_id: str
+    clock: float
+
+
+@dataclass(frozen=True, slots=True)
+class BeatDone:
+    """The answer to `Beat`."""
+
+    sent: float
+    alive: bool
+    version: int
+    generation: int
+    store_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwapDone:
+    """The answer to `Swap`: whether it took place."""
+
+    sent: float
+    new: View
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """A store effect brought no answer: it may or may not have taken place."""
+
+    sent: float
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    """Signal: there is a view of this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeatHeard:
+    """Signal: a member's counter had this value."""
+
+    incarnation: str
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The courier has opened the slot under this epoch."""
+
+    slot: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRefused:
+    """The slot's fence was found at this epoch, held by another tenure."""
+
+    slot: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing of a stopped slot runs here any more, and every verdict is confirmed."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDown:
+    """The courier has lost the broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUp:
+    """The courier has the broker again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """The worker shuts down: give everything away."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGone:
+    """The processes that ran the tasks are dead: what is still counted as running never ends here."""
+
+
+Event = (
+    Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | BeatHeard | Opened | OpenRefused | Drained
+    | BrokerDown | BrokerUp | LeaveAsked | PoolGone
+)  # fmt: skip
+
+
+# -- Effects -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ask the store for view and counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendBeat:
+    """Count a heartbeat at the store."""
+
+    incarnation: str
+    announce: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Ask the store to replace the view."""
+
+    old: View | None
+    new: View
+    guard: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSlot:
+    """Open the slot queue and fetch from it."""
+
+    slot: int
+    epoch: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopSlot:
+    """Fetch no more, forget what has not started, say when it is drained."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSlot:
+    """The slot is somebody else's already: forget it."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoseSlots:
+    """These slots are given away with the next effect: tell the application first."""
+
+    slots: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """This worker may not take part: stop it."""
+
+    reason: str
+    name_taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A line for the log."""
+
+    text: str
+
+
+Effect = Read | SendBeat | Swap | OpenSlot | StopSlot | CloseSlot | LoseSlots | Refuse | Say

@@ -1,0 +1,316 @@
+"""The gate of a worker: one task of a key at a time, in order; other keys overtake.
+
+Pure: no clock, no threads. Whoever shares a gate between threads holds one lock around every call; that this one lock
+covers both `start` and `lose` is what makes a start a reservation: once a slot is lost nothing of it starts any more.
+
+An entry's life, and what ends it:
+
+    WAITING --(its key is free)--> READY --take--> HANDED --start--> STARTED --end--> ENDED --settled--> gone
+       |                             |                |                 |
+       +---- lose / recall: forgotten, the broker still has it ----+    +-- again: READY, the key stays locked
+
+A key is locked from READY until the broker has confirmed the verdict: were the next task started earlier, a crash in
+between would show m1 m2 m1. Losing a slot does not unlock a key whose task runs here; only the end of that task does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+SlotId = tuple[str, int]
+"""Keyspace and slot."""
+
+REMEMBERED = 10_000
+"""How many refused verdicts are kept, to settle their messages should they come back to this process."""
+
+
+class Stage(StrEnum):
+    """Where an entry is in its life."""
+
+    WAITING = "waiting"
+    READY = "ready"
+    HANDED = "handed"
+    STARTED = "started"
+    ENDED = "ended"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One delivery inside this worker. Equal only to itself."""
+
+    slot: SlotId
+    tag: int
+    key: Hashable
+    """What is locked: keyspace and key for a serial task, the task's id for one that only wants affinity."""
+    content: Any = None
+    """The message, opaque here."""
+    attempts: int | None = None
+    """Starts marked at the broker; None: this delivery needs no mark before it starts."""
+    marked: bool = False
+    """Whether the coming start is marked already."""
+    stage: Stage = Stage.WAITING
+    turn: int = 0
+    """Counts hand-outs: a start that names an older turn is refused."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    live: bool = False
+    unstarted: dict[Entry, None] = field(default_factory=dict)
+    running: dict[Entry, None] = field(default_factory=dict)
+
+
+class Gate:
+    """Who may start now, for all slots of a worker."""
+
+    def __init__(self) -> None:
+        self._slots: dict[SlotId, _Slot] = {}
+        self._lines: dict[Hashable, deque[Entry]] = {}
+        self._ready: deque[Entry] = deque()
+        self._unmarked: deque[Entry] = deque()
+        self._verdicts: OrderedDict[Hashable, Any] = OrderedDict()
+        self.waiting = 0
+        """Entries behind a locked key."""
+        self.runnable = 0
+        """Entries that are ready, handed out or started."""
+        self.out = 0
+        """Entries handed out or started: what the execution pool holds."""
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    def open(self, slot: SlotId) -> None:
+        """Let deliveries of `slot` in."""
+        self._slots.setdefault(slot, _Slot()).live = True
+
+    def is_open(self, slot: SlotId) -> bool:
+        """Whether deliveries of `slot` are let in and may start."""
+        state = self._slots.get(slot)
+        return state is not None and state.live
+
+    def kept(self, slot: SlotId) -> Collection[int]:
+        """Return the tags of `slot` that run here or whose verdict is not confirmed yet."""
+        state = self._slots.get(slot)
+        return tuple(entry.tag for entry in state.running) if state else ()
+
+    def lose(self, slot: SlotId) -> bool:
+        """Forget what has not started, start nothing more of `slot`; True if nothing of it runs here."""
+        state = self._slots.get(slot)
+        if state is None:
+            return True
+        state.live = False
+        self._forget_unstarted(state)
+        return self._tidy(slot, state)
+
+    def recall(self, slot: SlotId) -> None:
+        """Forget what has not started: the broker is about to put it back in its queue."""
+        if state := self._slots.get(slot):
+            self._forget_unstarted(state)
+
+    def held(self, slot: SlotId) -> int:
+        """Return how many entries of `slot` have not started."""
+        state = self._slots.get(slot)
+        return len(state.unstarted) if state else 0
+
+    def slots_running(self) -> dict[SlotId, int]:
+        """Return how many tasks of each slot run here or await their confirmation."""
+        return {slot: len(state.running) for slot, state in self._slots.items() if state.running}
+
+    # -- the way of an entry -------------------------------------------------------------------
+
+    def add(self, entry: Entry) -> bool:
+        """Take in a delivery; False if its slot is not open (any more)."""
+        state = self._slots.get(entry.slot)
+        if state is None or not state.live:
+            return False
+        state.unstarted[entry] = None
+        line = self._lines.get(entry.key)
+        if line is None:
+            self._lines[entry.key] = deque((entry,))
+            self._make_ready(entry)
+        else:
+            line.append(entry)
+            self.waiting += 1
+        return True
+
+    def unmarked(self) -> Iterator[Entry]:
+        """Yield entries whose turn has come but whose start must be marked first; each is yielded once."""
+        while self._unmarked:
+            entry = self._unmarked.popleft()
+            if entry.stage is Stage.READY:
+                yield entry
+
+    def marked(self, entry: Entry, attempts: int) -> None:
+        """The broker has counted the coming start of `entry`."""
+        entry.attempts, entry.marked = attempts, True
+        if entry.stage is Stage.READY:
+            self._ready.append(entry)
+
+    def take(self, most: int) -> list[Entry]:
+        """Hand out at most `most` entries whose turn it is."""
+        taken: list[Entry] = []
+        while self._ready and len(taken) < most:
+            entry = self._ready.popleft()
+            if entry.stage is Stage.READY:
+                entry.stage = Stage.HANDED
+                entry.turn += 1
+                self.out += 1
+                taken.append(entry)
+        return taken
+
+    def start(self, entry: Entry, turn: int, *, trusted: bool) -> bool:
+        """Reserve the start of a handed out entry; False: it must not start, the caller forgets it."""
+        if entry.stage is not Stage.HANDED or entry.turn != turn or not trusted:
+            return False
+        state = self._slots[entry.slot]
+        if not state.live:
+            return False
+        entry.stage = Stage.STARTED
+        self._move_to_running(state, entry)
+        return True
+
+    def put_back(self, entry: Entry, turn: int) -> None:
+        """Make a handed out entry that did not start ready again."""
+        if entry.stage is Stage.HANDED and entry.turn == turn:
+            entry.stage = Stage.READY
+            self.out -= 1
+            self._ready.appendleft(entry)
+
+    def put_back_all(self) -> None:
+        """Make everything handed out but not started ready again, in order: those who held it have dropped it."""
+        handed = [e for s in self._slots.values() for e in s.unstarted if e.stage is Stage.HANDED]
+        for entry in sorted(handed, key=lambda e: (e.slot, e.tag), reverse=True):
+            self.put_back(entry, entry.turn)
+
+    def end(self, entry: Entry) -> bool:
+        """The task of `entry` has let go of its key; False if it had before. The key stays locked until `settled`."""
+        if entry.stage is Stage.STARTED:
+            pass
+        elif entry.stage in (Stage.HANDED, Stage.READY):
+            self._move_to_running(self._slots[entry.slot], entry)
+            if entry.stage is Stage.READY:
+                self.out += 1
+        else:
+            return False
+        entry.stage = Stage.ENDED
+        self.out -= 1
+        self.runnable -= 1
+        return True
+
+    def again(self, entry: Entry, *, counted: bool) -> bool:
+        """The started task came to no end of its own: give it another turn in its place; False if its slot is lost.
+
+        Counted, its next start must be marked at the broker before.
+        """
+        if entry.stage is not Stage.STARTED:
+            return True
+        state = self._slots[entry.slot]
+        self.out -= 1
+        self.runnable -= 1
+        del state.running[entry]
+        if not state.live:
+            self._leave_line(entry)
+            self._tidy(entry.slot, state)
+            return False
+        state.unstarted[entry] = None
+        if counted:
+            entry.attempts = entry.attempts or 0
+        entry.marked = not counted
+        self._make_ready(entry)
+        return True
+
+    def settled(self, entry: Entry) -> bool:
+        """The broker has confirmed (or refused) the verdict: free the key. True if its lost slot is empty now."""
+        if entry.stage is not Stage.ENDED:
+            return False
+        state = self._slots[entry.slot]
+        del state.running[entry]
+        self._leave_line(entry)
+        return not state.live and self._tidy(entry.slot, state)
+
+    # -- verdicts that were refused ------------------------------------------------------------
+
+    def remember(self, message: Hashable, verdict: Any) -> None:
+        """Keep the verdict of a message that ended here but could not be settled."""
+        self._verdicts[message] = verdict
+        if len(self._verdicts) > REMEMBERED:
+            self._verdicts.popitem(last=False)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether entries may be taken."""
+        return bool(self._ready)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether any refused verdict is kept."""
+        return bool(self._verdicts)
+
+    def recollect(self, message: Hashable) -> Any | None:
+        """Return the verdict kept for this message, once."""
+        return self._verdicts.pop(message, None)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _make_ready(self, entry: Entry) -> None:
+        entry.stage = Stage.READY
+        self.runnable += 1
+        if entry.attempts is None or entry.marked:
+            self._ready.append(entry)
+        else:
+            self._unmarked.append(entry)
+
+    def _move_to_running(self, state: _Slot, entry: Entry) -> None:
+        del state.unstarted[entry]
+        state.running[entry] = None
+
+    def _forget_unstarted(self, state: _Slot) -> None:
+        for entry in state.unstarted:
+            if entry.stage is Stage.WAITING:
+                self.waiting -= 1
+            else:
+                self.runnable -= 1
+                self.out -= entry.stage is Stage.HANDED
+            entry.stage = Stage.GONE
+        for entry in state.unstarted:
+            self._prune(entry.key)
+        state.unstarted.clear()
+
+    def _prune(self, key: Hashable) -> None:
+        # A key may outlive a slot: its running task stays at the head, and entries of a later tenure stay behind it.
+        line = self._lines.get(key)
+        if line is None:
+            return
+        first = line[0]
+        kept = deque(entry for entry in line if entry.stage is not Stage.GONE)
+        if not kept:
+            del self._lines[key]
+            return
+        self._lines[key] = kept
+        if kept[0] is not first:
+            self._promote(kept[0])
+
+    def _leave_line(self, entry: Entry) -> None:
+        entry.stage = Stage.GONE
+        line = self._lines[entry.key]
+        line.popleft()
+        if line:
+            self._promote(line[0])
+        else:
+            del self._lines[entry.key]
+
+    def _promote(self, entry: Entry) -> None:
+        if entry.stage is Stage.WAITING:
+            self.waiting -= 1
+            self._make_ready(entry)
+
+    def _tidy(self, slot: SlotId, state: _Slot) -> bool:
+        if state.running:
+            return False
+        if not state.live and not state.unstarted:
+            self._slots.pop(slot, None)
+        return True

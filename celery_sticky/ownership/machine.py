@@ -1,0 +1,564 @@
+"""One member's life in a keyspace: what it may trust, whom it evicts, which slots it opens, stops and gives away.
+
+Pure: `step(event, now)` returns effects; whoever runs the machine carries them out in order and feeds the outcome of a
+store effect back before anything else. House rules:
+
+- Every decision is taken anew from the newest view (level-triggered): a lost signal costs a heartbeat, nothing more.
+- There is at most one store effect in a step. An answer that was lost is never assumed either way: read again.
+- Times are readings of one clock of this process that counts suspend. No clock of another machine is looked at.
+
+                      view has me                 my beat is answered gone, or a view lacks me
+    OUT ------------------------------> IN ------------------------------------------------------> OUT, new incarnation
+     |  name taken, other slots or hash  |  leaving and the last slot is released
+     +----------> REFUSED                +----------> LEFT
+
+What a slot does here is the table `SLOTS`; what the view wishes for it is `Wish`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.events import (
+    BeatDone,
+    BeatHeard,
+    BrokerDown,
+    BrokerUp,
+    CloseSlot,
+    Drained,
+    Effect,
+    Event,
+    LeaveAsked,
+    LoseSlots,
+    Opened,
+    OpenRefused,
+    OpenSlot,
+    PoolGone,
+    Read,
+    ReadDone,
+    Refuse,
+    Say,
+    SendBeat,
+    StopSlot,
+    StoreFailed,
+    Swap,
+    SwapDone,
+    Tick,
+    ViewChanged,
+)
+from celery_sticky.ownership.view import Member, MemberState, View
+
+ANNOUNCED_MEMBERS = 64
+"""Up to this many members hear each other's heartbeats as signals; beyond, they read the counters once a heartbeat."""
+
+
+class Phase(StrEnum):
+    """Where a member is in its life."""
+
+    OUT = "out"
+    IN = "in"
+    LEFT = "left"
+    REFUSED = "refused"
+
+
+class SlotState(StrEnum):
+    """What this member does with a slot."""
+
+    CLOSED = "closed"
+    OPENING = "opening"
+    OPEN = "open"
+    STOPPING = "stopping"
+    DRAINED = "drained"
+
+
+class Wish(StrEnum):
+    """What the view wants of this member for a slot."""
+
+    HOLD = "hold"
+    """Owner and target."""
+    GIVE = "give"
+    """Owner, not target."""
+    NONE = "none"
+    """Not owner."""
+
+
+class Do(StrEnum):
+    """What a change of a slot's state asks of the courier."""
+
+    OPEN = "open"
+    STOP = "stop"
+    CLOSE = "close"
+
+
+_S, _W = SlotState, Wish
+SLOTS: dict[tuple[SlotState, Wish], tuple[SlotState, Do | None]] = {
+    (_S.CLOSED, _W.HOLD): (_S.OPENING, Do.OPEN),
+    (_S.CLOSED, _W.GIVE): (_S.DRAINED, None),
+    (_S.CLOSED, _W.NONE): (_S.CLOSED, None),
+    (_S.OPENING, _W.HOLD): (_S.OPENING, None),
+    (_S.OPENING, _W.GIVE): (_S.STOPPING, Do.STOP),
+    (_S.OPENING, _W.NONE): (_S.CLOSED, Do.CLOSE),
+    (_S.OPEN, _W.HOLD): (_S.OPEN, None),
+    (_S.OPEN, _W.GIVE): (_S.STOPPING, Do.STOP),
+    (_S.OPEN, _W.NONE): (_S.CLOSED, Do.CLOSE),
+    # A stopped slot has forgotten its messages: even if the plan gives it back, it drains and is opened anew.
+    (_S.STOPPING, _W.HOLD): (_S.STOPPING, None),
+    (_S.STOPPING, _W.GIVE): (_S.STOPPING, None),
+    (_S.STOPPING, _W.NONE): (_S.CLOSED, Do.CLOSE),
+    (_S.DRAINED, _W.HOLD): (_S.OPENING, Do.OPEN),
+    (_S.DRAINED, _W.GIVE): (_S.DRAINED, None),
+    (_S.DRAINED, _W.NONE): (_S.CLOSED, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a member is configured with; times in seconds."""
+
+    name: str
+    origin: str
+    """Unique to this process start; incarnations are made from it."""
+    slots: int
+    hash: str
+    ttl: float
+    margin: float
+    settle: float
+    broker_grace: float
+    weight: int = 1
+    attributes: dict[str, str] = field(default_factory=dict)
+    dead_incarnation: str = ""
+    """An incarnation of our name that is proven dead on this machine, or empty."""
+    jitter: float = 0.0
+    """Between 0 and 1, different in each process: spreads what all members would do at once."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    counter: int
+    since: float
+    changes: int = 0
+
+
+class Machine:
+    """The state of one member. Attributes may be read; only `step` changes them."""
+
+    def __init__(self, terms: Terms, now: float) -> None:
+        self.terms = terms
+        self.phase = Phase.OUT
+        self.view: View | None = None
+        self.trust_until = float("-inf")
+        self.slots: dict[int, SlotState] = {}
+        self.leaving = False
+        self.store_lost_since: float | None = None
+        self._joins = 0
+        self._opened: dict[int, int] = {}
+        self._raise: dict[int, int] = {}
+        self._announced: set[int] = set()
+        self._watches: dict[str, _Watch] = {}
+        self._contact = now
+        self._read_at: float | None = now
+        self._beat_at = float("inf")
+        self._swap_at = now
+        self._unowned_since: float | None = None
+        self._broker_down_since: float | None = None
+        self._sent_away = False
+        self._newest = (0, 0)
+        self._highest_epoch = 0
+        self._joining_sent: float | None = None
+        self._busy = False
+        self._tries = 0
+        self._changed = True
+        self._drained: set[int] = set()
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation of the coming or present membership."""
+        return f"{self.terms.origin}-{self._joins}"
+
+    def trusts(self, now: float) -> bool:
+        """Whether the member can prove to itself that it may act on what it owns."""
+        return self.phase is Phase.IN and now < self.trust_until
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def wake_at(self, now: float) -> float:
+        """Return when `Tick` is due next."""
+        if self.phase in (Phase.LEFT, Phase.REFUSED):
+            return float("inf")
+        times = [] if self._read_at is None else [self._read_at]
+        if self.phase is Phase.IN and self.store_lost_since is None and self.view is not None:
+            times.append(self._beat_at)
+            times += [max(t, self._swap_at) for t in self._deadlines(self.view, now)]
+        return max(min(times, default=now + self.terms.ttl / 3), now)
+
+    def _deadlines(self, view: View, now: float) -> list[float]:
+        """When there may be something to change in the view; only what `_change_view` would then act on."""
+        times = [w.since + self._patience for w in self._others()] if self.trusts(now) else []
+        if self._unowned_since is not None:
+            times.append(self._unowned_since + self.terms.settle)
+        if self._broker_down_since is not None and self._has_peers(view) and not self._sent_away:
+            times.append(self._broker_down_since + self.terms.broker_grace)
+        if self._raise or self._given(view) or (self.leaving and self._is_active(view)):
+            times.append(self._swap_at)
+        return times
+
+    @property
+    def _patience(self) -> float:
+        return self.terms.ttl + self.terms.margin
+
+    def _later(self, now: float, least: float) -> float:
+        # Spread by member and by try, without a random number: the fractional part walks through the interval.
+        self._tries += 1
+        return now + least * (1 + (self.terms.jitter + self._tries * 0.618) % 1)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take in what happened; return what to do, in order."""
+        if self.phase in (Phase.LEFT, Phase.REFUSED):
+            return []
+        effects: list[Effect] = []
+        match event:
+            case ReadDone():
+                self._busy = False
+                self._on_read(event, now, effects)
+            case BeatDone():
+                self._busy = False
+                self._on_beat(event, now, effects)
+            case SwapDone():
+                self._busy = False
+                self._on_swap(event, now, effects)
+            case StoreFailed():
+                self._busy = False
+                self._on_store_failed(now)
+            case ViewChanged(version):
+                if self.view is None or version > self.view.version:
+                    self._read_at = now
+            case BeatHeard(incarnation, counter):
+                self._observe(incarnation, counter, now)
+            case Opened(slot, epoch):
+                if self.slots.get(slot) is SlotState.OPENING and self._opened.get(slot) == epoch:
+                    self._put(slot, SlotState.OPEN)
+            case OpenRefused(slot, fence):
+                self._on_refused(slot, fence, now)
+            case Drained(slot):
+                self._on_drained(slot, effects)
+            case BrokerDown():
+                self._broker_down_since = now if self._broker_down_since is None else self._broker_down_since
+            case BrokerUp():
+                self._broker_down_since = None
+                self._sent_away = False
+            case LeaveAsked():
+                self.leaving = True
+            case PoolGone():
+                for slot in tuple(self.slots):
+                    self._on_drained(slot, effects)
+            case Tick():
+                pass  # only time has passed
+        if self._changed:
+            self._changed = False
+            self._reconcile(effects)
+        if not self._busy:
+            self._ask_store(now, effects)
+        return effects
+
+    def _on_read(self, event: ReadDone, now: float, effects: list[Effect]) -> None:
+        self._read_at = None
+        self._touch(now)
+        view = event.view
+        if view is not None:
+            self._highest_epoch = max(self._highest_epoch, view.max_epoch)
+        stale = view is not None and (view.generation, view.version) < self._newest
+        if view is None or view.store_id != event.store_id or stale:
+            self._on_store_lost(view, event, now, effects)
+            return
+        self.store_lost_since = None
+        for incarnation, counter in event.beats.items():
+            self._observe(incarnation, counter, now)
+        self._adopt(view, now, effects)
+
+    def _on_beat(self, event: BeatDone, now: float, effects: list[Effect]) -> None:
+        self._touch(now)
+        self._beat_at = event.sent + self.terms.ttl / 3
+        view = self.view
+        if view is None or view.store_id != event.store_id or event.generation != view.generation:
+            self._read_at = now
+        elif not event.alive:
+            self._on_gone(now, effects)
+        else:
+            self.trust_until = event.sent + self.terms.ttl - self.terms.margin
+            if event.version != view.version or len(view.members) > ANNOUNCED_MEMBERS:
+                self._read_at = now
+
+    def _on_swap(self, event: SwapDone, now: float, effects: list[Effect]) -> None:
+        self._touch(now)
+        if event.done:
+            self.store_lost_since = None
+            self._adopt(event.new, now, effects)
+        else:
+            self._joining_sent = None
+            # Losing the race is no error: look again, a moment later than the others.
+            self._read_at = now
+            self._swap_at = self._later(now, 0.02)
+
+    def _on_store_failed(self, now: float) -> None:
+        self._read_at = self._later(now, min(0.25, self.terms.ttl / 20))
+        if self._beat_at < now:
+            self._beat_at = self._read_at
+        if self.phase is Phase.OUT and self._joining_sent is not None:
+            # That swap may still arrive. Should it, it joins an incarnation that nobody is: we replace it at once.
+            self._joins += 1
+            self._joining_sent = None
+
+    def _on_drained(self, slot: int, effects: list[Effect]) -> None:
+        if self.slots.get(slot) is SlotState.STOPPING:
+            self._put(slot, SlotState.DRAINED)
+            self._reconcile_slot(slot, self._wish(slot), effects)
+
+    def _on_refused(self, slot: int, fence: int, now: float) -> None:
+        state = self.slots.get(slot)
+        if state in (SlotState.OPENING, SlotState.OPEN):
+            self._raise[slot] = max(fence, self._raise.get(slot, 0))
+            # The fence may be a later owner's: what it knows we must read before we raise anything.
+            self._read_at = now
+
+    def _touch(self, now: float) -> None:
+        # After a gap in our own contact nothing can be concluded from counters that stood still meanwhile.
+        if now - self._contact > self.terms.ttl / 3 + self.terms.margin:
+            for watch in self._watches.values():
+                watch.since = now
+        self._contact = now
+
+    def _observe(self, incarnation: str, counter: int, now: float) -> None:
+        watch = self._watches.get(incarnation)
+        if watch is None:
+            self._watches[incarnation] = _Watch(counter, now)
+        elif counter > watch.counter:
+            watch.counter, watch.since, watch.changes = counter, now, watch.changes + 1
+
+    # -- the view ------------------------------------------------------------------------------
+
+    def _adopt(self, view: View, now: float, effects: list[Effect]) -> None:
+        self.view = view
+        self._changed = True
+        self._newest = (view.generation, view.version)
+        self._highest_epoch = max(self._highest_epoch, view.max_epoch)
+        alive = {m.incarnation for m in view.members.values()}
+        for incarnation in alive:
+            self._watches.setdefault(incarnation, _Watch(0, now))
+        for incarnation in self._watches.keys() - alive:
+            del self._watches[incarnation]
+        unowned = bool(view.unowned) and bool(view.active)
+        self._unowned_since = (self._unowned_since if self._unowned_since is not None else now) if unowned else None
+        me = view.members.get(self.terms.name)
+        mine = me is not None and me.incarnation == self.incarnation
+        if self.phase is Phase.OUT and mine and self._joining_sent is not None:
+            self.phase = Phase.IN
+            self.trust_until = self._joining_sent + self.terms.ttl - self.terms.margin
+            self._beat_at = self._joining_sent + self.terms.ttl / 3
+            effects.append(Say(f"joined as {self.incarnation} at version {view.version}"))
+        elif self.phase is Phase.IN and not mine:
+            self._on_gone(now, effects)
+
+    def _on_gone(self, now: float, effects: list[Effect]) -> None:
+        if self.leaving:
+            self.phase = Phase.LEFT
+            self._changed = True
+            self.trust_until = float("-inf")
+            return
+        self.phase = Phase.OUT
+        self._changed = True
+        self.trust_until = float("-inf")
+        self._joins += 1
+        self._joining_sent = None
+        self._beat_at = float("inf")
+        self._read_at = now
+        why = "it left until its broker is back" if self._sent_away else "evicted, or the document is a fresh one"
+        effects.append(Say(f"no longer a member: {why}"))
+
+    def _on_store_lost(self, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:
+        if self.store_lost_since is None:
+            self.store_lost_since = now
+            what = "there is no document" if view is None else "the document is not of this store, or an older copy"
+            effects.append(Say(f"{what}: a fresh one is written in {self._patience:.1f} s"))
+        self._read_at = self._later(now, self.terms.ttl / 12)
+        if now < self.store_lost_since + self._patience or (self.leaving and self.phase is Phase.OUT):
+            return
+        generation, version = max(self._newest, (view.generation, view.version) if view else (0, 0))
+        new = changes.fresh(
+            slots=self.terms.slots,
+            hash=self.terms.hash,
+            generation=max(generation + 1, int(event.clock)),
+            version=version + 1,
+            store_id=event.store_id,
+            epochs=self._highest_epoch + 1,
+        )
+        self._emit_swap(Swap(view, new, {}), effects)
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    def _wish(self, slot: int) -> Wish:
+        if self.phase is not Phase.IN or self.view is None or self.view.owner[slot] != self.terms.name:
+            return Wish.NONE
+        return Wish.HOLD if self.view.target[slot] == self.terms.name else Wish.GIVE
+
+    def _reconcile(self, effects: list[Effect]) -> None:
+        """Bring every slot towards what the view wishes for it."""
+        view = self.view
+        owned = view.owned_by(self.terms.name) if view is not None and self.phase is Phase.IN else frozenset()
+        for slot in sorted(owned | self.slots.keys()):
+            self._reconcile_slot(slot, self._wish(slot), effects)
+
+    def _reconcile_slot(self, slot: int, wish: Wish, effects: list[Effect]) -> None:
+        state = self.slots.get(slot, SlotState.CLOSED)
+        epoch = self.view.epoch[slot] if self.view is not None else 0
+        live = state in (SlotState.OPENING, SlotState.OPEN)
+        if live and wish is Wish.HOLD and self._opened[slot] != epoch:
+            state = SlotState.CLOSED  # the epoch was raised: the slot is opened anew under it
+        new, do = SLOTS[state, wish]
+        self._put(slot, new)
+        match do:
+            case Do.OPEN:
+                self._opened[slot] = epoch
+                self._raise.pop(slot, None)
+                self._announced.discard(slot)
+                effects.append(OpenSlot(slot, epoch, self.incarnation))
+            case Do.STOP:
+                effects.append(StopSlot(slot))
+            case Do.CLOSE:
+                effects.append(CloseSlot(slot))
+
+    def _put(self, slot: int, state: SlotState) -> None:
+        if state is SlotState.DRAINED:
+            self._drained.add(slot)
+        else:
+            self._drained.discard(slot)
+        if state is SlotState.CLOSED:
+            for kept in (self.slots, self._opened, self._raise):
+                kept.pop(slot, None)
+            self._announced.discard(slot)
+        else:
+            self.slots[slot] = state
+
+    # -- asking the store ----------------------------------------------------------------------
+
+    def _ask_store(self, now: float, effects: list[Effect]) -> None:
+        """Choose the one store effect that matters most now."""
+        if self.leaving and self.phase is Phase.OUT:
+            self.phase = Phase.LEFT
+        elif self.phase is Phase.IN and self.store_lost_since is None and now >= self._beat_at:
+            self._busy = True
+            announce = self.view is not None and len(self.view.members) <= ANNOUNCED_MEMBERS
+            effects.append(SendBeat(self.incarnation, announce))
+        elif self._read_at is not None:
+            if now >= self._read_at:
+                self._busy = True
+                effects.append(Read())
+        elif self.view is None or self.store_lost_since is not None:
+            self._read_at = now + self.terms.ttl / 12
+        elif self.phase is Phase.OUT:
+            self._try_join(self.view, now, effects)
+        elif now >= self._swap_at:
+            self._change_view(self.view, now, effects)
+
+    def _emit_swap(self, swap: Swap, effects: list[Effect]) -> None:
+        self._busy = True
+        effects.append(swap)
+
+    def _try_join(self, view: View, now: float, effects: list[Effect]) -> None:
+        terms = self.terms
+        if self._broker_down_since is not None and self._sent_away:
+            self._read_at = now + terms.ttl / 3
+            return
+        if (view.slots, view.hash) != (terms.slots, terms.hash):
+            self.phase = Phase.REFUSED
+            effects.append(Refuse(
+                f"the keyspace was made with {view.slots} slots and hash {view.hash!r}, this worker is configured with "
+                f"{terms.slots} slots and hash {terms.hash!r}", name_taken=False))  # fmt: skip
+            return
+        guard: dict[str, int] = {}
+        base = view
+        rival = view.members.get(terms.name)
+        if rival is not None:
+            if not self._rival_is_dead(rival, now, effects):
+                return
+            guard = {rival.incarnation: self._watches[rival.incarnation].counter}
+            base = changes.evict(view, terms.name)
+        member = Member(terms.name, self.incarnation, weight=terms.weight, attributes=terms.attributes)
+        cold = all(owner is None for owner in base.owner)
+        self._joining_sent = now
+        self._emit_swap(Swap(view, _one_step(view, changes.join(base, member, settle=cold)), guard), effects)
+
+    def _rival_is_dead(self, rival: Member, now: float, effects: list[Effect]) -> bool:
+        watch = self._watches[rival.incarnation]
+        if rival.incarnation == self.terms.dead_incarnation or rival.incarnation.startswith(self.terms.origin):
+            return True
+        if watch.changes >= 2:
+            # One change may have been in flight when its process died; a second one was sent by a living one.
+            self.phase = Phase.REFUSED
+            effects.append(Refuse(f"another live worker is named {self.terms.name!r}", name_taken=True))
+            return False
+        if now - watch.since >= self._patience:
+            return True
+        self._read_at = now + self.terms.ttl / 6
+        return False
+
+    def _others(self) -> list[_Watch]:
+        return [w for i, w in self._watches.items() if i != self.incarnation] if self.phase is Phase.IN else []
+
+    def _has_peers(self, view: View) -> bool:
+        return any(member.name != self.terms.name for member in view.active)
+
+    def _is_active(self, view: View) -> bool:
+        me = view.members.get(self.terms.name)
+        return me is not None and me.state is MemberState.ACTIVE
+
+    def _given(self, view: View) -> frozenset[int]:
+        """Drained slots that this view wants given away."""
+        name = self.terms.name
+        return frozenset(s for s in self._drained if view.owner[s] == name and view.target[s] != name)
+
+    def _change_view(self, view: View, now: float, effects: list[Effect]) -> None:
+        """Put everything this member has to change into one swap."""
+        terms = self.terms
+        new, guard = view, dict[str, int]()
+        for member in view.members.values():
+            watch = self._watches[member.incarnation]
+            if member.name != terms.name and now - watch.since >= self._patience and self.trusts(now):
+                new = changes.evict(new, member.name)
+                guard[member.incarnation] = watch.counter
+                effects.append(Say(f"evicting {member.name}: no heartbeat for {now - watch.since:.1f} s"))
+        if self._is_active(new) and self._wants_to_leave(new, now):
+            new = changes.leave(new, terms.name)
+        for slot, fence in self._raise.items():
+            if new.owner[slot] == terms.name and new.epoch[slot] <= fence:
+                new = changes.raise_epoch(new, slot, fence)
+        self._raise.clear()
+        if self._unowned_since is not None and now >= self._unowned_since + terms.settle:
+            new = changes.replan(new)
+        if given := self._given(new) if terms.name in new.members else frozenset():
+            new = changes.release(new, terms.name, sorted(given))
+        if new is view:
+            return
+        if fresh := given - self._announced:
+            self._announced |= fresh
+            effects.append(LoseSlots(fresh))
+        self._emit_swap(Swap(view, _one_step(view, new), guard), effects)
+
+    def _wants_to_leave(self, view: View, now: float) -> bool:
+        if self.leaving:
+            return True
+        down = self._broker_down_since
+        if down is None or now - down < self.terms.broker_grace or self._sent_away:
+            return False
+        # Without peers nobody could do better: keep the slots and wait for the broker.
+        self._sent_away = self._has_peers(view)
+        return self._sent_away
+
+
+def _one_step(old: View, new: View) -> View:
+    """Give several changes made in one swap one version."""
+    return replace(new, version=old.version + 1)
+

@@ -1,0 +1,218 @@
+"""Slot queues in the memory of one process: what the contract means, in plain Python, and a test double.
+
+A `MemoryBroker` is what a server would be; any number of `MemoryQueues` are its clients.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from celery_sticky.errors import Fenced
+from celery_sticky.keys import DEFAULT_PREFIX
+from celery_sticky.queues.base import Act, Dead, Delivery, Depth, Fetched, Guarantees, Tenure, Verdict, Want
+
+Place = tuple[str, int]
+STEPS = (0, 3, 6, 9)
+
+
+@dataclass(slots=True)
+class _Message:
+    priority: int
+    body: bytes
+    marks: int | None = None
+
+
+@dataclass(slots=True)
+class _Slot:
+    fence: Tenure | None = None
+    seq: int = 0
+    lists: dict[int, deque[_Message]] = field(default_factory=lambda: {step: deque() for step in STEPS})
+    """The left end is the front."""
+    flight: dict[int, _Message] = field(default_factory=dict)
+    deferred: list[tuple[float, int, _Message]] = field(default_factory=list)
+    """Due time, tag, message; sorted."""
+
+    @property
+    def waiting(self) -> list[_Message]:
+        return [message for step in STEPS for message in self.lists[step]]
+
+
+class MemoryBroker:
+    """Where messages stand. Its lock makes each verb of its clients one step."""
+
+    def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
+        self.prefix = prefix
+        self.changed = threading.Condition()
+        self.slots: dict[Place, _Slot] = {}
+        self.dead: dict[str, dict[str, tuple[str, _Message]]] = {}
+
+    def publish(self, queue: str | Place, body: bytes, priority: int = 0) -> None:
+        """Put a message at the back of a slot queue, given by name or as (keyspace, slot)."""
+        if isinstance(queue, str):
+            keyspace, _, number = queue.removeprefix(f"{self.prefix}.").rpartition(".")
+            queue = (keyspace, int(number))
+        step = STEPS[bisect(STEPS, max(priority, 0)) - 1]
+        with self.changed:
+            self.slot(*queue).lists[step].append(_Message(step, body))
+            self.changed.notify_all()
+
+    def slot(self, keyspace: str, number: int) -> _Slot:
+        """Return a slot, empty if it was never used."""
+        return self.slots.setdefault((keyspace, number), _Slot())
+
+
+@cache
+def process_broker(prefix: str) -> MemoryBroker:
+    """Return the broker that all of this process shares."""
+    return MemoryBroker(prefix)
+
+
+class MemoryQueues:
+    """A client of a `MemoryBroker`; see `SlotQueues` for what each verb does."""
+
+    guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True)
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+        self._drained: dict[Place, Tenure] = {}
+        self._woken = False
+
+    def open(self, tenure: Tenure, keep: Collection[int]) -> None:
+        """Fence the slot, then put back what is in flight, last fetched first."""
+        with self.broker.changed:
+            slot = self.broker.slot(tenure.keyspace, tenure.slot)
+            fence = slot.fence
+            if fence is not None and _refuses(fence, tenure):
+                raise Fenced(fence.epoch, fence.incarnation)
+            slot.fence = tenure
+            self._drained.pop((tenure.keyspace, tenure.slot), None)
+            for tag in sorted(slot.flight.keys() - set(keep), reverse=True):
+                message = slot.flight.pop(tag)
+                slot.lists[message.priority].appendleft(message)
+                if fence is not None and fence.incarnation != tenure.incarnation:
+                    message.marks = message.marks or 0
+            self.broker.changed.notify_all()
+
+    def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
+        """Settle, then bring."""
+        fetched = Fetched()
+        with self.broker.changed:
+            for verdict in verdicts:
+                self._settle(verdict, fetched)
+            for want in wants:
+                self._bring(want, now, fetched)
+        return fetched
+
+    def idle(self, timeout: float) -> set[Place]:
+        """Wait on the broker's condition."""
+        deadline = time.monotonic() + timeout
+        with self.broker.changed:
+            while not (ready := {place for place in self._drained if self.broker.slot(*place).waiting}):
+                left = deadline - time.monotonic()
+                if self._woken or left <= 0:
+                    break
+                self.broker.changed.wait(left)
+            self._woken = False
+            for place in ready:
+                del self._drained[place]
+            return ready
+
+    def wake(self) -> None:
+        """End this client's `idle`."""
+        with self.broker.changed:
+            self._woken = True
+            self.broker.changed.notify_all()
+
+    def close_slot(self, tenure: Tenure) -> None:
+        """Forget that the slot was drained under this tenure."""
+        place = (tenure.keyspace, tenure.slot)
+        if self._drained.get(place) == tenure:
+            del self._drained[place]
+
+    def depth(self, keyspace: str, slots: Collection[int]) -> Mapping[int, Depth]:
+        """Count."""
+        with self.broker.changed:
+            return {number: _depth(self.broker.slot(keyspace, number)) for number in slots}
+
+    def dead(self, keyspace: str) -> Sequence[Dead]:
+        """List in the order of burial."""
+        with self.broker.changed:
+            found = self.broker.dead.get(keyspace, {})
+            return [Dead(name, info, message.body) for name, (info, message) in found.items()]
+
+    def exhume(self, keyspace: str, dead_id: str) -> bool:
+        """Put it back, its marks forgotten."""
+        with self.broker.changed:
+            found = self.broker.dead.get(keyspace, {}).pop(dead_id, None)
+            if found is None:
+                return False
+            message = found[1]
+            self.broker.publish((keyspace, int(dead_id.partition("-")[0])), message.body, message.priority)
+            return True
+
+    def drop(self, keyspace: str, dead_id: str) -> bool:
+        """Forget it."""
+        with self.broker.changed:
+            return self.broker.dead.get(keyspace, {}).pop(dead_id, None) is not None
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _settle(self, verdict: Verdict, fetched: Fetched) -> None:
+        tenure, tag = verdict.tenure, verdict.tag
+        slot = self.broker.slot(tenure.keyspace, tenure.slot)
+        if slot.fence != tenure or tag not in slot.flight:
+            fetched.refused.append(verdict)
+            return
+        fetched.confirmed.append(verdict)
+        message = slot.flight[tag]
+        if verdict.act is Act.MARK:
+            message.marks = (message.marks or 0) + 1
+            fetched.marks[tenure.keyspace, tenure.slot, tag] = message.marks
+            return
+        del slot.flight[tag]
+        if verdict.act is Act.DEFER:
+            deferred = _Message(message.priority, verdict.body or message.body)
+            slot.deferred.append((verdict.due, tag, deferred))
+            slot.deferred.sort(key=lambda item: item[:2])
+        elif verdict.act is Act.BURY:
+            dead = self.broker.dead.setdefault(tenure.keyspace, {})
+            dead[f"{tenure.slot}-{tag}"] = (verdict.info, message)
+
+    def _bring(self, want: Want, now: float, fetched: Fetched) -> None:
+        tenure, place = want.tenure, (want.tenure.keyspace, want.tenure.slot)
+        slot = self.broker.slot(*place)
+        self._drained.pop(place, None)
+        if slot.fence != tenure:
+            fetched.lost.add(place)
+            return
+        while slot.deferred and slot.deferred[0][0] <= now:
+            message = slot.deferred.pop(0)[2]
+            slot.lists[message.priority].append(message)
+        for message in slot.waiting[: max(want.limit, 0)]:
+            slot.lists[message.priority].popleft()
+            slot.seq += 1
+            slot.flight[slot.seq] = message
+            fetched.deliveries.append(Delivery(tenure, slot.seq, message.priority, message.body, message.marks))
+        if not slot.waiting:
+            fetched.drained.add(place)
+            self._drained[place] = tenure
+        if slot.deferred:
+            fetched.due[place] = slot.deferred[0][0]
+
+
+def _refuses(fence: Tenure, tenure: Tenure) -> bool:
+    if fence.epoch != tenure.epoch:
+        return fence.epoch > tenure.epoch
+    return fence.incarnation != tenure.incarnation or fence.open_count >= tenure.open_count
+
+
+def _depth(slot: _Slot) -> Depth:
+    waiting = slot.waiting
+    return Depth(len(waiting), len(slot.deferred), len(slot.flight), waiting[0].body if waiting else None)

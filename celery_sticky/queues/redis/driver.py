@@ -1,0 +1,179 @@
+"""The slot queues of Redis and Valkey: each verb one script, an idle courier woken by the server.
+
+Waking rests on what Redis calls client-side caching: the server pushes a message to a connection when a key that this
+connection has read is changed by another, once. So each drained slot's lists are read (`EXISTS`) once after they were
+popped empty, and then nothing is sent until one of them changes. Every `SWEEP_SECONDS` all are read again: that finds
+what a lost push would hide, and a server that is frozen or gone. Where the server or the access list refuses it, the
+lists are read again and again instead, with growing pauses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
+
+import redis
+
+from celery_sticky.errors import BrokerUnavailable, Fenced
+from celery_sticky.queues.base import Dead, Depth, Fetched, Guarantees, Tenure, Verdict, Want
+from celery_sticky.queues.redis.drained import Drained, Place
+from celery_sticky.queues.redis.exchange import arguments, arrange, read
+from celery_sticky.queues.redis.layout import Layout
+from celery_sticky.queues.redis.resp import Argument, ServerError
+from celery_sticky.queues.redis.scripts import Script
+from celery_sticky.queues.redis.wire import Wire
+
+SWEEP_SECONDS = 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
+"""Seconds between two looks where the server does not push."""
+DEPTH_CHUNK = 64
+DEAD_PAGE = 200
+
+
+class RedisQueues:
+    """Every verb but `wake` is for one thread. It connects at the first request."""
+
+    guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True)
+
+    def __init__(self, client: redis.Redis, layout: Layout, *, socket_timeout: float) -> None:
+        self._layout = layout
+        self._drained = Drained(layout)
+        self._wire = Wire(client, socket_timeout, self._drained.hear)
+        self._checked_on = 0
+        self._pause = FIRST_PAUSE
+        self._next_check = 0.0
+        self._open, self._fetch, self._depth = Script.load("open"), Script.load("fetch"), Script.load("depth")
+        self._dead, self._exhume, self._drop = Script.load("dead"), Script.load("exhume"), Script.load("drop")
+
+    @property
+    def pushed(self) -> bool:
+        """Whether the server wakes this driver (else it polls); known once it is connected."""
+        return self._wire.tracking
+
+    def open(self, tenure: Tenure, keep: Collection[int]) -> None:
+        """See `SlotQueues.open`."""
+        self._drained.remove((tenure.keyspace, tenure.slot))
+        said: list[Argument] = [self._layout.separator, tenure.epoch, tenure.incarnation, tenure.open_count, *keep]
+        reply = self._run(self._open, [self._layout.queue(tenure.keyspace, tenure.slot)], said)
+        if reply[0] == 0:
+            raise Fenced(cast(int, reply[1]), cast(bytes, reply[2]).decode())
+
+    def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
+        """See `SlotQueues.fetch`."""
+        if not wants and not verdicts:
+            return Fetched()
+        for want in wants:
+            self._drained.remove((want.tenure.keyspace, want.tenure.slot))
+        parts = arrange(wants, verdicts)
+        keys = [self._layout.queue(part.tenure.keyspace, part.tenure.slot) for part in parts]
+        fetched = read(parts, self._run(self._fetch, keys, arguments(parts, self._layout, now)))
+        for want in wants:
+            place = (want.tenure.keyspace, want.tenure.slot)
+            if place in fetched.drained:
+                self._drained.add(place, want.tenure)
+        if fetched.deliveries and not self._wire.tracking:
+            self._pause = FIRST_PAUSE
+            self._next_check = min(self._next_check, time.monotonic() + FIRST_PAUSE)
+        return fetched
+
+    def idle(self, timeout: float) -> set[Place]:
+        """See `SlotQueues.idle`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            now = time.monotonic()
+            self._check(now)
+            if woken := self._drained.take():
+                return woken
+            stirred = self._wire.wait(min(deadline, self._next_check) - now if self._drained.places else deadline - now)
+            if stirred or time.monotonic() >= deadline:
+                return self._drained.take()
+
+    def wake(self) -> None:
+        """See `SlotQueues.wake`."""
+        self._wire.wake()
+
+    def close_slot(self, tenure: Tenure) -> None:
+        """See `SlotQueues.close_slot`."""
+        self._drained.release((tenure.keyspace, tenure.slot), tenure)
+
+    def depth(self, keyspace: str, slots: Collection[int]) -> Mapping[int, Depth]:
+        """See `SlotQueues.depth`."""
+        numbers, depths = list(slots), dict[int, Depth]()
+        for start in range(0, len(numbers), DEPTH_CHUNK):
+            chunk = numbers[start : start + DEPTH_CHUNK]
+            keys = [self._layout.queue(keyspace, slot) for slot in chunk]
+            reply = self._run(self._depth, keys, [self._layout.separator, self._layout.steps_json])
+            for i, slot in enumerate(chunk):
+                waiting, deferred, in_flight = cast(list[int], reply[4 * i : 4 * i + 3])
+                depths[slot] = Depth(waiting, deferred, in_flight, cast(bytes | None, reply[4 * i + 3]))
+        return depths
+
+    def dead(self, keyspace: str) -> Sequence[Dead]:
+        """See `SlotQueues.dead`."""
+        found, position = list[Dead](), b"0"
+        while True:
+            page = cast(list[bytes], self._run(self._dead, [self._layout.dead(keyspace)], [position, DEAD_PAGE]))
+            for name, info, value in zip(page[1::4], page[2::4], page[3::4], strict=True):
+                found.append(Dead(name.decode(), info.decode(), value.partition(b":")[2]))
+            if len(page) < 4 * DEAD_PAGE:
+                return found
+            position = page[-4]
+
+    def exhume(self, keyspace: str, dead_id: str) -> bool:
+        """See `SlotQueues.exhume`."""
+        slot = dead_id.partition("-")[0]
+        if not (slot.isascii() and slot.isdigit()):
+            return False
+        keys = [self._layout.dead(keyspace), self._layout.queue(keyspace, int(slot))]
+        done = self._run_one(self._exhume, keys, [self._layout.separator, dead_id]) == 1
+        if done:
+            self._drained.got((keyspace, int(slot)))  # the server does not tell of our own changes
+        return done
+
+    def drop(self, keyspace: str, dead_id: str) -> bool:
+        """See `SlotQueues.drop`."""
+        return self._run_one(self._drop, [self._layout.dead(keyspace)], [dead_id]) == 1
+
+    def close(self) -> None:
+        """See `SlotQueues.close`."""
+        self._wire.close()
+
+    def _check(self, now: float) -> None:
+        """Read the lists of drained slots where that is due, and note those that are not empty."""
+        anew = not self._wire.connected or self._wire.connects != self._checked_on
+        everything = anew or now >= self._next_check
+        if everything:
+            places = list(self._drained.places)
+        else:
+            places = list(self._drained.unchecked) if self._wire.tracking else []
+        if not places:
+            return
+        if cast(int, self._ask(self._drained.request(places))[0]):
+            counts = self._ask(*[self._drained.request([place]) for place in places])
+            for place, count in zip(places, counts, strict=True):
+                if count:
+                    self._drained.got(place)
+        self._drained.unchecked.difference_update(places)
+        if everything:
+            self._checked_on = self._wire.connects
+            self._next_check = now + (SWEEP_SECONDS if self._wire.tracking else self._pause)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _run(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> Sequence[object]:
+        return cast(Sequence[object], self._run_one(script, keys, said))
+
+    def _run_one(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> object:
+        (reply,) = self._wire.call(script.request(keys, said))
+        if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):
+            (reply,) = self._wire.call(script.full_request(keys, said))
+        return self._answered(reply)
+
+    def _ask(self, *requests: bytes) -> list[object]:
+        return [self._answered(reply) for reply in self._wire.call(*requests)]
+
+    def _answered(self, reply: object) -> object:
+        if isinstance(reply, ServerError):
+            self._wire.drop()  # it may be a replica now: connecting anew asks Sentinel again
+            raise BrokerUnavailable(f"Redis: {reply}")
+        return reply

@@ -1,0 +1,104 @@
+"""One round trip of `fetch`: verdicts and wants to script arguments, and the script's flat reply back again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from celery_sticky.queues.base import Act, Delivery, Fetched, Tenure, Verdict, Want
+from celery_sticky.queues.redis.layout import Layout
+from celery_sticky.queues.redis.resp import Argument
+
+NOTHING_WANTED = -1
+
+
+@dataclass(slots=True)
+class Part:
+    """What is said under one tenure."""
+
+    tenure: Tenure
+    limit: int = NOTHING_WANTED
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+def arrange(wants: Sequence[Want], verdicts: Sequence[Verdict]) -> list[Part]:
+    """Sort what is to be said by tenure."""
+    parts: dict[Tenure, Part] = {}
+    for verdict in verdicts:
+        part = parts.get(verdict.tenure)
+        if part is None:
+            part = parts[verdict.tenure] = Part(verdict.tenure)
+        part.verdicts.append(verdict)
+    for want in wants:
+        parts.setdefault(want.tenure, Part(want.tenure)).limit = max(want.limit, 0)
+    return list(parts.values())
+
+
+def arguments(parts: Sequence[Part], layout: Layout, now: float) -> list[Argument]:
+    """Return the arguments of the script for these parts."""
+    said: list[Argument] = [repr(now), layout.separator, layout.steps_json]
+    for part in parts:
+        tenure = part.tenure
+        said += (tenure.epoch, tenure.incarnation, tenure.open_count, part.limit, len(part.verdicts))
+        for verdict in part.verdicts:
+            _say(said, verdict, layout)
+    return said
+
+
+def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
+    match verdict.act:
+        case Act.ACK:
+            said.append(b"a%d" % verdict.tag)
+        case Act.MARK:
+            said.append(b"m%d" % verdict.tag)
+        case Act.DEFER:
+            said += (b"d%d" % verdict.tag, repr(verdict.due), verdict.body or b"")
+        case Act.BURY:
+            slot, keyspace = verdict.tenure.slot, verdict.tenure.keyspace
+            said += (b"b%d" % verdict.tag, layout.dead(keyspace), f"{slot}-{verdict.tag}", verdict.info)
+
+
+def read(parts: Sequence[Part], reply: Sequence[object]) -> Fetched:
+    """Return what the script answered to these parts."""
+    fetched = Fetched()
+    answers = iter(reply)
+    for part in parts:
+        held = next(answers) == 1
+        if held:
+            for verdict in part.verdicts:
+                _settled(fetched, verdict, cast(int, next(answers)))
+        else:
+            fetched.refused += part.verdicts
+        if part.limit == NOTHING_WANTED:
+            continue
+        if held:
+            _brought(fetched, part.tenure, answers)
+        else:
+            fetched.lost.add((part.tenure.keyspace, part.tenure.slot))
+    return fetched
+
+
+def _settled(fetched: Fetched, verdict: Verdict, answer: int) -> None:
+    if answer == 0:
+        fetched.refused.append(verdict)
+        return
+    fetched.confirmed.append(verdict)
+    if verdict.act is Act.MARK:
+        fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag] = answer
+
+
+def _brought(fetched: Fetched, tenure: Tenure, answers: Iterator[object]) -> None:
+    place = (tenure.keyspace, tenure.slot)
+    if next(answers) == 1:
+        fetched.drained.add(place)
+    if due := next(answers):
+        fetched.due[place] = float(cast(bytes, due))
+    count = cast(int, next(answers))
+    if not count:
+        return
+    first = cast(int, next(answers))
+    for tag in range(first, first + count):
+        head, _, body = cast(bytes, next(answers)).partition(b":")
+        priority, _, marks = head.partition(b",")
+        fetched.deliveries.append(Delivery(tenure, tag, int(priority), body, int(marks) if marks else None))

@@ -1,0 +1,71 @@
+"""Where things are in Redis. Queues lie where stock Kombu publishes; everything of ours is named after its queue.
+
+    <queue>                       list     messages of priority 0; the right end is the front
+    <queue><sep>3 … 6 … 9         list     messages of the other priority steps
+    <queue>:fence                 hash     epoch, incarnation, count: the tenure; seq: the last delivery tag
+    <queue>:flight                hash     tag → <priority>:<body>
+    <queue>:deferred              zset     <tag>:<priority>:<body>, scored with its due time
+    <queue>:marks                 hash     SHA-1 of a suspect's body → starts marked
+    <prefix>.<keyspace>:dead      hash     id → <priority>:<body>
+    <prefix>.<keyspace>:dead:info hash     id → the JSON object given when it was buried
+    <prefix>.<keyspace>:dead:order zset    id, scored with its position
+
+Bodies are never decoded or encoded anew. Only the fence outlives the messages: one small hash a slot.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from celery_sticky.errors import InvalidSettings
+from celery_sticky.keys import DEFAULT_PREFIX, queue_name
+from celery_sticky.redis_clients import key_prefix
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The names of one installation."""
+
+    prefix: str = DEFAULT_PREFIX
+    key_prefix: str = ""
+    """Kombu's `global_keyprefix`."""
+    separator: str = "\x06\x16"
+    """Kombu's `sep`."""
+    steps: tuple[int, ...] = (0, 3, 6, 9)
+    """Kombu's `priority_steps`, the most urgent first."""
+
+    @classmethod
+    def of(cls, connection: Connection, prefix: str) -> Self:
+        """Read the transport options that say where Kombu publishes.
+
+        Raises:
+            InvalidSettings: `priority_steps` is not an ascending list of integers.
+        """
+        options = connection.transport_options
+        steps = tuple(options.get("priority_steps") or cls().steps)
+        if not all(type(step) is int and step >= 0 for step in steps) or sorted(set(steps)) != list(steps):
+            raise InvalidSettings(f"priority_steps: {list(steps)} is not an ascending list of integers")
+        return cls(prefix, key_prefix(connection), options.get("sep") or cls().separator, steps)
+
+    @property
+    def steps_json(self) -> str:
+        """The priority steps as the scripts take them."""
+        return json.dumps([str(step) for step in self.steps])
+
+    def queue(self, keyspace: str, slot: int) -> str:
+        """Return the key of a slot queue."""
+        return self.key_prefix + queue_name(keyspace, slot, self.prefix)
+
+    def lists(self, keyspace: str, slot: int) -> list[str]:
+        """Return the keys of the lists of a slot queue, one a priority step."""
+        queue = self.queue(keyspace, slot)
+        return [f"{queue}{self.separator}{step}" if step else queue for step in self.steps]
+
+    def dead(self, keyspace: str) -> str:
+        """Return the key of the buried messages of a keyspace."""
+        return f"{self.key_prefix}{self.prefix}.{keyspace}:dead"

@@ -1,0 +1,107 @@
+"""The Redis protocol, as little of it as the driver needs: requests to bytes, bytes to replies.
+
+redis-py connects and logs in; from then on we read and write ourselves. That is 2 to 3 times cheaper a message, and the
+messages a server pushes on its own account can be read without a request.
+"""
+
+from __future__ import annotations
+
+import socket
+
+Argument = bytes | str | int
+
+RECEIVE_BYTES = 256 * 1024
+
+
+class ServerError(Exception):
+    """The server refused a request."""
+
+
+class Push(list[object]):
+    """What the server says unasked."""
+
+
+def pack(*arguments: Argument) -> bytes:
+    """Return one request as bytes."""
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+class Reader:
+    """Reads replies from a socket; waits at most the socket's own timeout for more bytes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._data = b""
+        self._at = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something was received that is not read yet."""
+        return self._at < len(self._data)
+
+    def read(self) -> object:
+        """Return the next reply: bytes, str (a status), int, float, bool, None, list, Push or ServerError.
+
+        Raises:
+            OSError: the connection is broken, silent or does not speak the protocol.
+        """
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"$":
+            size = int(rest)
+            return self._take(size) if size >= 0 else None
+        if kind == b":":
+            return int(rest)
+        if kind in b"*~":
+            return [self.read() for _ in range(int(rest))] if rest != b"-1" else None
+        return self._read_rare(kind, rest)
+
+    def _read_rare(self, kind: bytes, rest: bytes) -> object:
+        if kind == b"+":
+            return rest.decode()
+        if kind == b"-":
+            return ServerError(rest.decode(errors="replace"))
+        if kind == b"!":
+            return ServerError(self._take(int(rest)).decode(errors="replace"))
+        if kind == b">":
+            return Push(self.read() for _ in range(int(rest)))
+        if kind == b"%":
+            return [self.read() for _ in range(2 * int(rest))]
+        if kind == b"_":
+            return None
+        if kind == b",":
+            return float(rest)
+        if kind == b"#":
+            return rest == b"t"
+        if kind == b"=":
+            return self._take(int(rest))[4:]
+        raise ConnectionError(f"not a reply of the Redis protocol: {(kind + rest)[:40]!r}")
+
+    def _line(self) -> bytes:
+        end = self._data.find(b"\r\n", self._at)
+        while end < 0:
+            self._receive()
+            end = self._data.find(b"\r\n", self._at)
+        line = self._data[self._at : end]
+        self._at = end + 2
+        return line
+
+    def _take(self, size: int) -> bytes:
+        end = self._at + size
+        while len(self._data) < end + 2:
+            self._receive()
+            end = self._at + size
+        data = self._data[self._at : end]
+        self._at = end + 2
+        return data
+
+    def _receive(self) -> None:
+        data = self._sock.recv(RECEIVE_BYTES)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        self._data = self._data[self._at :] + data
+        self._at = 0

@@ -1,0 +1,33 @@
+"""The Lua scripts beside this file, each one atomic verb; a script's own head says what it takes and answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Self
+
+from celery_sticky.queues.redis.resp import Argument, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script and the name under which a server remembers it."""
+
+    source: bytes
+    digest: str
+
+    @classmethod
+    def load(cls, verb: str) -> Self:
+        """Read `<verb>.lua`."""
+        source = files(__package__).joinpath(f"{verb}.lua").read_bytes()
+        return cls(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
+
+    def request(self, keys: Sequence[Argument], arguments: Sequence[Argument]) -> bytes:
+        """Return the request that runs the script where the server remembers it."""
+        return pack("EVALSHA", self.digest, len(keys), *keys, *arguments)
+
+    def full_request(self, keys: Sequence[Argument], arguments: Sequence[Argument]) -> bytes:
+        """Return the request that carries the script itself: the server remembers it from then on."""
+        return pack("EVAL", self.source, len(keys), *keys, *arguments)

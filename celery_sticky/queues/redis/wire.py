@@ -1,0 +1,187 @@
+"""The driver's one connection: requests and replies, what the server pushes in between, and waiting for either.
+
+A broken connection is dropped at once; the next request makes a new one. No request is ever sent twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import ssl
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+
+from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.queues.redis.resp import Push, Reader, ServerError, pack
+from celery_sticky.redis_clients import close_client, translate_errors
+
+
+class Wire:
+    """Used by one thread, except `wake`."""
+
+    def __init__(self, client: redis.Redis, socket_timeout: float, on_push: Callable[[Push], None]) -> None:
+        self.tracking = False
+        """Whether the server says when a key that was read changes."""
+        self.connects = 0
+        """How many connections were made so far."""
+        self._client = client
+        self._timeout = socket_timeout
+        self._on_push = on_push
+        # Connected by redis-py, then only its socket is used; that has no public name and no types.
+        self._connection: Any = client.connection_pool.make_connection()
+        self._sock: socket.socket | None = None
+        self._reader: Reader | None = None
+        self._waker = _Waker()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._sock is not None
+
+    def call(self, *requests: bytes) -> list[object]:
+        """Send requests in one go and return their replies; a refused one's reply is a `ServerError`.
+
+        Raises:
+            BrokerUnavailable: no connection, or it broke: each request may have been carried out or not.
+        """
+        with self._guard():
+            sock, reader = self._connected()
+            sock.sendall(requests[0] if len(requests) == 1 else b"".join(requests))
+            return [self._reply(reader) for _ in requests]
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for something pushed or a `wake`, at most `timeout` seconds; return whether `wake` was called.
+
+        Raises:
+            BrokerUnavailable: the connection broke.
+        """
+        if self._sock is None or self._reader is None:
+            return self._waker.wait(timeout, None)[0]
+        with self._guard():
+            here = self._has_bytes(self._sock, self._reader)
+            woken, readable = self._waker.wait(0 if here else timeout, self._sock)
+            if here or readable:
+                self._read_pushes(self._sock, self._reader)
+            return woken
+
+    def wake(self) -> None:
+        """Make a `wait` under way, or the next one, return at once. Any thread may call this."""
+        self._waker.wake()
+
+    def drop(self) -> None:
+        """Give the connection up; what was sent on it may still be carried out."""
+        self._sock = self._reader = None
+        with contextlib.suppress(redis.RedisError, OSError):
+            self._connection.disconnect()
+
+    def close(self) -> None:
+        """Let go of everything. May be called twice."""
+        self.drop()
+        close_client(self._client)
+        self._waker.close()
+
+    def _guard(self) -> _Guard:
+        return _Guard(self)
+
+    def _connected(self) -> tuple[socket.socket, Reader]:
+        if self._sock is None or self._reader is None:
+            self.drop()
+            with translate_errors(BrokerUnavailable):
+                self._connection.connect()
+            sock: socket.socket = self._connection._sock
+            sock.settimeout(self._timeout)
+            _keep_alive(sock)
+            self._sock, self._reader = sock, Reader(sock)
+            self.connects += 1
+            self.tracking = self._ask_for_tracking(sock, self._reader)
+        return self._sock, self._reader
+
+    def _ask_for_tracking(self, sock: socket.socket, reader: Reader) -> bool:
+        """Old servers, proxies and access lists refuse one or the other: then the driver polls."""
+        for request in (pack("HELLO", 3), pack("CLIENT", "TRACKING", "ON", "NOLOOP")):
+            sock.sendall(request)
+            if isinstance(self._reply(reader), ServerError):
+                return False
+        return True
+
+    def _reply(self, reader: Reader) -> object:
+        while isinstance(reply := reader.read(), Push):
+            self._on_push(reply)
+        return reply
+
+    def _read_pushes(self, sock: socket.socket, reader: Reader) -> None:
+        while True:
+            said = reader.read()
+            if not isinstance(said, Push):
+                raise ConnectionError(f"the server answered what was not asked: {said!r:.80}")
+            self._on_push(said)
+            if not self._has_bytes(sock, reader):
+                return
+
+    @staticmethod
+    def _has_bytes(sock: socket.socket, reader: Reader) -> bool:
+        # Bytes that TLS has decrypted already do not make the socket readable.
+        return reader.has_more or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
+
+
+class _Guard:
+    """Whatever goes wrong in the middle of a request leaves the connection out of step: drop it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        self._wire.drop()
+        if isinstance(error, OSError | ValueError) and not isinstance(error, BrokerUnavailable):
+            raise BrokerUnavailable(f"Redis: {type(error).__name__}: {error}") from error
+
+
+class _Waker:
+    """Ends a wait from another thread through a pair of sockets: the one way that every event loop can wait for."""
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+
+    def wait(self, timeout: float, other: socket.socket | None) -> tuple[bool, bool]:
+        """Wait until `wake` was called or `other` can be read; return which."""
+        # Made anew each time: a selector kept for long breaks when the event loop of a monkey-patched process changes.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._near, selectors.EVENT_READ)
+            if other is not None:
+                selector.register(other, selectors.EVENT_READ)
+            ready = {key.fileobj for key, _ in selector.select(max(timeout, 0))}
+        woken = self._near in ready
+        if woken:
+            with contextlib.suppress(BlockingIOError):
+                self._near.recv(4096)
+        return woken, other in ready
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody waits
+            self._far.send(b"w")
+
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)

@@ -1,0 +1,198 @@
+"""Sends each keyed task to the queue of its key's slot, and leaves every other task alone.
+
+Every publish of an app asks `app.amqp.router.route(...)` (celery/app/base.py, `send_task`), and what that returns are
+the options the message is published with. So our router stands in front of the app's own there, and not among
+`task_routes`: a route's answer gives way to the caller's options, is ignored for a retry, and loses its headers where
+the caller passes some; and users replace `task_routes`. (Celery 5.5 to 5.7.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import jump
+from celery.app.task import Context
+from kombu.entity import Exchange, Queue
+
+from celery_sticky.errors import InvalidKey, RoutingConflict
+from celery_sticky.keyed import KeyedTasks, KeySpec
+from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, hash_key, is_slot_queue, key_text, queue_name
+from celery_sticky.message import KEY_HEADER, KEYSPACE_HEADER, STAMP_HEADER, Stamp
+from celery_sticky.settings import Settings
+
+_NOT_GIVEN: Final = ("not given",)
+_DESTINATION: Final = ("queue", "exchange", "exchange_type", "routing_key")
+
+# Tasks that run another task's body over many items -> how an item becomes that task's arguments.
+_MAPS: Final[Mapping[str, Callable[[Any], Sequence[Any]]]] = {
+    "celery.map": lambda item: (item,),
+    "celery.starmap": lambda item: item,
+}
+
+
+class StickyRouter:
+    """A router in front of another: keyed tasks are addressed here, all others there."""
+
+    def __init__(
+        self,
+        inner: Any,
+        tasks: KeyedTasks,
+        settings: Callable[[], Settings],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._inner = inner
+        self._tasks = tasks
+        self._settings = settings
+        self._clock = clock
+        self._queues: dict[tuple[str, int], Any] = {}
+        self._exchange = Exchange("", type="direct")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def route(
+        self,
+        options: dict[str, Any],
+        name: str,
+        args: Sequence[Any] | None = _NOT_GIVEN,
+        kwargs: Mapping[str, Any] | None = None,
+        task_type: Any = None,
+    ) -> dict[str, Any]:
+        """Return the options a message is to be published with.
+
+        Raises:
+            InvalidKey: the task's key is missing, or cannot be one.
+            InvalidTask: what the task says of its key cannot be used.
+            RoutingConflict: the task is keyed, and the caller, or the task itself, names another destination.
+        """
+        if args is _NOT_GIVEN:
+            # A chord without native support looks for the queue of its unlocking task, which has no key
+            # (celery/backends/base.py, `fallback_chord_unlock`).
+            return self._unkeyed(options, name, (), kwargs, task_type)
+        headers = options.get("headers") or {}
+        called = name if task_type is None else task_type.name
+        if called in _MAPS:
+            spec, key = self._key_of_map(called, kwargs or {}, headers)
+        else:
+            spec = self._tasks.spec_for(name) if task_type is None else self._tasks.spec_of(task_type)
+            key = self._key_of(spec, called, args, kwargs, headers)
+        if key is None:
+            return self._unkeyed(options, name, args, kwargs, task_type)
+        keyspace = self._keyspace_of(spec, headers)
+        inherited = self._inherited(options, name, args, kwargs, task_type)
+        return self._address(inherited, called, key, keyspace, headers)
+
+    def _unkeyed(self, *call: Any) -> dict[str, Any]:
+        routed: dict[str, Any] = self._inner.route(*call)
+        return routed
+
+    def _key_of(
+        self,
+        spec: KeySpec | None,
+        called: str,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        headers: Mapping[str, Any],
+    ) -> str | None:
+        if KEY_HEADER in headers:
+            return _explicit_key(called, headers)
+        return None if spec is None else spec.key_text(args, kwargs)
+
+    def _key_of_map(
+        self, called: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> tuple[KeySpec | None, str | None]:
+        """Return what a map over a keyed task belongs to: one message can go to one slot only."""
+        mapped = kwargs.get("task")
+        spec = self._tasks.spec_for(mapped["task"]) if isinstance(mapped, Mapping) and "task" in mapped else None
+        if KEY_HEADER in headers:
+            return spec, _explicit_key(called, headers)
+        if spec is None:
+            return None, None
+        keys = {spec.key_text(_MAPS[called](item), {}) for item in kwargs.get("it") or ()}
+        if len(keys) > 1:
+            raise InvalidKey(
+                f"task {spec.task!r}: a map or chunk is one message and can go to one slot only, "
+                f"but its items have {len(keys)} keys; use a group"
+            )
+        return spec, keys.pop() if keys else None
+
+    def _keyspace_of(self, spec: KeySpec | None, headers: Mapping[str, Any]) -> str:
+        if KEYSPACE_HEADER in headers:
+            return check_keyspace(headers[KEYSPACE_HEADER])
+        return DEFAULT_KEYSPACE if spec is None else spec.keyspace
+
+    def _inherited(self, options: dict[str, Any], name: str, *call: Any) -> dict[str, Any]:
+        """Add what `task_routes` says of the task, save for where to send it: a catch-all names a queue for all."""
+        if not self._inner.routes:
+            return options
+        args, kwargs, task_type = call
+        found = self._inner.lookup_route(name, args, kwargs or {}, options, task_type)
+        if not isinstance(found, Mapping):
+            return options
+        kept = {option: value for option, value in found.items() if option not in _DESTINATION}
+        return kept | {option: value for option, value in options.items() if value is not None}
+
+    def _address(
+        self, options: dict[str, Any], called: str, key: str, keyspace: str, headers: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        settings = self._settings()
+        slots = settings.slots_of(keyspace)
+        slot = jump.hash(hash_key(key.encode()), slots)
+        queue = self._queues.get((keyspace, slot)) or self._make_queue(keyspace, slot, settings)
+        _refuse_other_destination(options, called, queue.name, settings.key_prefix)
+        stamp = Stamp(key, keyspace, slot, slots, self._clock())
+        written = {**headers, STAMP_HEADER: stamp.to_header()}
+        if KEY_HEADER in headers:
+            written[KEY_HEADER] = key  # as text, so that a retry finds the same key after JSON
+        addressed = {option: value for option, value in options.items() if option not in _DESTINATION}
+        # Redis and Valkey make a list at the first push: declaring it would cost a round trip for every slot and
+        # connection, and a lookup for every message.
+        return {"declare": [], **addressed, "queue": queue, "headers": written}
+
+    def _make_queue(self, keyspace: str, slot: int, settings: Settings) -> Any:
+        # An object and not a name: Celery adds each name it does not know to `app.amqp.queues`, for ever, and a
+        # worker started without -Q would consume from it.
+        name = queue_name(keyspace, slot, settings.key_prefix)
+        queue = Queue(name, exchange=self._exchange, routing_key=name, durable=True)
+        return self._queues.setdefault((keyspace, slot), queue)
+
+
+def _explicit_key(called: str, headers: Mapping[str, Any]) -> str:
+    try:
+        return key_text(headers[KEY_HEADER])
+    except InvalidKey as exc:
+        raise InvalidKey(f"task {called!r}: header {KEY_HEADER!r}: {exc}") from exc
+
+
+def _refuse_other_destination(options: Mapping[str, Any], called: str, slot_queue: str, prefix: str) -> None:
+    for option in ("queue", "exchange", "routing_key"):
+        given = getattr(options.get(option), "name", options.get(option))
+        # A retry asks for the queue its message came from; its arguments, and so its slot, may be other ones now.
+        if given and not is_slot_queue(given, prefix):
+            raise RoutingConflict(
+                f"task {called!r} is keyed and goes to the queue of its key's slot, {slot_queue!r}: "
+                f"leave out {option}={given!r}"
+            )
+
+
+def install(app: Any, tasks: KeyedTasks, settings: Callable[[], Settings]) -> None:
+    """Put a `StickyRouter` in front of every router the app makes from now on, and of the one it may have made.
+
+    The app's configuration is not read. The method is replaced on the object, and not in a subclass, so that any
+    `amqp_cls`, and an `app.amqp` made before, will do.
+    """
+    amqp = app.amqp
+    make = amqp.Router  # called for the first publish and by `app.conf.update(task_routes=...)` (celery/app/amqp.py)
+
+    def make_router(*args: Any, **kwargs: Any) -> StickyRouter:
+        return StickyRouter(make(*args, **kwargs), tasks, settings)
+
+    amqp.Router = make_router
+    if "router" in vars(amqp):  # a cached property, already asked for
+        amqp.router = amqp.Router()
+    # `self.request.sticky` is None for a task without a key or run in place. And a request's headers that are no
+    # attribute of Context count as the user's own and are sent again by a retry (celery/app/task.py).
+    if not hasattr(Context, STAMP_HEADER):
+        Context.sticky = None

@@ -1,0 +1,197 @@
+"""Every `sticky_*` setting with its default, read once and checked as a whole.
+
+Nothing here knows Celery: `Settings.read` takes a plain mapping of the `sticky_*` entries.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any, Self
+
+from celery_sticky.errors import InvalidKey, InvalidSettings
+from celery_sticky.keys import DEFAULT_PREFIX, DEFAULT_SLOTS, check_keyspace
+
+SETTING = "sticky_"
+"""What the name of every setting begins with."""
+
+MAX_SLOTS = 65536
+_PREFIX = re.compile(r"[A-Za-z0-9_:-]{1,64}")
+
+
+class OnLeaseLoss(StrEnum):
+    """What becomes of running tasks at the end of trust."""
+
+    TERMINATE = "terminate"
+    FINISH = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings; `Settings.slots` is `sticky_slots` in `app.conf`, and so on. Durations are in seconds."""
+
+    store: str | None = None
+    """URL of the store; None: the broker, where that is Redis."""
+    slots: int = DEFAULT_SLOTS
+    """Slots of a keyspace that does not have a number of its own."""
+    keyspaces: Mapping[str, int] | None = None
+    """The keyspaces a worker takes part in, with their slots; None: `default` and those its tasks name."""
+    lease_ttl: float = 10.0
+    lease_margin: float = 2.0
+    """How much earlier than its lease a member's trust in it ends."""
+    settle: float = 3.0
+    """How long the first member of an empty keyspace waits for others before it plans."""
+    on_lease_loss: OnLeaseLoss = OnLeaseLoss.TERMINATE
+    max_waiting: int = 4096
+    """How many messages may wait in a worker for the running task of their key."""
+    max_attempts: int = 5
+    """After so many starts without an end a message is buried."""
+    key_prefix: str = DEFAULT_PREFIX
+    """What the names of slot queues and of records in the store begin with."""
+    weight: int = 1
+    """This worker's share of the slots, relative to the others'; 0: it takes part but is given none."""
+    broker_grace: float = 30.0
+    """How long a worker without its broker keeps its slots while others are there to take them."""
+    runtime_dir: str | None = None
+    """The folder for this machine's lock files; None: chosen by the worker."""
+    revoke_ttl: float = 10800.0
+    revoke_limit: int = 50000
+    """How long, and how many of, the revoked task ids are remembered in the store."""
+
+    @classmethod
+    def read(cls, conf: Mapping[str, Any]) -> Self:
+        """Make settings of a mapping's `sticky_*` entries; other entries are not looked at.
+
+        Raises:
+            InvalidSettings: an entry is unknown, of a wrong type or range, or two do not go together.
+        """
+        given = {name.removeprefix(SETTING): value for name, value in conf.items() if name.startswith(SETTING)}
+        _check_names(given)
+        values = {name: _READERS[name](SETTING + name, value) for name, value in given.items()}
+        keyspaces = values.pop("keyspaces", None)
+        settings = cls(**values)
+        if keyspaces is not None:
+            settings = replace(settings, keyspaces={name: own or settings.slots for name, own in keyspaces.items()})
+        _check_together(settings)
+        return settings
+
+    def slots_of(self, keyspace: str) -> int:
+        """Return the number of slots of a keyspace, also of one this worker takes no part in."""
+        return (self.keyspaces or {}).get(keyspace, self.slots)
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    known = [SETTING + field.name for field in fields(Settings)]
+    for name in sorted(SETTING + name for name in given):
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0)
+            raise InvalidSettings(f"there is no setting {name!r}; did you mean {near[0]!r}?")
+
+
+def _check_together(s: Settings) -> None:
+    if s.lease_margin >= s.lease_ttl / 3:
+        raise InvalidSettings(
+            f"sticky_lease_margin ({s.lease_margin:g} s) must be less than a third of sticky_lease_ttl "
+            f"({s.lease_ttl:g} s): a lease is renewed every third of its ttl, and one lost beat must not end the trust"
+        )
+
+
+# -- One reader for each kind of value ------------------------------------------------------------
+
+_Reader = Callable[[str, Any], Any]
+
+
+def _number(least: float, most: float = math.inf) -> _Reader:
+    def read(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidSettings(f"{name} is {value!r}: it must be a number of seconds")
+        if not least <= value <= most or math.isinf(value):
+            raise InvalidSettings(f"{name} is {value!r}: it must be {_range(least, most)} seconds")
+        return float(value)
+
+    return read
+
+
+def _integer(least: int, most: float = math.inf) -> _Reader:
+    def read(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidSettings(f"{name} is {value!r}: it must be a whole number")
+        if not least <= value <= most:
+            raise InvalidSettings(f"{name} is {value!r}: it must be {_range(least, most)}")
+        return int(value)
+
+    return read
+
+
+def _range(least: float, most: float) -> str:
+    return f"at least {least:g}" if math.isinf(most) else f"{least:g} to {most:g}"
+
+
+def _optional_text(name: str, value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise InvalidSettings(f"{name} is {value!r}: it must be text, or None")
+
+
+def _prefix(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not _PREFIX.fullmatch(value):
+        raise InvalidSettings(f"{name} is {value!r}: it must be 1 to 64 letters, digits, '_', '-' or ':'")
+    return value
+
+
+def _on_lease_loss(name: str, value: Any) -> OnLeaseLoss:
+    try:
+        return OnLeaseLoss(value)
+    except ValueError as exc:
+        raise InvalidSettings(f"{name} is {value!r}: it must be 'terminate' or 'finish'") from exc
+
+
+def read_keyspaces(name: str, value: Any) -> dict[str, int | None] | None:
+    """Read names (a list, or text with commas) or a mapping of name -> slots; a name alone has None.
+
+    Raises:
+        InvalidSettings: one of them cannot be a keyspace, or there is none.
+    """
+    if value is None:
+        return None
+    named: dict[Any, Any]
+    if isinstance(value, Mapping):
+        named = {key: _slots(f"{name}[{key!r}]", slots) for key, slots in value.items()}
+    elif isinstance(value, str):
+        named = dict.fromkeys(part.strip() for part in value.split(",") if part.strip())
+    elif isinstance(value, list | tuple | set | frozenset):
+        named = dict.fromkeys(value)
+    else:
+        raise InvalidSettings(f"{name} is {value!r}: it must be names of keyspaces, or a mapping of name to slots")
+    try:
+        checked = {check_keyspace(key): slots for key, slots in named.items()}
+    except InvalidKey as exc:
+        raise InvalidSettings(f"{name}: {exc}") from exc
+    if not checked:
+        raise InvalidSettings(f"{name} names no keyspace; leave it out for all that the tasks name")
+    return checked
+
+
+_slots = _integer(1, MAX_SLOTS)
+
+_READERS: Mapping[str, _Reader] = {
+    "store": _optional_text,
+    "slots": _slots,
+    "keyspaces": read_keyspaces,
+    "lease_ttl": _number(1.0),
+    "lease_margin": _number(0.0),
+    "settle": _number(0.0),
+    "on_lease_loss": _on_lease_loss,
+    "max_waiting": _integer(1),
+    "max_attempts": _integer(1),
+    "key_prefix": _prefix,
+    "weight": _integer(0),
+    "broker_grace": _number(0.0),
+    "runtime_dir": _optional_text,
+    "revoke_ttl": _number(0.0),
+    "revoke_limit": _integer(0),
+}

@@ -1,0 +1,15 @@
+-- Remember task ids until their time is up, the newest of them only. Scores are microseconds on the server's clock.
+-- KEYS: revoked    ARGV: ttl in microseconds, limit, task ids
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local expires = now + tonumber(ARGV[1])
+for i = 3, #ARGV do
+  redis.call('ZADD', KEYS[1], string.format('%.0f', expires), ARGV[i])
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))
+redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[2])
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+if last[2] then
+  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', tonumber(last[2]) / 1000 + 1))
+end
+return redis.status_reply('OK')

@@ -1,0 +1,106 @@
+"""The view of a keyspace in Redis: one hash for the document, one for the heartbeat counters, scripts for the verbs.
+
+Keys, all behind the app's `global_keyprefix`: `<prefix>:<keyspace>:view`, `<prefix>:<keyspace>:beats`, the channel
+`<prefix>:<keyspace>:signals`, and `<prefix>:revoked`. Rule: a verb is one script, and a script is sent once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership.view import View
+from celery_sticky.redis_clients import client_from_connection, close_client, key_prefix, translate_errors
+from celery_sticky.stores.base import Beat, Changed, Heard, Reading, Signal
+from celery_sticky.stores.redis.subscription import Subscription
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+
+class RedisStore:
+    """See `celery_sticky.stores.base.Store`."""
+
+    def __init__(
+        self, connection: Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
+    ) -> None:
+        root = f"{key_prefix(connection)}{prefix}"
+        self._view, self._beats = f"{root}:{keyspace}:view", f"{root}:{keyspace}:beats"
+        self._channel, self._revoked = f"{root}:{keyspace}:signals", f"{root}:revoked"
+        # RESP 2: what a subscription receives are plain answers.
+        self._client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
+        texts = {verb: _lua("run_id") + _lua(verb) for verb in ("read", "swap", "beat")}
+        texts |= {verb: _lua(verb) for verb in ("revoke", "revoked")}
+        self._scripts = {verb: self._client.register_script(text) for verb, text in texts.items()}
+        self._own: set[str] = set()
+        self._subscription = Subscription(self._client, self._channel, self._signal, socket_timeout)
+
+    def read(self) -> Reading:
+        """See `Store.read`."""
+        document, beats, run_id, seconds, micros = self._run("read", [self._view, self._beats])
+        names, counters = beats[::2], beats[1::2]
+        return Reading(
+            view=None if document is None else View.from_bytes(document),
+            beats={name.decode(): int(counter) for name, counter in zip(names, counters, strict=True)},
+            store_id=run_id.decode(),
+            clock=int(seconds) + int(micros) / 1e6,
+        )
+
+    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+        """See `Store.swap`."""
+        guard = guard or {}
+        expected = (old.version, old.generation) if old else ("", "")
+        guards = [part for pair in guard.items() for part in pair]
+        incarnations = [member.incarnation for member in new.members.values()]
+        args = [self._channel, new.store_id, *expected, new.version, new.generation, new.to_bytes(), len(guard)]
+        return bool(self._run("swap", [self._view, self._beats], [*args, *guards, *incarnations]) == 1)
+
+    def beat(self, incarnation: str, *, announce: bool = True) -> Beat:
+        """See `Store.beat`."""
+        self._own.add(incarnation)
+        args = [self._channel, incarnation, int(announce)]
+        alive, version, generation, run_id = self._run("beat", [self._view, self._beats], args)
+        return Beat(alive == 1, int(version), int(generation), run_id.decode())
+
+    def watch(self, timeout: float) -> Sequence[Signal]:
+        """See `Store.watch`."""
+        with translate_errors(StoreUnavailable):
+            return self._subscription.wait(timeout)
+
+    def wake(self) -> None:
+        """See `Store.wake`."""
+        self._subscription.wake()
+
+    def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
+        """See `Store.revoke`; newest are those that expire last."""
+        self._run("revoke", [self._revoked], [int(ttl * 1e6), limit, *task_ids])
+
+    def revoked(self) -> Collection[str]:
+        """See `Store.revoked`."""
+        return frozenset(task_id.decode() for task_id in self._run("revoked", [self._revoked]))
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._subscription.close()
+        close_client(self._client)
+
+    def _run(self, verb: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
+        with translate_errors(StoreUnavailable):
+            return self._scripts[verb](keys=keys, args=args)
+
+    def _signal(self, payload: bytes) -> Signal | None:
+        """Read a signal; None for one's own heartbeats, and for what is no signal of this release."""
+        with suppress(ValueError):
+            match payload.decode().split(":", 2):
+                case ["changed", version]:
+                    return Changed(int(version))
+                case ["heard", counter, incarnation] if incarnation not in self._own:
+                    return Heard(incarnation, int(counter))
+        return None
+
+
+def _lua(name: str) -> str:
+    return files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")

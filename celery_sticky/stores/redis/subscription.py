@@ -1,0 +1,124 @@
+"""The ear of a Redis store: one pub/sub connection that another thread can interrupt.
+
+It sends nothing while it waits, but for a PING when nothing was heard for long: a connection whose other end is gone
+without a word would stay silent for ever.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import redis
+
+from celery_sticky.stores.base import Signal
+
+PING_AFTER = 10.0
+"""Seconds of silence."""
+
+
+class Subscription:
+    """Listens on one channel. Not thread-safe, except `wake`."""
+
+    def __init__(
+        self, client: redis.Redis, channel: str, parse: Callable[[bytes], Signal | None], answer_timeout: float
+    ) -> None:
+        # A connection of the pool's making that never goes back to it: made once, it connects again when asked to.
+        self._connection: Any = client.connection_pool.make_connection()
+        self._channel = channel
+        self._parse = parse
+        self._answer_timeout = answer_timeout
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector: selectors.BaseSelector | None = None
+        self._heard_at = 0.0
+        self._pinged_at: float | None = None
+
+    def wait(self, timeout: float) -> list[Signal]:
+        """Return signals, or none when the time is up or `wake` was called; subscribe if need be, and then at once.
+
+        Raises:
+            redis.RedisError, OSError: the subscription broke; the next call subscribes again.
+        """
+        try:
+            if self._selector is None:
+                self._subscribe()
+                self._forget_wakes()
+                return []
+            return self._listen(self._selector, time.monotonic() + timeout)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def wake(self) -> None:
+        """Interrupt `wait`, or the next one."""
+        with suppress(OSError):  # full: it is awake already; closed: nobody waits
+            self._wake.send(b"\0")
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self._disconnect()
+        self._wake.close()
+        self._woken.close()
+
+    def _subscribe(self) -> None:
+        self._connection.connect()
+        self._connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+        self._connection.read_response()  # now no later signal can be missed
+        self._heard_at, self._pinged_at = time.monotonic(), None
+        # Looked up when needed: gevent and eventlet replace it. Kombu too takes a connection's socket this way.
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._connection._sock, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    def _listen(self, selector: selectors.BaseSelector, deadline: float) -> list[Signal]:
+        while True:
+            signals = self._take()
+            now = time.monotonic()
+            if signals or now >= deadline:
+                return signals
+            check_at = self._check(now)
+            ready = selector.select(max(0.0, min(deadline, check_at) - now))
+            if any(key.fileobj is self._woken for key, _ in ready):
+                self._forget_wakes()
+                return self._take()
+
+    def _take(self) -> list[Signal]:
+        """Return what has come, without waiting."""
+        signals = []
+        while self._connection.can_read(0):
+            kind, *_, payload = self._connection.read_response()
+            self._heard_at, self._pinged_at = time.monotonic(), None
+            signal = self._parse(payload) if kind == b"message" else None
+            if signal is not None:
+                signals.append(signal)
+        return signals
+
+    def _check(self, now: float) -> float:
+        """Send a PING, or give up, if it is time to; return when it is time again."""
+        if self._pinged_at is not None:
+            overdue_at = self._pinged_at + self._answer_timeout
+            if now >= overdue_at:
+                raise redis.TimeoutError("the subscription does not answer")
+            return overdue_at
+        if now >= self._heard_at + PING_AFTER:
+            self._connection.send_command("PING", check_health=False)
+            self._pinged_at = now
+            return now + self._answer_timeout
+        return self._heard_at + PING_AFTER
+
+    def _forget_wakes(self) -> None:
+        with suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+
+    def _disconnect(self) -> None:
+        if self._selector is not None:
+            self._selector.close()
+            self._selector = None
+        self._connection.disconnect()

@@ -1,0 +1,209 @@
+"""Judging what happened: a recorded history goes in, every broken promise comes out.
+
+The judge only accuses where the history proves it: a run that never wrote its end counts as over at its process's last
+known sign of life, or at its death where the caller knows when that was.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from celery_sticky.testing.history import Event, Kind, Run, pair
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two runs of one key at the same time."""
+
+    first: Run
+    second: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Inversion:
+    """A task that first ran after a later one of its key did."""
+
+    late: Event
+    early: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A task that ran more than once, in `runs` runs of which `finished` finished. Not a broken promise by itself."""
+
+    keyspace: str
+    key: str
+    n: int
+    runs: int
+    finished: int
+
+
+@dataclass(frozen=True, slots=True)
+class StaleStart:
+    """A run that started under an epoch lower than one already seen for its slot."""
+
+    start: Event
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEpoch:
+    """Two workers ran tasks of one slot under one epoch."""
+
+    keyspace: str
+    slot: int
+    epoch: int
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a history proves."""
+
+    published: int
+    finished: int
+    runs: int
+    keys: int
+    lost: tuple[Event, ...] = ()
+    """PUBLISHED events of tasks that never finished."""
+    overlaps: tuple[Overlap, ...] = ()
+    inversions: tuple[Inversion, ...] = ()
+    stale: tuple[StaleStart, ...] = ()
+    shared: tuple[SharedEpoch, ...] = ()
+    duplicates: tuple[Duplicate, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        return not (self.lost or self.overlaps or self.inversions or self.stale or self.shared)
+
+    def describe(self, limit: int = 5) -> str:
+        """Return the figures and the first `limit` of each broken promise, one a line."""
+        counts = (
+            f"{self.published} published, {self.finished} finished in {self.runs} runs of {self.keys} keys: "
+            f"{len(self.lost)} lost, {len(self.overlaps)} overlapping, {len(self.inversions)} out of order, "
+            f"{len(self.stale)} under a stale epoch, {len(self.shared)} shared epochs, {len(self.duplicates)} run again"
+        )
+        return "\n".join([counts, *self._accusations(limit)])
+
+    def _accusations(self, limit: int) -> list[str]:
+        return [
+            *(f"lost: {_task(e)}" for e in self.lost[:limit]),
+            *(f"overlap: {_place(o.first.start)} and {_place(o.second.start)}" for o in self.overlaps[:limit]),
+            *(f"out of order: {_place(i.late)} after {_place(i.early)}" for i in self.inversions[:limit]),
+            *(f"stale epoch: {_place(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
+            *(f"shared epoch: slot {s.slot}, epoch {s.epoch}: {', '.join(s.workers)}" for s in self.shared[:limit]),
+        ]
+
+
+def judge(events: Iterable[Event], deaths: Mapping[int, int] | None = None) -> Judgement:
+    """Return what a history proves.
+
+    Args:
+        events: in any order; events of one instant count in the order given.
+        deaths: process id -> when it died (CLOCK_MONOTONIC nanoseconds): the end of the runs it left open.
+    """
+    ordered = sorted(events, key=lambda event: event.at)
+    published = {e.task: e for e in ordered if e.kind is Kind.PUBLISHED}
+    runs = pair(ordered, deaths or {})
+    finished = {run.start.task for run in runs if run.finished}
+    return Judgement(
+        published=len(published),
+        finished=len(finished),
+        runs=len(runs),
+        keys=len({(event.keyspace, event.key) for event in ordered}),
+        lost=tuple(event for task, event in published.items() if task not in finished),
+        overlaps=tuple(_overlaps(runs)),
+        inversions=tuple(_inversions(runs)),
+        stale=tuple(_stale(runs)),
+        shared=tuple(_shared(runs)),
+        duplicates=tuple(_duplicates(runs)),
+    )
+
+
+def takeovers(events: Iterable[Event], worker: str, since: int) -> dict[tuple[str, int], int]:
+    """Return how long each slot that `worker` ran before `since` stood still: (keyspace, slot) -> nanoseconds.
+
+    Counted from `since` (the kill) to the first start on another worker; a slot with no such start is left out.
+    """
+    starts = sorted((e for e in events if e.kind is Kind.START and e.slot is not None), key=lambda event: event.at)
+    last = {(e.keyspace, e.slot): e.worker for e in starts if e.at < since}
+    waited: dict[tuple[str, int], int] = {}
+    for event in starts:
+        if event.slot is None or event.at < since:
+            continue
+        place = (event.keyspace, event.slot)
+        if last.get(place) == worker != event.worker and place not in waited:
+            waited[place] = event.at - since
+    return waited
+
+
+def _by_key(runs: Iterable[Run]) -> Iterable[list[Run]]:
+    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.start.keyspace, run.start.key].append(run)
+    return groups.values()
+
+
+def _overlaps(runs: Iterable[Run]) -> Iterable[Overlap]:
+    for group in _by_key(runs):
+        longest = group[0]
+        for run in group[1:]:
+            if run.start.at < longest.until:
+                yield Overlap(longest, run)
+            if run.until > longest.until:
+                longest = run
+
+
+def _inversions(runs: Iterable[Run]) -> Iterable[Inversion]:
+    for group in _by_key(runs):
+        first: dict[int, Event] = {}
+        for run in group:
+            first.setdefault(run.start.n, run.start)
+        newest: Event | None = None
+        for event in first.values():
+            if newest is not None and event.n < newest.n:
+                yield Inversion(late=event, early=newest)
+            else:
+                newest = event
+
+
+def _duplicates(runs: Iterable[Run]) -> Iterable[Duplicate]:
+    groups: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.start.task].append(run)
+    for task, group in groups.items():
+        if len(group) > 1:
+            yield Duplicate(*task, runs=len(group), finished=sum(run.finished for run in group))
+
+
+def _stale(runs: Iterable[Run]) -> Iterable[StaleStart]:
+    newest: dict[tuple[str, int], int] = {}
+    for run in runs:
+        start = run.start
+        if start.slot is None or start.epoch is None:
+            continue
+        seen = newest.get((start.keyspace, start.slot), start.epoch)
+        if start.epoch < seen:
+            yield StaleStart(start, seen)
+        newest[start.keyspace, start.slot] = max(seen, start.epoch)
+
+
+def _shared(runs: Iterable[Run]) -> Iterable[SharedEpoch]:
+    workers: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+    for run in runs:
+        if run.start.slot is not None and run.start.epoch is not None:
+            workers[run.start.keyspace, run.start.slot, run.start.epoch].add(run.start.worker)
+    for (keyspace, slot, epoch), names in workers.items():
+        if len(names) > 1:
+            yield SharedEpoch(keyspace, slot, epoch, tuple(sorted(names)))
+
+
+def _task(event: Event) -> str:
+    return f"{event.key} #{event.n} ({event.task_id})"
+
+
+def _place(event: Event) -> str:
+    return f"{_task(event)} on {event.worker or '?'} pid {event.pid} epoch {event.epoch} at {event.at / 1e9:.3f}"

@@ -1,0 +1,21 @@
+"""What every queue driver must do, as tests. Subclass `QueueContract`, override its `broker` fixture, run pytest.
+
+    class TestMyQueues(QueueContract):
+        @pytest.fixture
+        def broker(self):
+            return MyBroker()          # .driver() -> a new driver;  .publish(keyspace, slot, body, priority)
+
+The broker is empty at the start of each test. Every test speaks of one sentence of `celery_sticky.queues.base`.
+"""
+
+from __future__ import annotations
+
+from celery_sticky.testing.queue_fence_contract import FenceContract
+from celery_sticky.testing.queue_settle_contract import SettleContract
+from celery_sticky.testing.queue_steps import Broker
+
+__all__ = ["Broker", "QueueContract"]
+
+
+class QueueContract(FenceContract, SettleContract):
+    """All of it."""

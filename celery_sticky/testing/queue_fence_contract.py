@@ -1,0 +1,255 @@
+"""The contract of queue drivers, first part: fetching, fencing, recovering in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sticky.errors import Fenced
+from celery_sticky.queues.base import Act, Fetched, SlotQueues, Tenure, Verdict, Want
+from celery_sticky.testing.queue_steps import (
+    AGAIN,
+    FIRST,
+    HERE,
+    NEXT,
+    NOW,
+    ODD,
+    Broker,
+    Connect,
+    End,
+    Publish,
+    QueueFixtures,
+    ack,
+    attempts,
+    bodies,
+    bury,
+    defer,
+    mark,
+    settle,
+    take,
+    tenure,
+)
+
+
+class FenceContract(QueueFixtures):
+    """Fetch, open, suspects."""
+
+    def test_messages_come_in_the_order_in_which_the_broker_took_them(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(b"1", b"2", b"3")
+        assert bodies(take(queues, FIRST, limit=2)) == [b"1", b"2"]
+        publish(b"4")
+        assert bodies(take(queues, FIRST)) == [b"3", b"4"]
+
+    def test_more_urgent_priorities_come_first_each_rounded_down_to_its_step(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        for priority in range(9, -1, -1):
+            publish(b"%d" % priority, priority=priority)
+        brought = take(queues, FIRST).deliveries
+        assert [int(d.body) for d in brought] == [2, 1, 0, 5, 4, 3, 8, 7, 6, 9]
+        assert [d.priority for d in brought] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
+
+    def test_a_limit_spans_priorities(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"late", priority=9)
+        publish(b"1", b"2")
+        assert bodies(take(queues, FIRST, limit=3)) == [b"1", b"2", b"late"]
+
+    def test_a_limit_of_zero_brings_nothing(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1")
+        assert take(queues, FIRST, limit=0).deliveries == []
+        assert bodies(take(queues, FIRST)) == [b"1"]
+
+    def test_nothing_asked_is_nothing_answered(self, queues: SlotQueues) -> None:
+        assert queues.fetch([], [], NOW) == Fetched()
+
+    def test_a_body_comes_as_it_was_published(self, queues: SlotQueues, publish: Publish, connect: Connect) -> None:
+        publish(ODD, priority=3)
+        assert bodies(take(queues, FIRST)) == [ODD]
+        queues.open(AGAIN, ())
+        (delivery,) = take(queues, AGAIN).deliveries
+        assert (delivery.body, delivery.priority, delivery.tenure) == (ODD, 3, AGAIN)
+        settle(queues, defer(delivery, NOW))
+        assert bodies(take(queues, AGAIN)) == [ODD]
+
+    def test_more_messages_than_one_chunk_of_any_script_come_whole_and_in_order(
+        self, queues: SlotQueues, publish: Publish, connect: Connect
+    ) -> None:
+        expected = [b"%d" % i for i in range(1300)]
+        publish(*expected)
+        assert bodies(take(queues, FIRST, limit=5000)) == expected
+        queues.open(AGAIN, ())
+        brought = take(queues, AGAIN, limit=5000)
+        assert bodies(brought) == expected
+        settle(queues, *[defer(d, NOW + 1) for d in brought.deliveries])
+        assert bodies(take(queues, AGAIN, limit=5000, now=NOW + 2)) == expected
+
+    def test_delivery_tags_grow_for_ever(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"2")
+        old = [d.tag for d in take(queues, FIRST).deliveries]
+        queues.open(NEXT, ())
+        new = [d.tag for d in take(queues, NEXT).deliveries]
+        assert old[0] < old[1] < new[0] < new[1]
+
+    def test_slots_and_keyspaces_do_not_mix_in_one_round_trip(self, queues: SlotQueues, broker: Broker) -> None:
+        others = [tenure(), tenure(slot=70), tenure(keyspace="orders")]
+        for other in others:
+            if other != FIRST:
+                queues.open(other, ())
+            broker.publish(other.keyspace, other.slot, f"{other.keyspace} {other.slot}".encode())
+        brought = queues.fetch([Want(other, 5) for other in others], [], NOW)
+        assert [(d.tenure, d.body) for d in brought.deliveries] == [
+            (other, f"{other.keyspace} {other.slot}".encode()) for other in others
+        ]
+        assert queues.fetch([], [ack(d) for d in brought.deliveries], NOW).refused == []
+        assert brought.drained == {(other.keyspace, other.slot) for other in others}
+
+    def test_a_slot_is_drained_exactly_when_its_queue_is_empty(self, queues: SlotQueues, publish: Publish) -> None:
+        assert take(queues, FIRST).drained == {HERE}
+        publish(b"1", b"2")
+        assert take(queues, FIRST, limit=1).drained == set()
+        assert take(queues, FIRST, limit=1).drained == {HERE}
+        publish(b"3", priority=9)
+        assert take(queues, FIRST, limit=0).drained == set()
+
+    @pytest.mark.parametrize(
+        "other", [tenure(epoch=4), tenure(epoch=6), tenure(incarnation="bob"), tenure(count=2), AGAIN]
+    )
+    def test_a_slot_fenced_for_another_tenure_is_lost_and_brings_nothing(
+        self, queues: SlotQueues, publish: Publish, other: Tenure
+    ) -> None:
+        publish(b"1")
+        brought = take(queues, other)
+        assert (brought.lost, brought.deliveries, brought.drained) == ({HERE}, [], set())
+        assert bodies(take(queues, FIRST)) == [b"1"]
+
+    def test_a_slot_that_was_never_opened_is_lost(self, queues: SlotQueues, broker: Broker) -> None:
+        broker.publish("default", 8, b"1")
+        assert take(queues, tenure(slot=8)).lost == {("default", 8)}
+
+    @pytest.mark.parametrize(
+        "late",
+        [
+            pytest.param(tenure(epoch=4, count=9), id="lower epoch"),
+            pytest.param(tenure(incarnation="bob", count=9), id="another incarnation"),
+            pytest.param(tenure(count=3), id="same open count"),
+            pytest.param(tenure(count=2), id="lower open count"),
+        ],
+    )
+    def test_open_is_refused_and_changes_nothing(
+        self, queues: SlotQueues, publish: Publish, connect: Connect, late: Tenure
+    ) -> None:
+        publish(b"1")
+        (delivery,) = take(queues, FIRST).deliveries
+        with pytest.raises(Fenced) as refusal:
+            connect().open(late, ())
+        assert (refusal.value.epoch, refusal.value.incarnation) == (5, "ann")
+        assert settle(queues, ack(delivery)).confirmed == [ack(delivery)]
+
+    @pytest.mark.parametrize("later", [AGAIN, NEXT, tenure(epoch=6, count=0), tenure(epoch=10)])
+    def test_open_sets_the_fence_to_exactly_this_tenure(
+        self, queues: SlotQueues, publish: Publish, later: Tenure
+    ) -> None:
+        queues.open(later, ())
+        publish(b"1")
+        assert take(queues, FIRST).lost == {HERE}
+        assert bodies(take(queues, later)) == [b"1"]
+
+    def test_what_is_in_flight_goes_back_to_the_front_in_its_original_order(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(*[b"%d" % i for i in range(12)])
+        take(queues, FIRST, limit=5)
+        take(queues, FIRST, limit=6)
+        publish(b"new")
+        queues.open(NEXT, ())
+        assert bodies(take(queues, NEXT)) == [*(b"%d" % i for i in range(12)), b"new"]
+
+    def test_a_message_goes_back_to_the_priority_it_came_from(self, queues: SlotQueues, publish: Publish) -> None:
+        for priority in (9, 3, 0, 6):
+            publish(b"%d a" % priority, b"%d b" % priority, priority=priority)
+        take(queues, FIRST, limit=5)
+        publish(b"0 c")
+        publish(b"3 c", priority=3)
+        queues.open(NEXT, ())
+        brought = take(queues, NEXT).deliveries
+        assert [d.body for d in brought] == b"0 a,0 b,0 c,3 a,3 b,3 c,6 a,6 b,9 a,9 b".split(b",")
+        assert all(d.body.startswith(b"%d " % d.priority) for d in brought)
+
+    def test_kept_deliveries_stay_in_flight_and_are_settled_under_the_new_tenure(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(b"1", b"2", b"3")
+        first, second, _ = take(queues, FIRST).deliveries
+        queues.open(AGAIN, [second.tag])
+        assert bodies(take(queues, AGAIN)) == [b"1", b"3"]
+        assert settle(queues, ack(second)).confirmed == []
+        assert settle(queues, ack(second, AGAIN)).confirmed == [ack(second, AGAIN)]
+        assert settle(queues, ack(first, AGAIN)).confirmed == []
+
+    def test_a_kept_delivery_that_goes_back_later_takes_its_original_place(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(b"1", b"2", b"3")
+        kept = take(queues, FIRST).deliveries[1]
+        queues.open(AGAIN, [kept.tag])
+        take(queues, AGAIN, limit=1)
+        queues.open(NEXT, ())
+        # The kept one was fetched before the second fetch of the first.
+        assert bodies(take(queues, NEXT)) == [b"2", b"1", b"3"]
+
+    def test_what_goes_back_from_the_same_incarnation_needs_no_mark(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1")
+        take(queues, FIRST)
+        queues.open(tenure(epoch=9, count=1), ())
+        assert attempts(take(queues, tenure(epoch=9, count=1))) == {b"1": None}
+
+    def test_only_what_goes_back_from_another_incarnation_is_suspect(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(b"1", b"kept", b"waited")
+        kept = take(queues, FIRST, limit=2).deliveries[1]
+        queues.open(NEXT, [kept.tag])
+        assert attempts(take(queues, NEXT)) == {b"1": 0, b"waited": None}
+        queues.open(tenure(epoch=6, incarnation="bob", count=2), ())
+        again = attempts(take(queues, tenure(epoch=6, incarnation="bob", count=2)))
+        assert again == {b"1": 0, b"kept": None, b"waited": None}
+
+    def test_a_mark_counts_starts_and_outlives_every_owner(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"2")
+        take(queues, FIRST)
+        for epoch in (6, 7, 8):
+            now = tenure(epoch=epoch, incarnation=f"w{epoch}")
+            queues.open(now, ())
+            first, second = take(queues, now).deliveries
+            assert (first.attempts, second.attempts) == (epoch - 6, 0)
+            noted = settle(queues, mark(first))
+            assert noted.marks == {("default", 7, first.tag): epoch - 5}
+            assert noted.confirmed == [mark(first)]
+        assert settle(queues, mark(first)).marks == {("default", 7, first.tag): 4}
+        assert settle(queues, ack(first)).confirmed == [ack(first)]
+
+    def test_a_mark_under_a_former_tenure_or_of_no_delivery_is_refused(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(b"1")
+        (delivery,) = take(queues, FIRST).deliveries
+        nothing = Verdict(Act.MARK, FIRST, delivery.tag + 1)
+        assert settle(queues, nothing).refused == [nothing]
+        queues.open(NEXT, ())
+        assert settle(queues, mark(delivery)).refused == [mark(delivery)]
+        assert attempts(take(queues, NEXT)) == {b"1": 0}
+
+    @pytest.mark.parametrize("end", [ack, lambda d: defer(d, NOW), bury], ids=["ack", "defer", "bury"])
+    def test_a_settled_suspect_is_forgotten(self, queues: SlotQueues, publish: Publish, end: End) -> None:
+        publish(b"1", b"other")
+        take(queues, FIRST)
+        queues.open(NEXT, ())
+        suspect = take(queues, NEXT).deliveries[0]
+        settle(queues, mark(suspect))
+        settle(queues, end(suspect))
+        for dead in queues.dead("default"):
+            queues.exhume("default", dead.id)
+        if end is ack:
+            publish(b"1")
+        assert attempts(take(queues, NEXT)) == {b"1": None}

@@ -1,0 +1,227 @@
+"""The contract of queue drivers, second part: settling, deferring, burying, waiting."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_sticky.queues.base import Depth, SlotQueues, Want
+from celery_sticky.testing.queue_steps import (
+    FIRST,
+    HERE,
+    LONG,
+    NEXT,
+    NOW,
+    ODD,
+    Broker,
+    Connect,
+    End,
+    Publish,
+    QueueFixtures,
+    ack,
+    bodies,
+    bury,
+    defer,
+    settle,
+    take,
+    tenure,
+)
+
+
+class SettleContract(QueueFixtures):
+    """Settle, defer, dead, idle."""
+
+    def test_an_acked_message_never_comes_back(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"2")
+        first, _ = take(queues, FIRST).deliveries
+        assert take(queues, FIRST, ack(first)).confirmed == [ack(first)]
+        queues.open(NEXT, ())
+        assert bodies(take(queues, NEXT)) == [b"2"]
+
+    @pytest.mark.parametrize("end", [ack, lambda d: defer(d, NOW, b"x"), bury], ids=["ack", "defer", "bury"])
+    def test_a_verdict_of_a_former_tenure_is_refused_and_nothing_happens(
+        self, queues: SlotQueues, publish: Publish, end: End
+    ) -> None:
+        publish(b"1")
+        (delivery,) = take(queues, FIRST).deliveries
+        queues.open(NEXT, [delivery.tag])
+        answer = take(queues, NEXT, end(delivery))
+        assert (answer.refused, answer.confirmed, answer.deliveries) == ([end(delivery)], [], [])
+        assert (answer.due, queues.dead("default")) == ({}, [])
+        assert queues.depth("default", [7])[7].in_flight == 1
+
+    @pytest.mark.parametrize("end", [ack, lambda d: defer(d, NOW, b"x"), bury], ids=["ack", "defer", "bury"])
+    def test_only_the_first_verdict_of_a_delivery_counts(self, queues: SlotQueues, publish: Publish, end: End) -> None:
+        publish(b"1")
+        (delivery,) = take(queues, FIRST).deliveries
+        answer = settle(queues, ack(delivery), end(delivery))
+        assert (answer.confirmed, answer.refused) == ([ack(delivery)], [end(delivery)])
+        assert settle(queues, end(delivery)).refused == [end(delivery)]
+        assert take(queues, FIRST).deliveries == queues.dead("default") == []
+
+    def test_verdicts_are_settled_before_the_fetch(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"2")
+        (first,) = take(queues, FIRST, limit=1).deliveries
+        assert bodies(take(queues, FIRST, defer(first, NOW))) == [b"2", b"1"]
+
+    def test_a_deferred_message_comes_when_it_is_due_at_the_back(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1")
+        (delivery,) = take(queues, FIRST).deliveries
+        answer = take(queues, FIRST, defer(delivery, NOW + 10.25))
+        assert (answer.deliveries, answer.due, answer.drained) == ([], {HERE: NOW + 10.25}, {HERE})
+        publish(b"2")
+        assert take(queues, FIRST, limit=0, now=NOW + 10.2).due == {HERE: NOW + 10.25}
+        answer = take(queues, FIRST, now=NOW + 10.25)
+        assert (bodies(answer), answer.due) == ([b"2", b"1"], {})
+
+    def test_deferred_messages_come_in_the_order_in_which_they_come_due(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(*[b"%d" % i for i in range(12)])
+        brought = take(queues, FIRST).deliveries
+        dues = {0: 5.0, 1: 3.0, **dict.fromkeys(range(2, 12), 4.0)}
+        settle(queues, *[defer(d, NOW + dues[i]) for i, d in enumerate(brought)])
+        assert take(queues, FIRST, now=NOW + 3).due == {HERE: NOW + 4}
+        assert bodies(take(queues, FIRST, now=NOW + 9)) == [b"%d" % i for i in (*range(2, 12), 0)]
+
+    def test_a_deferred_message_keeps_its_priority_and_may_get_another_body(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(b"1", priority=6)
+        (delivery,) = take(queues, FIRST).deliveries
+        settle(queues, defer(delivery, NOW, ODD))
+        (again,) = take(queues, FIRST).deliveries
+        assert (again.body, again.priority, again.attempts) == (ODD, 6, None)
+
+    def test_equal_bodies_are_deferred_each_by_itself(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"1")
+        settle(queues, *[defer(d, NOW + 1) for d in take(queues, FIRST).deliveries])
+        assert bodies(take(queues, FIRST, now=NOW + 1)) == [b"1", b"1"]
+
+    def test_deferred_messages_outlive_the_owner_and_take_the_place_where_they_came_due(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(b"1", b"2")
+        first, _ = take(queues, FIRST).deliveries
+        settle(queues, defer(first, NOW + 1))
+        queues.open(NEXT, ())
+        assert bodies(take(queues, NEXT, now=NOW + 1)) == [b"2", b"1"]
+        queues.open(tenure(epoch=7), ())
+        assert bodies(take(queues, tenure(epoch=7))) == [b"2", b"1"]
+
+    def test_buried_messages_are_listed_oldest_first_and_not_delivered(
+        self, queues: SlotQueues, publish: Publish, connect: Connect
+    ) -> None:
+        count = 410
+        publish(*[b"%d" % i for i in range(count)])
+        brought = take(queues, FIRST, limit=count).deliveries
+        settle(queues, *[bury(d, f'{{"reason": "{d.body.decode()}"}}') for d in reversed(brought)])
+        dead = connect().dead("default")
+        assert [d.body for d in dead] == [b"%d" % i for i in reversed(range(count))]
+        assert {d.id for d in dead} == {f"7-{d.tag}" for d in brought}
+        assert dead[0].info == f'{{"reason": "{count - 1}"}}'
+        queues.open(NEXT, ())
+        assert take(queues, NEXT).deliveries == []
+
+    def test_an_exhumed_message_goes_to_the_back_of_its_queue_once(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"2", priority=3)
+        (first,) = take(queues, FIRST, limit=1).deliveries
+        settle(queues, bury(first))
+        assert queues.exhume("default", f"7-{first.tag}")
+        assert not queues.exhume("default", f"7-{first.tag}")
+        brought = take(queues, FIRST).deliveries
+        assert [(d.body, d.priority) for d in brought] == [(b"2", 3), (b"1", 3)]
+        assert queues.dead("default") == []
+
+    def test_a_dropped_message_is_gone(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1")
+        (first,) = take(queues, FIRST).deliveries
+        settle(queues, bury(first))
+        assert not queues.drop("orders", f"7-{first.tag}")
+        assert queues.drop("default", f"7-{first.tag}")
+        assert not queues.drop("default", f"7-{first.tag}")
+        assert not queues.exhume("default", f"7-{first.tag}")
+
+    @pytest.mark.parametrize("name", ["7-99", "", "x", "x-1", "7"])
+    def test_there_is_no_such_dead_message(self, queues: SlotQueues, name: str) -> None:
+        assert not queues.exhume("default", name)
+        assert not queues.drop("default", name)
+
+    def test_depth_counts_what_stands_in_a_slot_whoever_owns_it(
+        self, queues: SlotQueues, publish: Publish, connect: Connect
+    ) -> None:
+        publish(b"1", b"2", b"3", b"4")
+        publish(b"5", priority=3)
+        first, *_ = take(queues, FIRST, limit=3).deliveries
+        settle(queues, defer(first, NOW + 1))
+        assert connect().depth("default", [7, 8]) == {7: Depth(2, 1, 2, b"4"), 8: Depth(0, 0, 0, None)}
+        assert len(connect().depth("default", range(200))) == 200
+
+    def test_idle_names_a_drained_slot_that_gets_a_message_once(self, queues: SlotQueues, broker: Broker) -> None:
+        queues.open(tenure(slot=8), ())
+        queues.fetch([Want(FIRST, 1), Want(tenure(slot=8), 1)], [], NOW)
+        assert queues.idle(0) == set()
+        timer = threading.Timer(0.1, broker.publish, ("default", 7, b"1", 9))
+        timer.start()
+        assert queues.idle(LONG) == {HERE}
+        timer.join()
+        broker.publish("default", 7, b"2")
+        assert queues.idle(0.05) == set()
+        take(queues, FIRST)
+        broker.publish("default", 7, b"3")
+        assert queues.idle(LONG) == {HERE}
+
+    def test_idle_names_a_slot_that_got_its_message_before(self, queues: SlotQueues, publish: Publish) -> None:
+        take(queues, FIRST)
+        publish(b"1")
+        assert queues.idle(LONG) == {HERE}
+        take(queues, FIRST, limit=1)
+        queues.idle(0)
+        publish(b"2")
+        assert queues.idle(LONG) == {HERE}
+
+    def test_idle_ends_when_its_time_is_up(self, queues: SlotQueues) -> None:
+        assert queues.idle(0) == queues.idle(0.01) == set()
+        take(queues, FIRST)
+        assert queues.idle(0) == queues.idle(0.01) == set()
+
+    def test_idle_does_not_name_what_is_not_known_to_be_empty(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"2")
+        take(queues, FIRST, limit=1)
+        publish(b"3")
+        assert queues.idle(0.05) == set()
+
+    def test_idle_does_not_wait_for_a_closed_slot(self, queues: SlotQueues, publish: Publish) -> None:
+        take(queues, FIRST)
+        queues.close_slot(tenure(epoch=4))  # another tenure: no effect
+        publish(b"1")
+        assert queues.idle(LONG) == {HERE}
+        take(queues, FIRST)
+        queues.close_slot(FIRST)
+        publish(b"2")
+        assert queues.idle(0.05) == set()
+        assert bodies(take(queues, FIRST)) == [b"2"]
+
+    @pytest.mark.parametrize("own", [True, False])
+    def test_idle_names_a_slot_whose_dead_message_was_exhumed(
+        self, queues: SlotQueues, publish: Publish, connect: Connect, own: bool
+    ) -> None:
+        publish(b"1")
+        (first,) = take(queues, FIRST).deliveries
+        take(queues, FIRST, bury(first))
+        assert queues.idle(0) == set()
+        assert (queues if own else connect()).exhume("default", f"7-{first.tag}")
+        assert queues.idle(LONG) == {HERE}
+
+    @pytest.mark.parametrize("drained", [True, False])
+    def test_wake_ends_the_idle_under_way_or_the_next_one(self, queues: SlotQueues, drained: bool) -> None:
+        if drained:
+            take(queues, FIRST)
+        queues.wake()
+        queues.wake()
+        assert queues.idle(LONG) == set()
+        timer = threading.Timer(0.1, queues.wake)
+        timer.start()
+        assert queues.idle(LONG) == set()
+        timer.join()

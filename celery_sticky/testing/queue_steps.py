@@ -1,0 +1,123 @@
+"""The steps that the tests of `queue_contract` are made of: a broker, tenures, verdicts, a fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from celery_sticky.queues.base import Act, Delivery, Fetched, SlotQueues, Tenure, Verdict, Want
+
+NOW = 1_000_000.0
+LONG = 20.0
+"""Seconds that no test waits in full unless it fails."""
+ODD = b'\x00\xff:{"body": "a:b"}\r\n'
+
+
+class Broker(Protocol):
+    """One empty broker."""
+
+    def driver(self) -> SlotQueues:
+        """Return a new driver with a connection of its own."""
+
+    def publish(self, keyspace: str, slot: int, body: bytes, priority: int = 0) -> None:
+        """Put a message in a slot queue as a sender does."""
+
+
+Connect = Callable[[], SlotQueues]
+Publish = Callable[..., None]
+End = Callable[[Delivery], Verdict]
+
+
+def tenure(
+    slot: int = 7, epoch: int = 5, incarnation: str = "ann", count: int = 3, keyspace: str = "default"
+) -> Tenure:
+    """Return a tenure of the slot that the tests use most."""
+    return Tenure(keyspace, slot, epoch, incarnation, count)
+
+
+FIRST = tenure()
+AGAIN = tenure(count=4)
+NEXT = tenure(epoch=6, incarnation="bob", count=1)
+HERE = ("default", 7)
+
+
+def ack(delivery: Delivery, under: Tenure | None = None) -> Verdict:
+    """Return the verdict that a delivery is done."""
+    return Verdict(Act.ACK, under or delivery.tenure, delivery.tag)
+
+
+def defer(delivery: Delivery, due: float, body: bytes | None = None) -> Verdict:
+    """Return the verdict that a delivery has to wait."""
+    return Verdict(Act.DEFER, delivery.tenure, delivery.tag, due=due, body=body)
+
+
+def bury(delivery: Delivery, info: str = "{}") -> Verdict:
+    """Return the verdict that a delivery is dead."""
+    return Verdict(Act.BURY, delivery.tenure, delivery.tag, info=info)
+
+
+def mark(delivery: Delivery) -> Verdict:
+    """Return the note that a delivery starts."""
+    return Verdict(Act.MARK, delivery.tenure, delivery.tag)
+
+
+def take(queues: SlotQueues, under: Tenure, *verdicts: Verdict, limit: int = 100, now: float = NOW) -> Fetched:
+    """Fetch for one slot."""
+    return queues.fetch([Want(under, limit)], verdicts, now)
+
+
+def settle(queues: SlotQueues, *verdicts: Verdict) -> Fetched:
+    """Settle and fetch nothing."""
+    return queues.fetch([], verdicts, NOW)
+
+
+def bodies(fetched: Fetched) -> list[bytes]:
+    """Return what was brought."""
+    return [delivery.body for delivery in fetched.deliveries]
+
+
+def attempts(fetched: Fetched) -> dict[bytes, int | None]:
+    """Return how often each message brought was marked."""
+    return {delivery.body: delivery.attempts for delivery in fetched.deliveries}
+
+
+class QueueFixtures:
+    """What a test of the contract is given."""
+
+    @pytest.fixture
+    def broker(self) -> Any:
+        """Give one empty broker; override this."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def connect(self, broker: Broker) -> Iterator[Connect]:
+        """Make drivers, closed at the end."""
+        made: list[SlotQueues] = []
+
+        def connect() -> SlotQueues:
+            made.append(broker.driver())
+            return made[-1]
+
+        yield connect
+        for queues in made:
+            queues.close()
+            queues.close()  # may be called twice
+
+    @pytest.fixture
+    def queues(self, connect: Connect) -> SlotQueues:
+        """One driver with slot 7 opened for `FIRST`."""
+        queues = connect()
+        queues.open(FIRST, ())
+        return queues
+
+    @pytest.fixture
+    def publish(self, broker: Broker) -> Publish:
+        """Publish bodies to slot 7."""
+
+        def publish(*some: bytes, priority: int = 0) -> None:
+            for body in some:
+                broker.publish("default", 7, body, priority)
+
+        return publish

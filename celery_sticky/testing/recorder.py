@@ -1,0 +1,82 @@
+"""Writing a history while it happens: one event, one write, so a SIGKILL loses nothing that was written."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from celery_sticky.testing.history import Event, Kind, parse
+
+
+class Recorder:
+    """Appends events to a file that many processes of one host share.
+
+    The file is opened for each event: a recorder can be used across forks and in threads, and holds nothing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def published(self, key: str, n: int, task_id: str, *, keyspace: str = "default") -> None:
+        """Write down that the broker accepted task `n` of `key`."""
+        at, pid = time.monotonic_ns(), os.getpid()
+        self.write(Event(kind=Kind.PUBLISHED, key=key, n=n, task_id=task_id, at=at, pid=pid, keyspace=keyspace))
+
+    def events(self) -> list[Event]:
+        """Return what was written so far, by every process."""
+        return parse(self.path.read_text()) if self.path.exists() else []
+
+    @contextmanager
+    def run(
+        self,
+        key: str,
+        n: int,
+        task_id: str,
+        *,
+        worker: str,
+        keyspace: str = "default",
+        slot: int | None = None,
+        epoch: int | None = None,
+        attempt: int = 0,
+    ) -> Iterator[None]:
+        """Write START now, and END when the block is left; an exception makes it an END that did not finish."""
+        start = Event(
+            kind=Kind.START,
+            key=key,
+            n=n,
+            task_id=task_id,
+            at=time.monotonic_ns(),
+            pid=os.getpid(),
+            worker=worker,
+            run=uuid.uuid4().hex[:16],
+            keyspace=keyspace,
+            slot=slot,
+            epoch=epoch,
+            attempt=attempt,
+        )
+        self.write(start)
+        finished = False
+        try:
+            yield
+            finished = True
+        finally:
+            self.write(replace(start, kind=Kind.END, at=time.monotonic_ns(), finished=finished))
+
+    def write(self, event: Event) -> None:
+        """Append one event; when this returns, it is in the file.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        record = event.record().encode()
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if os.write(file, record) < len(record):
+                raise OSError(f"the disk of {self.path} is full")
+        finally:
+            os.close(file)

@@ -1,0 +1,17 @@
+"""What every store must do, as tests: a driver's own test file subclasses `StoreContract` and says how to reach it.
+
+class TestMine(StoreContract):
+    @pytest.fixture
+    def server(self) -> StoreServer:
+        return MyServer()
+"""
+
+from celery_sticky.testing.store_contract.documents import DocumentContract
+from celery_sticky.testing.store_contract.server import StoreServer, first_view, hear, joined, revived
+from celery_sticky.testing.store_contract.signals import FaultContract, SignalContract
+
+__all__ = ["StoreContract", "StoreServer", "first_view", "hear", "joined", "revived"]
+
+
+class StoreContract(DocumentContract, SignalContract, FaultContract):
+    """All of it."""

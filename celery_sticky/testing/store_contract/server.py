@@ -1,0 +1,108 @@
+"""How the contract reaches a store, and the words its tests are written in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import Member, View
+from celery_sticky.stores.base import Signal, Store
+
+OpenStore = Callable[..., Store]
+PATIENCE = 10.0
+"""Seconds after which something that should happen has not."""
+
+
+class StoreServer:
+    """A server under test. What a driver's tests cannot do to theirs, they leave as it is here."""
+
+    def connect(self, keyspace: str, prefix: str) -> Store:
+        """Make a new store object."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Break every connection."""
+        pytest.skip("these tests may not break this server's connections")
+
+    def stop(self) -> None:
+        """Make it answer nobody."""
+        pytest.skip("these tests may not stop this server")
+
+    def restart(self) -> None:
+        """Bring it back (stop it first if it runs) with its data and another run id."""
+        pytest.skip("these tests may not restart this server")
+
+
+def first_view(store: Store) -> View:
+    """Write and return a document without members."""
+    store_id = store.read().store_id
+    view = changes.fresh(slots=8, hash="h", generation=1, version=1, store_id=store_id)
+    assert store.swap(None, view)
+    return view
+
+
+def joined(store: Store, view: View, name: str) -> View:
+    """Let a member (incarnation `<name>-1`) join, and return the new view."""
+    new = changes.join(view, Member(name, f"{name}-1"))
+    assert store.swap(view, new)
+    return new
+
+
+def hear(store: Store, wanted: Signal) -> list[Signal]:
+    """Watch until `wanted` comes; return all that came."""
+    deadline = time.monotonic() + PATIENCE
+    heard: list[Signal] = []
+    while wanted not in heard:
+        left = deadline - time.monotonic()
+        assert left > 0, f"{wanted} did not come, only {heard}"
+        heard += store.watch(left)
+    return heard
+
+
+def revived(verb: Callable[[], object]) -> None:
+    """Call a verb until it works."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            verb()
+        except StoreUnavailable:
+            assert time.monotonic() < deadline, "the store did not come back"
+            time.sleep(0.02)
+        else:
+            return
+
+
+class Opening:
+    """Fixtures: stores of one server, closed after the test."""
+
+    @pytest.fixture
+    def server(self) -> StoreServer:
+        """Make the server under test: to be overridden."""
+        raise NotImplementedError("say how to reach the server")
+
+    @pytest.fixture
+    def open_store(self, server: StoreServer) -> Iterator[OpenStore]:
+        """Open any number of stores: `open_store(keyspace, prefix)`."""
+        stores: list[Store] = []
+
+        def open_store(keyspace: str = "default", prefix: str = "one") -> Store:
+            stores.append(server.connect(keyspace, prefix))
+            return stores[-1]
+
+        yield open_store
+        for store in stores:
+            store.close()
+
+    @pytest.fixture
+    def store(self, open_store: OpenStore) -> Store:
+        """Open a store."""
+        return open_store()
+
+    @pytest.fixture
+    def other(self, open_store: OpenStore) -> Store:
+        """Open another client of the same store."""
+        return open_store()

@@ -1,0 +1,159 @@
+"""The store contract: what `watch` hears, and a server that goes and comes back."""
+
+# ruff: noqa: D102  (a test's name is its sentence)
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import Member
+from celery_sticky.stores.base import Changed, Heard, Store
+from celery_sticky.testing.store_contract.server import (
+    PATIENCE,
+    Opening,
+    OpenStore,
+    StoreServer,
+    first_view,
+    hear,
+    joined,
+    revived,
+)
+
+
+class SignalContract(Opening):
+    """What `watch` hears, and what ends it."""
+
+    def test_the_first_watch_returns_at_once(self, store: Store) -> None:
+        before = time.monotonic()
+        assert list(store.watch(PATIENCE)) == []
+        assert time.monotonic() - before < PATIENCE / 2
+
+    def test_a_watch_without_signals_ends_after_its_time(self, store: Store) -> None:
+        store.watch(0)
+        before = time.monotonic()
+        assert list(store.watch(0.2)) == []
+        assert time.monotonic() - before >= 0.19
+
+    def test_others_hear_a_change_and_a_heartbeat(self, store: Store, other: Store) -> None:
+        other.watch(0)
+        view = joined(store, first_view(store), "a")
+        hear(other, Changed(view.version))
+        store.beat("a-1")
+        hear(other, Heard("a-1", 1))
+
+    def test_a_refused_swap_and_a_quiet_beat_are_not_heard(self, store: Store, other: Store) -> None:
+        view = joined(store, first_view(store), "a")
+        other.watch(0)
+        assert not store.swap(None, view)
+        store.beat("a-1", announce=False)
+        assert not store.beat("gone").alive
+        store.beat("a-1")
+        assert hear(other, Heard("a-1", 2)) == [Heard("a-1", 2)]
+
+    def test_nobody_is_woken_by_their_own_heartbeat(self, store: Store) -> None:
+        view = joined(store, first_view(store), "a")
+        store.watch(0)
+        store.beat("a-1")
+        new = joined(store, view, "b")
+        assert hear(store, Changed(new.version)) == [Changed(new.version)]
+
+    def test_signals_stay_in_their_keyspace(self, store: Store, other: Store, open_store: OpenStore) -> None:
+        elsewhere = open_store("elsewhere")
+        other.watch(0)
+        first_view(elsewhere)
+        view = joined(store, first_view(store), "a")
+        assert hear(other, Changed(view.version)) == [Changed(1), Changed(view.version)]
+
+    def test_a_watch_under_way_is_woken_by_another_thread(self, store: Store) -> None:
+        store.watch(0)
+        waker = threading.Timer(0.1, store.wake)
+        waker.start()
+        before = time.monotonic()
+        assert list(store.watch(PATIENCE)) == []
+        assert time.monotonic() - before < PATIENCE / 2
+        waker.join()
+
+    @pytest.mark.parametrize("subscribed", [True, False])
+    def test_a_wake_before_a_watch_ends_that_watch_and_no_other(self, store: Store, subscribed: bool) -> None:
+        if subscribed:
+            store.watch(0)
+        for _ in range(3):
+            store.wake()
+        before = time.monotonic()
+        assert list(store.watch(PATIENCE)) == []
+        assert time.monotonic() - before < PATIENCE / 2
+        before = time.monotonic()
+        store.watch(0.2)
+        assert time.monotonic() - before >= 0.19
+
+    def test_a_watch_under_way_is_ended_by_a_signal(self, store: Store, other: Store) -> None:
+        store.watch(0)
+        sender = threading.Timer(0.1, first_view, [other])
+        sender.start()
+        assert list(store.watch(PATIENCE)) == [Changed(1)]
+        sender.join()
+
+
+class FaultContract(Opening):
+    """A server that goes and comes back."""
+
+    def test_a_broken_subscription_is_told_once_and_then_made_anew(
+        self, server: StoreServer, store: Store, other: Store
+    ) -> None:
+        store.watch(0)
+        server.cut()
+        with pytest.raises(StoreUnavailable):
+            store.watch(PATIENCE)
+        assert list(store.watch(PATIENCE)) == []
+        revived(other.read)
+        first_view(other)
+        hear(store, Changed(1))
+
+    def test_a_lost_signal_is_made_good_by_a_beat(self, server: StoreServer, store: Store, other: Store) -> None:
+        view = joined(store, first_view(store), "a")
+        store.watch(0)
+        server.cut()
+        revived(other.read)
+        new = joined(other, view, "b")
+        revived(store.read)
+        assert store.beat("a-1").version == new.version
+
+    def test_every_verb_of_a_stopped_server_says_unavailable(self, server: StoreServer, store: Store) -> None:
+        view = first_view(store)
+        server.stop()
+        for verb in (
+            store.read,
+            lambda: store.swap(view, replace(view, version=2)),
+            lambda: store.beat("a-1"),
+            lambda: store.watch(1),
+            lambda: store.revoke(["t"], ttl=1, limit=1),
+            store.revoked,
+        ):
+            with pytest.raises(StoreUnavailable):
+                verb()
+
+    def test_a_restarted_server_keeps_its_data_and_has_another_id(self, server: StoreServer, store: Store) -> None:
+        view = joined(store, first_view(store), "a")
+        store.beat("a-1")
+        server.restart()
+        revived(store.read)
+        reading = store.read()
+        assert reading.view == view
+        assert reading.beats == {"a-1": 1}
+        assert reading.store_id != view.store_id
+        assert store.beat("a-1").store_id == reading.store_id
+
+    def test_a_swap_thought_out_before_a_restart_is_refused(self, server: StoreServer, store: Store) -> None:
+        view = joined(store, first_view(store), "a")
+        server.restart()
+        revived(store.read)
+        assert not store.swap(view, changes.join(view, Member("b", "b-1")))
+        fresh = changes.fresh(slots=8, hash="h", generation=2, version=view.version + 1, store_id=store.read().store_id)
+        assert store.swap(view, fresh)
+        assert store.read().view == fresh

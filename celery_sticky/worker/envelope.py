@@ -1,0 +1,57 @@
+"""A message as Kombu's virtual transports write it: a JSON envelope around an encoded body."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from celery_sticky.errors import StickyError
+
+
+class DamagedMessage(StickyError, ValueError):
+    """The message is not an envelope that Kombu writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The parts of a message, its body decoded from base64 but not deserialised."""
+
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    content_type: str
+    content_encoding: str
+    body: bytes
+
+    @property
+    def task(self) -> str:
+        """The task's name, or empty."""
+        return str(self.headers.get("task") or "")
+
+    @property
+    def task_id(self) -> str:
+        """The task's id, or empty."""
+        return str(self.headers.get("id") or self.properties.get("correlation_id") or "")
+
+
+def parse(raw: bytes) -> Envelope:
+    """Take an envelope apart.
+
+    Raises:
+        DamagedMessage: it is none.
+    """
+    try:
+        outer = json.loads(raw)
+        properties = dict(outer["properties"])
+        body = outer["body"]
+        encoded = properties.get("body_encoding") == "base64"
+        return Envelope(
+            headers=dict(outer.get("headers") or {}),
+            properties=properties,
+            content_type=str(outer.get("content-type") or "application/json"),
+            content_encoding=str(outer.get("content-encoding") or "utf-8"),
+            body=base64.b64decode(body) if encoded else body.encode() if isinstance(body, str) else body,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedMessage(f"the message is not a Kombu envelope: {error!r}") from error

@@ -1,0 +1,304 @@
+"""The member thread: runs `ownership.machine` against a store, in an operating system thread with a client of its own.
+
+It is the only writer of the lease and the only user of its store. Everything else talks to it through `post`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StickyError, StoreUnavailable
+from celery_sticky.ownership.events import (
+    BeatDone,
+    BeatHeard,
+    CloseSlot,
+    Effect,
+    Event,
+    LeaveAsked,
+    LoseSlots,
+    Opened,
+    OpenSlot,
+    PoolGone,
+    Read,
+    ReadDone,
+    Refuse,
+    Say,
+    SendBeat,
+    StopSlot,
+    StoreFailed,
+    Swap,
+    SwapDone,
+    Tick,
+    ViewChanged,
+)
+from celery_sticky.ownership.machine import Machine, Phase, SlotState, Terms
+from celery_sticky.ownership.view import View
+from celery_sticky.stores.base import Changed, Signal, Store
+from celery_sticky.worker.claim import Claim
+from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.lease import Lease, boottime
+from celery_sticky.worker.native import start_native_thread
+
+logger = logging.getLogger("celery_sticky.member")
+
+LONGEST_WATCH = 30.0
+BROKEN_PAUSE = 0.1
+"""Seconds between attempts to listen to a store that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a member knows and does, at one instant; replaced whole."""
+
+    phase: Phase = Phase.OUT
+    incarnation: str = ""
+    view: View | None = None
+    trust_until: float = float("-inf")
+    slots: int = 0
+    """Slots open here."""
+    moving: int = 0
+    """Slots being opened or given away."""
+    store_lost: bool = False
+
+
+class Hooks(Protocol):
+    """What the member tells the application. Called in the member's thread."""
+
+    def gained(self, keyspace: str, slots: frozenset[int]) -> None:
+        """These slots are open here."""
+
+    def lost(self, keyspace: str, slots: frozenset[int]) -> None:
+        """Nothing of these slots runs here any more; the next owner starts only after this returns."""
+
+    def refused(self, error: RefusedToStart) -> None:
+        """This worker must stop."""
+
+    def fresh_revokes(self) -> Collection[str]:
+        """Return ids revoked here since the last call."""
+
+    def learn_revokes(self, task_ids: Collection[str]) -> None:
+        """These ids were revoked before this worker joined."""
+
+
+class Member:
+    """One worker's membership in one keyspace."""
+
+    def __init__(
+        self,
+        keyspace: str,
+        terms: Callable[[str], Terms],
+        open_store: Callable[[], Store],
+        courier: Courier,
+        lease: Lease,
+        claim: Claim,
+        hooks: Hooks,
+        *,
+        revoke_ttl: float,
+        revoke_limit: int,
+    ) -> None:
+        self.keyspace = keyspace
+        self.snapshot = Snapshot()
+        self._terms, self._open_store = terms, open_store
+        self._courier, self._lease, self._claim, self._hooks = courier, lease, claim, hooks
+        self._revoke_ttl, self._revoke_limit = revoke_ttl, revoke_limit
+        self._inbox: deque[Event] = deque()
+        self._store: Store | None = None
+        self._gained: set[int] = set()
+        self._fresh: set[int] = set()
+        self._term = 0
+        self._joined_as = ""
+        self._running = True
+        self._ended = False
+
+    def start(self) -> None:
+        """Take the name and begin to take part.
+
+        Raises:
+            NameTaken: a living process of this machine has it.
+        """
+        self._machine = Machine(self._terms(self._claim.acquire()), boottime())
+        start_native_thread(self._run)
+
+    def post(self, event: Event) -> None:
+        """Tell the member something. Any thread may call this."""
+        self._inbox.append(event)
+        if self._store is not None:
+            self._store.wake()
+
+    def leave(self) -> None:
+        """Begin to give everything away."""
+        self.post(LeaveAsked())
+
+    def finish(self, timeout: float, *, pool_is_dead: bool) -> bool:
+        """Wait until everything is given away, at most `timeout` seconds, then end; False if something was left.
+
+        With `pool_is_dead` what counts as running never ends here: it is given away as it is.
+        """
+        self.post(LeaveAsked())
+        if pool_is_dead:
+            self.post(PoolGone())
+        deadline = time.monotonic() + timeout
+        while self.snapshot.phase not in (Phase.LEFT, Phase.REFUSED) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._running = False
+        self.post(Tick())
+        while not self._ended and time.monotonic() < deadline + 1:
+            time.sleep(0.005)
+        if self.snapshot.phase is Phase.LEFT:
+            self._claim.release()
+        return self.snapshot.phase is Phase.LEFT
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._running:
+                try:
+                    if self._store is None:
+                        self._store = self._open_store()
+                    self._turn(self._store)
+                except StoreUnavailable as error:
+                    logger.warning("keyspace %s: %s", self.keyspace, error)
+                    self._step(StoreFailed(boottime()))
+                    time.sleep(BROKEN_PAUSE)
+                except Exception:
+                    logger.exception("keyspace %s: the member met an error it does not know", self.keyspace)
+                    self._step(StoreFailed(boottime()))
+                    time.sleep(BROKEN_PAUSE * 10)
+        finally:
+            self._lease.grant(self.keyspace, float("-inf"), self._term)
+            if self._store is not None:
+                self._store.close()
+            self._ended = True
+
+    def _turn(self, store: Store) -> None:
+        while self._inbox:
+            self._step(self._inbox.popleft())
+        self._announce_gains()
+        now = boottime()
+        pause = self._machine.wake_at(now) - now
+        if pause > 0:
+            for signal in store.watch(min(pause, LONGEST_WATCH)):
+                self._step(_event_of(signal))
+            if self._inbox:
+                return
+        self._step(Tick())
+
+    def _step(self, event: Event) -> None:
+        following: Event | None = event
+        while following is not None:
+            event, following = following, None
+            if isinstance(event, Opened):
+                self._note_opened(event)
+            effects = self._machine.step(event, boottime())
+            self._publish()
+            for effect in effects:
+                following = self._perform(effect) or following
+
+    def _publish(self) -> None:
+        machine = self._machine
+        if machine.phase is Phase.IN and machine.incarnation != self._joined_as:
+            self._joined_as = machine.incarnation
+            self._term += 1
+        old = self.snapshot
+        if (machine.trust_until, machine.phase) != (old.trust_until, old.phase):
+            self._lease.grant(self.keyspace, machine.trust_until, self._term)
+        open_now = sum(state is SlotState.OPEN for state in machine.slots.values())
+        self.snapshot = Snapshot(
+            machine.phase,
+            machine.incarnation,
+            machine.view,
+            machine.trust_until,
+            open_now,
+            len(machine.slots) - open_now,
+            machine.store_lost_since is not None,
+        )
+
+    def _note_opened(self, event: Opened) -> None:
+        machine = self._machine
+        if machine.slots.get(event.slot) is not SlotState.OPENING:
+            return
+        self._lease.mark(self.keyspace, event.slot, open_here=True)
+        if event.slot not in self._gained:
+            self._gained.add(event.slot)
+            self._fresh.add(event.slot)
+
+    def _announce_gains(self) -> None:
+        if self._fresh:
+            fresh, self._fresh = frozenset(self._fresh), set()
+            self._hooks.gained(self.keyspace, fresh)
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> Event | None:
+        match effect:
+            case OpenSlot(slot, epoch, incarnation):
+                self._courier.open((self.keyspace, slot), epoch, incarnation)
+            case StopSlot(slot):
+                self._lease.mark(self.keyspace, slot, open_here=False)
+                self._courier.stop((self.keyspace, slot))
+            case CloseSlot(slot):
+                self._lease.mark(self.keyspace, slot, open_here=False)
+                self._courier.close((self.keyspace, slot))
+                self._lose(frozenset((slot,)))
+            case LoseSlots(slots):
+                self._lose(slots)
+            case Refuse(reason, name_taken):
+                self._hooks.refused(NameTaken(reason) if name_taken else KeyspaceMismatch(reason))
+            case Say(text):
+                logger.info("keyspace %s: %s", self.keyspace, text)
+            case Read() | SendBeat() | Swap():
+                return self._ask(effect)
+        return None
+
+    def _lose(self, slots: frozenset[int]) -> None:
+        self._announce_gains()
+        if lost := slots & self._gained:
+            self._gained -= lost
+            self._hooks.lost(self.keyspace, lost)
+
+    def _ask(self, effect: Read | SendBeat | Swap) -> Event:
+        store = self._store
+        sent = boottime()
+        try:
+            if store is None:
+                raise StoreUnavailable("not connected yet")
+            match effect:
+                case Read():
+                    reading = store.read()
+                    return ReadDone(reading.view, dict(reading.beats), reading.store_id, reading.clock)
+                case SendBeat(incarnation, announce):
+                    beat = store.beat(incarnation, announce=announce)
+                    self._share_revokes(store)
+                    return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id)
+                case Swap(old, new, guard):
+                    return self._swap(store, old, new, guard)
+        except StoreUnavailable as error:
+            logger.warning("keyspace %s: %s", self.keyspace, error)
+        except StickyError:
+            logger.exception("keyspace %s: the store refused", self.keyspace)
+        return StoreFailed(sent)
+
+    def _swap(self, store: Store, old: View | None, new: View, guard: dict[str, int]) -> Event:
+        me = new.members.get(self._machine.terms.name)
+        if me is not None and me.incarnation == self._machine.incarnation and me.incarnation != self._joined_as:
+            # Joining: the lock file must name us before others can see us, and revokes be known before slots are.
+            self._claim.write(me.incarnation)
+            self._hooks.learn_revokes(store.revoked())
+        sent = boottime()
+        return SwapDone(sent, new, store.swap(old, new, guard))
+
+    def _share_revokes(self, store: Store) -> None:
+        if fresh := self._hooks.fresh_revokes():
+            store.revoke(fresh, ttl=self._revoke_ttl, limit=self._revoke_limit)
+
+
+def _event_of(signal: Signal) -> Event:
+    if isinstance(signal, Changed):
+        return ViewChanged(signal.version)
+    return BeatHeard(signal.incarnation, signal.counter)

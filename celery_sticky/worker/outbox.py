@@ -1,0 +1,65 @@
+"""Verdicts on their way to the broker: they wait for company, go together, and stay ours until they are answered."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from celery_sticky.ownership.gate import Entry, SlotId
+from celery_sticky.queues.base import Tenure, Verdict
+
+LINGER = 0.005
+"""Seconds a verdict waits for company while nobody waits for it."""
+COMPANY = 16
+"""Verdicts that do not wait any longer."""
+
+
+class Outbox:
+    """Verdicts not yet confirmed, with the entries they are about. Guarded by the courier's lock."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Entry, Verdict]] = deque()
+        self._sent: dict[tuple[SlotId, int], tuple[Entry, Verdict]] = {}
+        self._since = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._sent)
+
+    def put(self, entry: Entry, verdict: Verdict, now: float) -> bool:
+        """Take a verdict in; True if it is the first to wait."""
+        self._waiting.append((entry, verdict))
+        if len(self._waiting) == 1:
+            self._since = now
+            return True
+        return False
+
+    @property
+    def full(self) -> bool:
+        """Whether there is company enough to go."""
+        return len(self._waiting) >= COMPANY
+
+    @property
+    def goes_at(self) -> float | None:
+        """When the verdicts that wait go at the latest, or None when there are none."""
+        return self._since + LINGER if self._waiting else None
+
+    def take(self, stamp: Callable[[Entry, Verdict], Verdict]) -> list[Verdict]:
+        """Return everything that waits, each made out by `stamp` to the tenure the slot has now."""
+        taken = []
+        while self._waiting:
+            entry, verdict = self._waiting.popleft()
+            stamped = stamp(entry, verdict)
+            self._sent[entry.slot, entry.tag] = (entry, stamped)
+            taken.append(stamped)
+        return taken
+
+    def answered(self, tenure: Tenure, tag: int) -> Entry:
+        """The broker has answered this verdict: return its entry."""
+        return self._sent.pop(((tenure.keyspace, tenure.slot), tag))[0]
+
+    def back(self, now: float) -> None:
+        """The answer was lost: whatever was sent goes again, before the rest."""
+        if self._sent:
+            self._waiting.extendleft(reversed(self._sent.values()))
+            self._sent.clear()
+            self._since = now

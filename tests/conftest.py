@@ -1,0 +1,97 @@
+"""Fixtures for every floor: real servers, and an environment free of the developer's own settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.app import AppConfig
+from harness.fleet import Fleet
+from harness.guard import Guard
+from harness.standing import claimed_database, clear, standing_server
+from harness.valkey import ValkeyServer
+from hypothesis import settings
+
+FLOORS = ("unit", "contract", "worker", "system")
+HERE = Path(__file__).parent
+
+# A loaded machine is no reason to fail; the rest stays as Hypothesis has it (with CI set: always the same examples).
+settings.register_profile("tests", settings(), deadline=None)
+settings.load_profile("tests")
+
+# An app made in a test must not read these, nor may a worker process inherit them.
+for _name in [name for name in os.environ if name.startswith(("CELERY_", "STICKY_APP_"))]:
+    del os.environ[_name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        floor = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+        if floor in FLOORS:
+            item.add_marker(floor)
+
+
+@pytest.fixture(scope="session")
+def guard() -> Iterator[Guard]:
+    """Kills what the tests started, however the tests end."""
+    guard = Guard()
+    yield guard
+    guard.close()
+
+
+@pytest.fixture(scope="session")
+def redis_database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a database that is this session's alone: of the standing server, or of an embedded one."""
+    standing = standing_server(os.environ)
+    if standing is not None:
+        with claimed_database(standing) as address:
+            if address is not None:
+                yield address
+                return
+    server = ValkeyServer(request.getfixturevalue("guard"))
+    yield server.start().url
+    server.teardown()
+
+
+@pytest.fixture
+def redis_url(redis_database: str) -> Iterator[str]:
+    """The address of an empty database on a real server."""
+    clear(redis_database)
+    yield redis_database
+    clear(redis_database)
+
+
+@pytest.fixture
+def valkey(guard: Guard) -> Iterator[Callable[..., ValkeyServer]]:
+    """Starts private servers: `valkey(unix=False, appendonly=False, config=None)` → a started `ValkeyServer`."""
+    servers: list[ValkeyServer] = []
+
+    def start(**options: Any) -> ValkeyServer:
+        server = ValkeyServer(guard, **options)
+        servers.append(server)
+        return server.start()
+
+    yield start
+    for server in servers:
+        server.teardown()
+
+
+@pytest.fixture
+def fleet(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Fleet]]:
+    """Makes fleets: `fleet(broker=…, backend=…, conf={…}, keyed=True)`; broker and backend default to `redis_url`."""
+    fleets: list[Fleet] = []
+
+    def make(**options: Any) -> Fleet:
+        options.setdefault("broker", request.getfixturevalue("redis_url"))
+        options.setdefault("backend", options["broker"])
+        directory = tmp_path / f"fleet{len(fleets)}"
+        directory.mkdir()
+        fleets.append(Fleet(guard, directory, AppConfig(history=directory / "history.jsonl", **options)))
+        return fleets[-1]
+
+    yield make
+    for made in fleets:
+        made.teardown()

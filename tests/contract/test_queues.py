@@ -1,0 +1,139 @@
+"""The contract of queue drivers, on every driver and every kind of server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from harness.valkey import ValkeyServer
+from kombu import Connection
+
+from celery_sticky.errors import InvalidSettings
+from celery_sticky.queues import SlotQueues, open_queues
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.queues.redis import Layout, RedisQueues
+from celery_sticky.redis_clients import client_from_connection
+from celery_sticky.testing.queue_contract import QueueContract
+
+
+@dataclass
+class InMemory:
+    """A broker of this process."""
+
+    at: MemoryBroker = field(default_factory=MemoryBroker)
+
+    def driver(self) -> SlotQueues:
+        return MemoryQueues(self.at)
+
+    def publish(self, keyspace: str, slot: int, body: bytes, priority: int = 0) -> None:
+        self.at.publish(f"sticky.{keyspace}.{slot}", body, priority)
+
+
+class OnRedis:
+    """A real server, reached as Celery would; publishes as Kombu does, but any bytes."""
+
+    def __init__(self, url: str, **transport_options: Any) -> None:
+        self.connection = Connection(url, transport_options=transport_options)
+        self.layout = Layout.of(self.connection, "sticky")
+        self.client: Any = client_from_connection(self.connection, socket_timeout=5.0)
+
+    def driver(self) -> RedisQueues:
+        queues = open_queues(self.connection, prefix="sticky", socket_timeout=5.0)
+        assert isinstance(queues, RedisQueues)
+        return queues
+
+    def publish(self, keyspace: str, slot: int, body: bytes, priority: int = 0) -> None:
+        steps = [step for step in self.layout.steps if step <= priority]
+        self.client.lpush(self.layout.lists(keyspace, slot)[len(steps) - 1], body)
+
+    def names(self) -> set[str]:
+        return {key.decode() for key in self.client.scan_iter() if b"for-tests" not in key}
+
+
+class TestMemory(QueueContract):
+    @pytest.fixture
+    def broker(self) -> InMemory:
+        return InMemory()
+
+
+class TestRedis(QueueContract):
+    @pytest.fixture
+    def broker(self, redis_url: str) -> OnRedis:
+        return OnRedis(redis_url)
+
+
+class TestRedisWithKeyPrefix(QueueContract):
+    @pytest.fixture
+    def broker(self, redis_url: str) -> Iterator[OnRedis]:
+        broker = OnRedis(redis_url, global_keyprefix="{shop}:")
+        yield broker
+        assert all(key.startswith("{shop}:sticky.") for key in broker.names())
+
+
+@pytest.fixture(scope="module")
+def embedded(guard: Any) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(guard, unix=True).start()
+    yield server
+    server.teardown()
+
+
+class TestValkeyOverUnixSocket(QueueContract):
+    @pytest.fixture
+    def broker(self, embedded: ValkeyServer) -> OnRedis:
+        broker = OnRedis(embedded.url)
+        broker.client.flushall()
+        return broker
+
+
+class TestRedisWithoutPushes(QueueContract):
+    """A server that refuses client-side caching: the driver looks again and again."""
+
+    @pytest.fixture
+    def broker(self, embedded: ValkeyServer) -> Iterator[OnRedis]:
+        broker = OnRedis(embedded.url)
+        broker.client.flushall()
+        broker.client.execute_command("ACL", "SETUSER", "default", "-client|tracking")
+        yield broker
+        broker.client.execute_command("ACL", "SETUSER", "default", "+client|tracking")
+
+    def test_it_knows_that_nothing_is_pushed(self, broker: OnRedis, connect: Callable[[], RedisQueues]) -> None:
+        queues = connect()
+        queues.depth("default", [1])
+        assert not queues.pushed
+
+
+class TestOldProtocol(QueueContract):
+    """A server or proxy that does not know RESP3."""
+
+    @pytest.fixture
+    def broker(self, embedded: ValkeyServer) -> Iterator[OnRedis]:
+        broker = OnRedis(embedded.url)
+        broker.client.flushall()
+        broker.client.execute_command("ACL", "SETUSER", "default", "-hello")
+        yield broker
+        broker.client.execute_command("ACL", "SETUSER", "default", "+hello")
+
+
+def test_other_priority_steps_and_another_separator_of_the_transport_are_honoured(redis_url: str) -> None:
+    broker = OnRedis(redis_url, priority_steps=[0, 5], sep="::")
+    assert broker.layout.lists("default", 1) == ["sticky.default.1", "sticky.default.1::5"]
+
+
+@pytest.mark.parametrize("steps", [[3, 0], [0, "3"], [0, 0]])
+def test_priority_steps_that_cannot_be_used_are_refused(steps: list[Any]) -> None:
+    connection = Connection("redis://", transport_options={"priority_steps": steps})
+    with pytest.raises(InvalidSettings, match="priority_steps"):
+        open_queues(connection, prefix="sticky", socket_timeout=1.0)
+
+
+def test_the_memory_broker_is_shared_by_the_process() -> None:
+    one, other = (open_queues(Connection("memory://"), prefix="shared", socket_timeout=1.0) for _ in range(2))
+    assert isinstance(one, MemoryQueues) and isinstance(other, MemoryQueues)
+    assert one.broker is other.broker
+
+
+def test_a_broker_without_driver_is_refused_and_the_others_are_named() -> None:
+    with pytest.raises(InvalidSettings, match=r"amqp://.*redis://.*memory://"):
+        open_queues(Connection("amqp://guest:secret@nowhere"), prefix="sticky", socket_timeout=1.0)

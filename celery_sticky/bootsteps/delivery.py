@@ -16,9 +16,9 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 from celery.utils.imports import symbol_by_name
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from celery_sticky.bootsteps.eta import due_of
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
@@ -47,6 +47,7 @@ class Delivery(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._part: Part | None = getattr(consumer.controller, "sticky", None)
         self._consumer: Any = None
+        self._timezone = consumer.app.timezone
         self._strategies: dict[str, Any] = {}
         self._started = False
         self._draining = False
@@ -151,18 +152,7 @@ class Delivery(bootsteps.StartStopStep):
 
     def due_of(self, envelope: Envelope) -> float | None:
         """Return when the message wants to run, in seconds since the epoch, or None."""
-        eta = envelope.headers.get("eta")
-        if not eta:
-            return None
-        try:
-            due: float = maybe_make_aware(maybe_iso8601(eta), self._part_timezone()).timestamp()
-        except (ValueError, TypeError, AttributeError, OverflowError):
-            return None  # Celery's Request refuses it with an error of its own
-        return due
-
-    def _part_timezone(self) -> Any:
-        consumer = self._consumer
-        return consumer.app.timezone if consumer is not None else None
+        return due_of(envelope.headers, self._timezone)
 
     def ready(self) -> None:
         """Entries may be taken now: by the courier's own greenlet, or by Celery's loop once it is woken."""

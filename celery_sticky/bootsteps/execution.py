@@ -2,8 +2,9 @@
 
 In a child of the pool a thread looks at the shared lease and kills the child, with whatever it started, while it runs a
 keyed task past the deadline or without its parent. The main process does the same half a second later, from outside:
-C code that holds the interpreter lock would keep a child's own thread waiting. Pools without processes get an exception
-raised into the task, which takes effect at its next bytecode: best effort.
+C code that holds the interpreter lock would keep a child's own thread waiting. Pools without processes get `LeaseLost`
+raised into the task, best effort: a thread is interrupted at its next bytecode, a greenlet when it next gives way, the
+main thread (solo) also out of most blocking calls.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from celery.exceptions import Reject
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.settings import OnLeaseLoss
 from celery_sticky.worker.deadline import Deadline, Held
+from celery_sticky.worker.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
 
 GRACE = 0.5
 """Seconds the main process leaves a child to end itself."""
+INTERRUPT = signal.SIGURG
+"""Tells the main thread to look whether its task has lost its lease. Ignored where nobody handles it."""
 
 
-class LeaseLost(Reject):  # type: ignore[misc]
+class LeaseLost(Reject):
     """Raised into a keyed task when its worker may no longer act on its key."""
 
     def __init__(self, reason: str = "the worker's lease has ended", requeue: bool = True) -> None:
@@ -39,8 +43,9 @@ class LeaseLost(Reject):  # type: ignore[misc]
 class Execution:
     """Marks the keyed tasks that run in this process and ends them with the trust they rely on."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, *, green: bool) -> None:
         self._part = part
+        self._green = green
         self._main = os.getpid()
         self._here: dict[str, tuple[Held, Any]] = {}
         self._ends_tasks = part.settings.on_lease_loss is OnLeaseLoss.TERMINATE
@@ -56,8 +61,13 @@ class Execution:
             return
         if self._part.has_processes:
             Deadline(self._part.lease, self._held_by_children, self._kill_children, grace=GRACE).start()
+            return
+        watch = Deadline(self._part.lease, self._held_here, self._interrupt)
+        if self._green:
+            start_thread(watch.run, "sticky-deadline")  # a greenlet: only its own hub may interrupt another
         else:
-            Deadline(self._part.lease, self._held_here, self._raise_into).start()
+            signal.signal(INTERRUPT, self._on_interrupt)
+            watch.start()
 
     # -- marks ---------------------------------------------------------------------------------
 
@@ -66,12 +76,14 @@ class Execution:
         if sticky is None:
             return
         held = (sticky["keyspace"], sticky["term"])
-        self._here[task_id] = (held, _current())
+        self._here[task_id] = (held, _current(self._green))
         if self._ends_tasks and os.getpid() != self._main and not self._part.lease.trusted(*held):
             _die()
 
     def _on_postrun(self, task_id: str, **_: Any) -> None:
-        self._here.pop(task_id, None)
+        if self._here.pop(task_id, None) is None and not self._green:
+            # It was interrupted, perhaps after its last line: the exception must not hit what runs here next.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
 
     def _held_here(self) -> list[Held]:
         return [held for held, _ in tuple(self._here.values())]
@@ -94,27 +106,35 @@ class Execution:
                 logger.error("sticky: the lease has ended; killing process %d, which runs %s", run.pid, run.request)
                 _kill_group(run.pid)
 
-    def _raise_into(self, ended: Held) -> None:
+    def _interrupt(self, ended: Held) -> None:
         for task_id, (held, where) in tuple(self._here.items()):
-            if held == ended and self._here.pop(task_id, None):
+            if held == ended:
                 logger.error("sticky: the lease has ended; interrupting task %s", task_id)
-                _interrupt(where)
+                self._raise_into(task_id, where)
+
+    def _raise_into(self, task_id: str, where: Any) -> None:
+        if "gevent" in sys.modules and hasattr(where, "kill"):
+            where.kill(LeaseLost(), block=False)
+        elif "eventlet" in sys.modules and hasattr(where, "kill"):
+            where.kill(LeaseLost)
+        elif where == threading.main_thread().ident:
+            signal.pthread_kill(where, INTERRUPT)
+            return  # its handler takes the mark
+        else:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(where), ctypes.py_object(LeaseLost))
+        self._here.pop(task_id, None)
+
+    def _on_interrupt(self, *_: Any) -> None:
+        # In the main thread, between two bytecodes: so either the task is still marked, or it has ended.
+        for task_id, (held, _where) in tuple(self._here.items()):
+            if not self._part.lease.trusted(*held):
+                del self._here[task_id]
+                raise LeaseLost()
 
 
-def _current() -> Any:
+def _current(green: bool) -> Any:
     """Return what runs the current task: a greenlet, or the id of a thread."""
-    greenlet = sys.modules.get("greenlet")
-    current = greenlet.getcurrent() if greenlet else None
-    return current if current is not None and current.parent is not None else threading.get_ident()
-
-
-def _interrupt(where: Any) -> None:
-    if isinstance(where, int):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(where), ctypes.py_object(LeaseLost))
-    elif "gevent" in sys.modules and hasattr(where, "loop"):
-        where.loop.run_callback_threadsafe(where.throw, LeaseLost())
-    else:
-        logger.error("sticky: eventlet tasks cannot be interrupted from outside: this one runs on as a zombie")
+    return sys.modules["greenlet"].getcurrent() if green else threading.get_ident()
 
 
 def _die() -> None:

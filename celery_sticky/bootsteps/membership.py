@@ -15,8 +15,10 @@ from celery import bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state as worker_state
 
+from celery_sticky.bootsteps import control as control
 from celery_sticky.bootsteps.execution import Execution
 from celery_sticky.bootsteps.part import Part
+from celery_sticky.bootsteps.retry import fence_retry
 from celery_sticky.errors import RefusedToStart
 from celery_sticky.keys import DEFAULT_KEYSPACE, HASH_NAME
 from celery_sticky.ownership.events import Event
@@ -78,8 +80,10 @@ class Membership(bootsteps.StartStopStep):
             part.members[keyspace] = self._make_member(part, hooks, keyspace, slots, where)
         for name in keyed:
             _keep_when_lost(app.tasks[name])
+        for task in app.tasks.values():
+            fence_retry(task)  # all: a message may bring a key of its own to a task without one
         wiring.lease = lease
-        self._execution = Execution(part)
+        self._execution = Execution(part, green=worker.pool_cls.is_green)
         return part
 
     def _make_member(self, part: Part, hooks: _Hooks, keyspace: str, slots: int, where: Any) -> Member:

@@ -9,7 +9,7 @@ from typing import Any
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.settings import Settings
 from celery_sticky.worker.courier import Courier
-from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.member import Member
 
 
@@ -42,16 +42,18 @@ class Part:
         }
 
     def _describe(self, member: Member) -> dict[str, Any]:
-        from celery_sticky.worker.lease import boottime
-
-        snapshot = member.snapshot
+        snapshot, now = member.snapshot, boottime()
         view = snapshot.view
+        trusted = max(0.0, snapshot.trust_until - now)
+        running = sum(n for (keyspace, _), n in self.courier.running_by_slot().items() if keyspace == member.keyspace)
         return {
             "phase": snapshot.phase.value,
             "incarnation": snapshot.incarnation,
             "version": view.version if view else None,
             "slots": snapshot.slots,
             "moving": snapshot.moving,
-            "trust_seconds": max(0.0, snapshot.trust_until - boottime()) if snapshot.slots else 0.0,
+            "running": running,
+            "trust_seconds": trusted,
+            "lease_age": self.settings.lease_ttl - self.settings.lease_margin - trusted,
             "store_lost": snapshot.store_lost,
         }

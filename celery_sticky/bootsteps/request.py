@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
+from celery_sticky.bootsteps.retry import DeferredRetry
 from celery_sticky.bootsteps.run import Run
 
 
@@ -46,17 +48,19 @@ class StickyRequest:
             run.accepting = False
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        self._run.reason = repr(exc_info.exception)[:500]
+        self._run.reason = repr(_exception(exc_info))[:500]
         try:
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
         finally:
             self._run.let_go()
 
     def on_retry(self, exc_info: Any) -> None:
-        super().on_retry(exc_info)  # type: ignore[misc]
-        retry = exc_info.exception
-        if (body := getattr(retry, "sticky_body", None)) is not None:
-            self._run.defer(retry.sticky_due, body)
+        try:
+            super().on_retry(exc_info)  # type: ignore[misc]
+        finally:
+            # After Celery's own, which acknowledges.
+            if isinstance(retry := _exception(exc_info), DeferredRetry):
+                self._run.defer(retry.sticky_due, retry.sticky_body)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         try:
@@ -72,14 +76,30 @@ class StickyRequest:
             self._run.let_go()
 
 
+def _exception(exc_info: Any) -> Any:
+    """Return what the task raised. Pools without processes leave it wrapped."""
+    error = exc_info.exception
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
 def _reserving(execute: Any) -> Any:
     @functools.wraps(execute)
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
         if not self._run.start(self):
             raise TaskRevokedError(self.id)  # makes the worker give the pool's place free again, and nothing else
-        return execute(self, pool, **kwargs)
+        result = execute(self, pool, **kwargs)
+        _watch(result, self._run)
+        return result
 
     return execute_using_pool
+
+
+def _watch(result: Any, run: Run) -> None:
+    # A thread or greenlet that ends by an exception in Celery's own code calls nobody back.
+    if (future := getattr(result, "f", None)) is not None:
+        future.add_done_callback(lambda _: run.let_go())
+    elif (link := getattr(result, "link", None)) is not None:
+        link(lambda *_: run.let_go())
 
 
 def _letting_go(on_success: Any) -> Any:

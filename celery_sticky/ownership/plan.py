@@ -99,8 +99,8 @@ class _Draft:
                 self._take_away(slot)
 
     def fill(self) -> None:
-        """Give the slots nobody has to the members that lack some, by name."""
-        takers = (name for name in sorted(n for n in self.room if n) for _ in range(self.room[name]))
+        """Give the slots nobody has to the members that lack some, in their order."""
+        takers = (name for name, room in self.room.items() for _ in range(room))
         for slot in self.loose:
             if self.target[slot] not in self.room:
                 self.target[slot] = next(takers)

@@ -38,13 +38,14 @@ class Deadline:
 
     def start(self) -> None:
         """Begin to watch."""
-        start_native_thread(self._run)
+        start_native_thread(self.run)
 
     def stop(self) -> None:
         """Watch no longer."""
         self._running = False
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Watch, in this thread."""
         while self._running:
             time.sleep(self._look())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,16 +32,20 @@ class InMemory:
         self.at.publish(f"sticky.{keyspace}.{slot}", body, priority)
 
 
+# Servers push changes of every database: other tests on the same server must not use the same names.
+PREFIX = f"sticky-{os.getpid()}"
+
+
 class OnRedis:
     """A real server, reached as Celery would; publishes as Kombu does, but any bytes."""
 
     def __init__(self, url: str, **transport_options: Any) -> None:
         self.connection = Connection(url, transport_options=transport_options)
-        self.layout = Layout.of(self.connection, "sticky")
+        self.layout = Layout.of(self.connection, PREFIX)
         self.client: Any = client_from_connection(self.connection, socket_timeout=5.0)
 
     def driver(self) -> RedisQueues:
-        queues = open_queues(self.connection, prefix="sticky", socket_timeout=5.0)
+        queues = open_queues(self.connection, prefix=PREFIX, socket_timeout=5.0)
         assert isinstance(queues, RedisQueues)
         return queues
 
@@ -69,7 +74,7 @@ class TestRedisWithKeyPrefix(QueueContract):
     def broker(self, redis_url: str) -> Iterator[OnRedis]:
         broker = OnRedis(redis_url, global_keyprefix="{shop}:")
         yield broker
-        assert all(key.startswith("{shop}:sticky.") for key in broker.names())
+        assert all(key.startswith(f"{{shop}}:{PREFIX}.") for key in broker.names())
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +123,7 @@ class TestOldProtocol(QueueContract):
 
 def test_other_priority_steps_and_another_separator_of_the_transport_are_honoured(redis_url: str) -> None:
     broker = OnRedis(redis_url, priority_steps=[0, 5], sep="::")
-    assert broker.layout.lists("default", 1) == ["sticky.default.1", "sticky.default.1::5"]
+    assert broker.layout.lists("default", 1) == [f"{PREFIX}.default.1", f"{PREFIX}.default.1::5"]
 
 
 @pytest.mark.parametrize("steps", [[3, 0], [0, "3"], [0, 0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -38,7 +39,9 @@ from celery_sticky.testing.queue_steps import (
 )
 
 Start = Callable[..., ValkeyServer]
-QUEUE = "sticky.default.7"
+# Servers push changes of every database: other tests on the same server must not use the same names.
+PREFIX = f"sticky-{os.getpid()}"
+QUEUE = f"{PREFIX}.default.7"
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def connect() -> Iterator[Callable[..., RedisQueues]]:
     made: list[RedisQueues] = []
 
     def connect(url: str, socket_timeout: float = 5.0, **options: Any) -> RedisQueues:
-        queues = open_queues(Connection(url, transport_options=options), prefix="sticky", socket_timeout=socket_timeout)
+        queues = open_queues(Connection(url, transport_options=options), prefix=PREFIX, socket_timeout=socket_timeout)
         assert isinstance(queues, RedisQueues)
         made.append(queues)
         return queues
@@ -65,7 +68,7 @@ def test_it_reads_what_stock_kombu_publishes(redis_url: str, connect: Connect, p
     queues = connect(redis_url, **options)
     queues.open(FIRST, ())
     assert take(queues, FIRST).drained == {HERE}
-    name = queue_name("default", 7)
+    name = queue_name("default", 7, PREFIX)
     with Connection(redis_url, transport_options=options) as connection:
         queue = Queue(name, Exchange(name, type="direct"), routing_key=name)
         for priority in range(10):
@@ -108,7 +111,7 @@ def test_after_a_killed_connection_nothing_is_lost_and_slots_wake_again(redis_ur
     assert bodies(take(queues, AGAIN)) == [b"1", b"2"]
     # Slot 8 was not opened again: what was known of it is asked anew on the new connection, and pushed from there.
     assert queues.idle(0) == set()
-    client.lpush("sticky.default.8", "3")
+    client.lpush(f"{PREFIX}.default.8", "3")
     assert queues.idle(LONG) == {("default", 8)}
 
 
@@ -244,9 +247,10 @@ def test_a_refusal_is_a_broker_that_is_not_available(valkey: Start, connect: Con
     queues.open(FIRST, ())
 
 
-def test_an_idle_driver_sends_next_to_nothing(redis_url: str, connect: Connect) -> None:
-    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
-    queues = connect(redis_url)
+def test_an_idle_driver_sends_next_to_nothing(valkey: Start, connect: Connect) -> None:
+    server = valkey()
+    client = client_from_connection(Connection(server.url), socket_timeout=5.0)
+    queues = connect(server.url)
     tenures = [tenure(slot=slot) for slot in range(128)]
     for one in tenures:
         queues.open(one, ())
@@ -272,7 +276,7 @@ def test_only_fences_stay_behind(redis_url: str, connect: Connect) -> None:
     assert len(brought) == 600
     settle(queues, *[mark(d) for d in brought[::2]])
     settle(queues, *[ack(d) for d in brought])
-    assert {key for key in client.scan_iter() if b"sticky.d" in key} == {b"sticky.default.7:fence"}
+    assert {key for key in client.scan_iter() if QUEUE.encode() in key} == {f"{QUEUE}:fence".encode()}
 
 
 def test_marks_of_messages_that_were_purged_do_not_stay(redis_url: str, connect: Connect) -> None:
@@ -283,7 +287,7 @@ def test_marks_of_messages_that_were_purged_do_not_stay(redis_url: str, connect:
     take(queues, FIRST)
     queues.open(NEXT, ())
     assert client.hlen(QUEUE + ":marks") == 2
-    client.delete(*Layout().lists("default", 7))
+    client.delete(*Layout(PREFIX).lists("default", 7))
     take(queues, NEXT)
     assert client.hlen(QUEUE + ":marks") == 0
 

@@ -72,7 +72,7 @@ def test_host_user_and_database_are_those_of_the_url() -> None:
 def test_our_timeouts_stand_over_those_of_the_app_and_its_other_options_are_kept() -> None:
     made = settings("redis://h", socket_timeout=99, retry_on_timeout=True, max_connections=500, socket_keepalive=True)
     assert made["socket_timeout"] == made["socket_connect_timeout"] == 1.5
-    assert made["retry"].get_retries() == 0
+    assert made["retry"]._retries == 0
     assert not made["retry_on_timeout"]
     assert made["socket_keepalive"] is True
 
@@ -108,7 +108,7 @@ def test_the_sentinels_get_their_own_password_and_our_timeouts() -> None:
     assert pool.connection_kwargs["password"] == "pw"
     nodes = [node.connection_pool.connection_kwargs for node in pool.sentinel_manager.sentinels]
     assert [(node["host"], node["port"], node["password"]) for node in nodes] == [("a", 1, "spw"), ("b", 2, "spw")]
-    assert all(node["socket_timeout"] == 1.5 and node["retry"].get_retries() == 0 for node in nodes)
+    assert all(node["socket_timeout"] == 1.5 and node["retry"]._retries == 0 for node in nodes)
 
 
 @pytest.mark.parametrize("url", ["redis://h/notanumber", "sentinel://a:1", "memory://"])

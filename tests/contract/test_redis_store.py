@@ -118,9 +118,19 @@ def test_a_waiting_store_sends_nothing(store: Store, client: Any) -> None:
 def test_what_is_no_signal_is_passed_over(store: Store, client: Any) -> None:
     store.watch(0)
     for payload in (b"", b"changed:x", b"\xff\xfe", b"heard:1", b"later:1:2:3"):
-        client.publish("sticky:default:signals", payload)
-    client.publish("sticky:default:signals", "changed:7")
+        client.publish("sticky:default:signals:0", payload)
+    client.publish("sticky:default:signals:0", "changed:7")
     assert hear(store, Changed(7)) == [Changed(7)]
+
+
+def test_signals_stay_in_their_database(server: ValkeyServer, store: Store) -> None:
+    elsewhere = open_store(server.url.replace("/0", "/1"), "default")
+    store.watch(0)
+    joined(elsewhere, first_view(elsewhere), "a")
+    elsewhere.close()
+    first_view(store)
+    assert hear(store, Changed(1)) == [Changed(1)]
+    assert list(store.watch(0)) == []
 
 
 def test_a_key_of_another_type_is_told(store: Store, client: Any) -> None:
@@ -160,7 +170,7 @@ def test_the_global_prefix_stands_before_every_key(server: ValkeyServer, client:
     store.revoke(["t"], ttl=60, limit=1)
     hear(other, Changed(view.version))
     assert set(client.keys()) == {"app7:sticky:k:view", "app7:sticky:k:beats", "app7:sticky:revoked"}
-    assert client.pubsub_channels() == ["app7:sticky:k:signals"]
+    assert client.pubsub_channels() == ["app7:sticky:k:signals:0"]
     store.close()
     other.close()
 

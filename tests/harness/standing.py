@@ -1,4 +1,4 @@
-"""The server that stands on this machine, and a database of it that no other test session uses meanwhile.
+"""The server that stands on this machine, for one test session at a time; the others start their own.
 
 `STICKY_TEST_REDIS` chooses: unset takes the Redis on its standard port where one answers (with `CI` set, it must), an
 address takes that server (it must answer), `embedded` takes none.
@@ -46,26 +46,24 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def claimed_database(url: str) -> Iterator[str | None]:
-    """Claim one of the databases 1 to 15 by a file lock and give its address; None if all are taken.
+    """Claim the server for this test session and give the address of a database of it; None if another has it.
 
-    A database is taken only if it is empty or an earlier test session marked it: on a developer's machine the others
-    hold somebody's data.
+    The whole server is claimed, not a database: client tracking tells of keys of the same name in every database and
+    of every FLUSHDB, pub/sub has no databases, and the server's counters count everybody. The database is one of 1 to
+    15 that is empty or that an earlier session marked: on a developer's machine the others hold somebody's data.
     """
-    for number in range(1, 16):
-        path = Path(tempfile.gettempdir()) / f"celery-sticky-tests-db{number}.lock"
-        with path.open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            address = f"{url}/{number}"
-            if not _is_ours(address):
-                continue
-            yield address
+    name = "".join(letter if letter.isalnum() else "-" for letter in url.rpartition("@")[2])
+    with (Path(tempfile.gettempdir()) / f"celery-sticky-tests-{name}.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        address = next(filter(_is_ours, (f"{url}/{number}" for number in range(1, 16))), None)
+        yield address
+        if address is not None:
             with redis.Redis.from_url(address) as client:
                 client.flushdb()
-            return
-    yield None
 
 
 def clear(address: str) -> None:

@@ -160,12 +160,21 @@ def test_settings_are_found_wherever_celery_lets_them_stand(way: str, wired_firs
     assert Sticky(app).settings.slots == 64
 
 
-def test_a_later_update_goes_before_the_settings_module() -> None:
-    app = make_app()
-    app.config_from_object(SimpleNamespace(CELERY_STICKY_SLOTS=64, CELERY_STICKY_WEIGHT=3), namespace="CELERY")
-    app.conf.update(sticky_slots=10)
+def test_a_later_update_counts_as_it_does_for_celerys_own_settings() -> None:
+    app = make_app()  # before 5.7 the settings module of a namespace went before a later update
+    module = SimpleNamespace(CELERY_STICKY_KEY_PREFIX="module", CELERY_STICKY_WEIGHT=3)
+    module.CELERY_TASK_DEFAULT_QUEUE = "module"
+    app.config_from_object(module, namespace="CELERY")
+    app.conf.update(sticky_key_prefix="update", task_default_queue="update")
     settings = Sticky(app).settings
-    assert (settings.slots, settings.weight) == (10, 3)
+    assert (settings.key_prefix, settings.weight) == (app.conf.task_default_queue, 3)
+
+
+def test_a_later_update_goes_before_an_old_style_module() -> None:
+    app = make_app()
+    app.config_from_object(from_module(CELERY_STICKY_SLOTS=64))
+    app.conf.update(sticky_slots=10)
+    assert Sticky(app).settings.slots == 10
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_slot_goes_back_to_its_live_owner_rather_than_to_a_third(view: View) -
 def test_spare_slots_go_first_to_members_above_the_lower_number_then_by_remainder_then_by_name() -> None:
     assert plan(view("aabb.", "aabb.", a=1, b=1)) == tuple("aabba")
     assert plan(view("abbb.", "abbb.", a=1, b=1)) == tuple("abbba")
-    assert plan(view(".....", ".....", a=1, b=2)) == tuple("aabbb")
+    assert plan(view(".....", ".....", a=2, b=1)) == tuple("aaabb")  # 3.33 and 1.67
     assert plan(view("......", "......", a=1, b=3)) == tuple("aabbbb")  # 1.5 and 4.5: by name
     assert plan(view("abbbbb", "abbbbb", a=1, b=3)) == tuple("abbbbb")  # b is above 4 already
 
@@ -160,6 +160,16 @@ def test_a_member_gives_up_what_it_borrowed_before_its_own() -> None:
 
 def test_a_returning_name_gets_its_homes_while_they_are_free() -> None:
     assert plan(view("......", "......", "cbacba", a=1, b=1, c=1)) == tuple("cbacba")
+
+
+def test_a_returning_fleet_has_the_spare_slots_where_they_were() -> None:
+    assert plan(view(".....", ".....", "babab", a=1, b=1)) == tuple("babab")
+
+
+def test_a_member_gives_back_no_more_than_it_has_too_many_of() -> None:
+    # b is one above its share and could give a three; c is the one with most to give.
+    before = view("aaabccccc", "bbbbccccc", a=1, b=1, c=1)
+    assert fewest_changes(before) == changed(before.target, plan(before)) == 3
 
 
 def test_a_returning_name_gets_its_homes_while_they_are_in_handover() -> None:

@@ -28,6 +28,14 @@ local function forget_marks(queue, value)
     redis.call('HDEL', queue .. ':marks', redis.sha1hex(body_of(value)))
 end
 
+-- The fence notes whether the slot has marks or deferred messages (`has`): most have not, and need no further look.
+local function note(queue, has, name)
+    if not has[name] then
+        redis.call('HSET', queue .. ':fence', name, 1)
+        has[name] = true
+    end
+end
+
 local function defer(queue, tag, value, at)
     local body = ARGV[at + 2] ~= '' and ARGV[at + 2] or body_of(value)
     local priority = string.match(value, '^%d+')
@@ -44,10 +52,10 @@ local function bury(value, at)
     redis.call('ZADD', dead .. ':order', (tonumber(last[2]) or 0) + 1, id)
 end
 
-local function settle(queue, at, marked)
+local function settle(queue, at, has)
     local act, tag = string.sub(ARGV[at], 1, 1), string.sub(ARGV[at], 2)
     local flight = queue .. ':flight'
-    if act == 'a' and not marked then
+    if act == 'a' and not has.marks then
         return redis.call('HDEL', flight, tag)
     end
     local value = redis.call('HGET', flight, tag)
@@ -55,22 +63,26 @@ local function settle(queue, at, marked)
         return 0
     end
     if act == 'm' then
+        note(queue, has, 'marks')
         return redis.call('HINCRBY', queue .. ':marks', redis.sha1hex(body_of(value)), 1)
     elseif act == 'd' then
+        note(queue, has, 'deferred')
         defer(queue, tag, value, at)
     elseif act == 'b' then
         bury(value, at)
     end
     redis.call('HDEL', flight, tag)
-    forget_marks(queue, value)
+    if has.marks then
+        forget_marks(queue, value)
+    end
     return 1
 end
 
 local function wake_deferred(queue)
     local key = queue .. ':deferred'
     local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
-    if not first[1] or tonumber(first[2]) > tonumber(now) then
-        return first[2] or ''
+    if first[1] and tonumber(first[2]) > tonumber(now) then
+        return first[2]
     end
     repeat
         local members = redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, CHUNK)
@@ -83,7 +95,11 @@ local function wake_deferred(queue)
             redis.call('LPUSH', list_of(queue, priority), body)
         end
     until #members < CHUNK
-    return redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or ''
+    local due = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+    if not due then
+        redis.call('HDEL', queue .. ':fence', 'deferred')
+    end
+    return due or ''
 end
 
 local function pop(queue, limit)
@@ -114,11 +130,12 @@ local function put_in_flight(queue, values)
 end
 
 local function is_empty(queue)
-    local lists = {}
-    for i, priority in ipairs(steps) do
-        lists[i] = list_of(queue, priority)
+    for _, priority in ipairs(steps) do
+        if redis.call('EXISTS', list_of(queue, priority)) == 1 then
+            return false
+        end
     end
-    return redis.call('EXISTS', unpack(lists)) == 0
+    return true
 end
 
 local function with_marks(queue, value)
@@ -131,6 +148,7 @@ end
 local function sweep_marks(queue)
     if redis.call('EXISTS', queue .. ':flight', queue .. ':deferred') == 0 then
         redis.call('DEL', queue .. ':marks')
+        redis.call('HDEL', queue .. ':fence', 'marks')
     end
 end
 
@@ -139,8 +157,8 @@ local function say(item)
     reply[#reply + 1] = item
 end
 
-local function take(queue, limit, marked)
-    local due = wake_deferred(queue)
+local function take(queue, limit, has)
+    local due = has.deferred and wake_deferred(queue) or ''
     local values = pop(queue, limit)
     -- A list read by a script is watched by some servers for client-side caching: look only where it cannot be known.
     local empty = #values < limit or is_empty(queue)
@@ -151,30 +169,29 @@ local function take(queue, limit, marked)
         say(put_in_flight(queue, values))
     end
     for _, value in ipairs(values) do
-        say(marked and with_marks(queue, value) or value)
+        say(has.marks and with_marks(queue, value) or value)
     end
-    if marked and empty then
+    if has.marks and empty then
         sweep_marks(queue)
     end
 end
 
 local at = 4
 for _, queue in ipairs(KEYS) do
-    local fence = redis.call('HMGET', queue .. ':fence', 'epoch', 'incarnation', 'count')
+    local fence = redis.call('HMGET', queue .. ':fence', 'epoch', 'incarnation', 'count', 'marks', 'deferred')
     local held = fence[1] == ARGV[at] and fence[2] == ARGV[at + 1] and fence[3] == ARGV[at + 2]
+    local has = {marks = fence[4], deferred = fence[5]}
     local limit, verdicts = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-    local marked = held and redis.call('EXISTS', queue .. ':marks') == 1
     at = at + 5
     say(held and 1 or 0)
     for _ = 1, verdicts do
         if held then
-            say(settle(queue, at, marked))
-            marked = marked or string.sub(ARGV[at], 1, 1) == 'm'
+            say(settle(queue, at, has))
         end
         at = at + VERDICT_ARGS[string.sub(ARGV[at], 1, 1)]
     end
     if held and limit >= 0 then
-        take(queue, limit, marked)
+        take(queue, limit, has)
     end
 end
 return reply

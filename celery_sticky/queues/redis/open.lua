@@ -22,7 +22,7 @@ if fence[1] and refused(fence) then
 end
 
 -- A server that is out of memory lets a script grow nothing until the script has removed something.
-redis.call('HDEL', fence_key, 'epoch', 'incarnation', 'count')
+redis.call('HDEL', fence_key, 'epoch', 'incarnation', 'count', 'marks', 'deferred')
 redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count)
 
 local keep = {}
@@ -47,6 +47,13 @@ for _, tag in ipairs(tags) do
     redis.call('RPUSH', priority == '0' and queue or queue .. separator .. priority, body)
     if suspects then
         redis.call('HSETNX', queue .. ':marks', redis.sha1hex(body), 0)
+    end
+end
+
+-- Spares each fetch a look into what hardly any slot has; `fetch` keeps these up.
+for _, name in ipairs({'marks', 'deferred'}) do
+    if redis.call('EXISTS', queue .. ':' .. name) == 1 then
+        redis.call('HSET', fence_key, name, 1)
     end
 end
 return {1}

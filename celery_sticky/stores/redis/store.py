@@ -1,7 +1,8 @@
 """The view of a keyspace in Redis: one hash for the document, one for the heartbeat counters, scripts for the verbs.
 
 Keys, all behind the app's `global_keyprefix`: `<prefix>:<keyspace>:view`, `<prefix>:<keyspace>:beats`, the channel
-`<prefix>:<keyspace>:signals`, and `<prefix>:revoked`. Rule: a verb is one script, and a script is sent once.
+`<prefix>:<keyspace>:signals:<db>` (databases share their channels), and `<prefix>:revoked`. Rule: a verb is one
+script, and a script is sent once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ class RedisStore:
     ) -> None:
         root = f"{key_prefix(connection)}{prefix}"
         self._view, self._beats = f"{root}:{keyspace}:view", f"{root}:{keyspace}:beats"
-        self._channel, self._revoked = f"{root}:{keyspace}:signals", f"{root}:revoked"
+        self._revoked = f"{root}:revoked"
         # RESP 2: what a subscription receives are plain answers.
         self._client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
+        database = self._client.connection_pool.connection_kwargs["db"]
+        self._channel = f"{root}:{keyspace}:signals:{database}"
         texts = {verb: _lua("run_id") + _lua(verb) for verb in ("read", "swap", "beat")}
         texts |= {verb: _lua(verb) for verb in ("revoke", "revoked")}
         self._scripts = {verb: self._client.register_script(text) for verb, text in texts.items()}

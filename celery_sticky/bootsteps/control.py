@@ -1,0 +1,15 @@
+"""Remote control: `celery inspect sticky`. Importing this module makes the command known, to workers and to the CLI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.control import inspect_command
+
+
+@inspect_command()
+def sticky(state: Any, **_: Any) -> dict[str, Any]:
+    """Keyspaces, slots and lease of a worker that takes part in celery-sticky."""
+    part = getattr(state.consumer.controller, "sticky", None)
+    described: dict[str, Any] = part.describe() if part is not None else {"worker": state.hostname, "keyspaces": {}}
+    return described

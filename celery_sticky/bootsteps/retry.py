@@ -1,0 +1,160 @@
+"""`retry` of a keyed task as one step at the broker: the message of the next try takes the place of this one.
+
+Celery publishes the next try where the task runs, and acknowledges this one later in the main process: two steps, and
+a worker that has lost the slot in between still takes the first. Here the next try is written down instead of
+published, travels with the `Retry` to the main process, and settles the delivery under its fence (`Act.DEFER`).
+
+All of `Task.retry` is Celery's own (5.5 to 5.7): the signature it makes of the request gets a producer of ours. What
+would go to another queue, or to this one with another priority, is published as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from celery import signals, states
+from celery.exceptions import Reject, Retry
+from kombu import Producer
+from kombu.transport import virtual
+from kombu.utils.json import dumps
+
+from celery_sticky.bootsteps.eta import due_of
+
+logger = logging.getLogger("celery_sticky")
+
+
+class DeferredRetry(Retry):
+    """A `Retry` that brings the message of the next try along."""
+
+    sticky_body: bytes = b""
+    sticky_due = 0.0
+    """Seconds since the epoch."""
+    publication: tuple[Any, dict[str, Any]] | None = None
+    """How Celery would have published it: body and options. Stays in the process that runs the task."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return *super().__reduce__(), {"sticky_body": self.sticky_body, "sticky_due": self.sticky_due}
+
+
+class _Sheet(virtual.Channel):
+    """A channel without a connection: it writes a message as it would be sent, and keeps it."""
+
+    def __init__(self) -> None:
+        """Without Kombu's, which enters the channel in a connection's books."""
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        self.written = dumps(message).encode()
+
+
+class _Notary:
+    """The producer that `retry` publishes with: it keeps the message of the next try, and passes on all else."""
+
+    def __init__(self, app: Any, delivery_info: dict[str, Any]) -> None:
+        self._app, self._source = app, delivery_info
+        self._stack = ExitStack()
+        self.body: bytes | None = None
+        self.publication: tuple[Any, dict[str, Any]] | None = None
+
+    @functools.cached_property
+    def _producer(self) -> Any:
+        return self._stack.enter_context(self._app.producer_or_acquire())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        if not self._goes_back(options):
+            return self._producer.publish(body, **options)
+        sheet = _Sheet()
+        Producer(sheet, auto_declare=False).publish(body, **{**options, "retry": False, "declare": None})
+        self.body, self.publication = sheet.written, (body, options)
+        return None
+
+    def _goes_back(self, options: dict[str, Any]) -> bool:
+        place = (options.get("exchange"), options.get("routing_key"), options.get("priority") or 0)
+        return place == ("", self._source["routing_key"], self._source["priority"])
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class _FencedRetry:
+    """Stands in for a task's `retry`. Of several retries in one run the last one counts."""
+
+    def __init__(self, task: Any) -> None:
+        self._task, self._retry, self._sign = task, task.retry, task.signature_from_request
+
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        task, request = self._task, self._task.request
+        if request.sticky is None or request.is_eager or request.called_directly:
+            return self._retry(*args, **kwargs)
+        notary = request.sticky_notary = _Notary(task.app, request.delivery_info)
+        raised = False
+        try:
+            retry = self._retry(*args, **kwargs)
+        except Retry as error:
+            retry, raised = error, True
+        finally:
+            request.sticky_notary = None
+            notary.close()
+        if notary.body is not None:
+            retry = request.sticky_retry = _deferred(retry, notary, task.app.timezone)
+        if raised:
+            raise retry
+        return retry
+
+    def sign(self, *args: Any, **kwargs: Any) -> Any:
+        signature = self._sign(*args, **kwargs)
+        # Not as an argument of `retry`: a class may have a `retry` of its own that takes less.
+        if (notary := getattr(self._task.request, "sticky_notary", None)) is not None:
+            signature.options.setdefault("producer", notary)
+        return signature
+
+
+def _deferred(retry: Retry, notary: _Notary, timezone: Any) -> DeferredRetry:
+    assert notary.body is not None and notary.publication is not None
+    deferred = DeferredRetry()
+    vars(deferred).update(vars(retry))
+    deferred.sig.options.pop("producer", None)
+    deferred.publication = notary.publication
+    deferred.sticky_body = notary.body
+    deferred.sticky_due = due_of(notary.publication[1]["headers"], timezone) or time.time()
+    return deferred
+
+
+def fence_retry(task: Any) -> None:
+    """Make `retry` in a keyed run of this task a deferred message. Once is enough."""
+    if isinstance(getattr(task.retry, "__self__", None), _FencedRetry):
+        return
+    fenced = _FencedRetry(task)
+    task.retry, task.signature_from_request = fenced.retry, fenced.sign
+    signals.task_postrun.connect(_publish_unraised, weak=False)  # the same function: connected once
+
+
+def _publish_unraised(task: Any, task_id: str, state: str | None, retval: Any, **_: Any) -> None:
+    """A retry was asked for, but the run ends otherwise: publish its message after all, as Celery would have."""
+    request = task.request
+    retry: DeferredRetry | None = vars(request).pop("sticky_retry", None)
+    if retry is None or retval is retry or _comes_again(state, retval):
+        return
+    if not task.app.sticky_wiring.lease.trusted(request.sticky["keyspace"], request.sticky["term"]):
+        return  # nothing this run does counts: its message is another worker's by now
+    body, options = retry.publication or (None, {})
+    try:
+        with task.app.producer_or_acquire() as producer:
+            producer.publish(body, **options)
+    except Exception:
+        logger.exception("sticky: the retry of task %s[%s] could not be published: it is lost", task.name, task_id)
+
+
+def _comes_again(state: str | None, retval: Any) -> bool:
+    """Whether the message of this run gets another turn anyway, so that the next try would be a second one."""
+    if state is not None:
+        return state == states.REJECTED and bool(retval.requeue)
+    error = sys.exception()  # no state: it breaks the run off, and unless it means the process, Celery acknowledges
+    return not isinstance(error, Exception) or isinstance(error, (MemoryError, Reject))

@@ -1,0 +1,121 @@
+"""What `doctor` finds in members, tasks and the app's configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import version
+from typing import Any
+
+from celery_sticky.cli.answers import ask
+from celery_sticky.cli.session import Session
+from celery_sticky.keyed import KeySpec
+from celery_sticky.keys import HASH_NAME
+from celery_sticky.ownership.view import View
+
+DESTINATION = ("queue", "exchange", "routing_key")
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    WRONG = "wrong"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a person should know."""
+
+    level: Level
+    text: str
+
+
+def wrong(text: str) -> Finding:
+    """Return a finding that must be mended."""
+    return Finding(Level.WRONG, text)
+
+
+def note(text: str) -> Finding:
+    """Return a finding that may be as it should."""
+    return Finding(Level.NOTE, text)
+
+
+def member_findings(session: Session, timeout: float) -> Iterable[Finding]:
+    """Compare members with each other and with this app's configuration."""
+    names = Counter(name for name, _ in ask(session.app, None, timeout))
+    for name, count in names.items():
+        if count > 1:
+            yield wrong(f"{count} workers are named {name}: give each its own name with -n")
+    for keyspace in session.keyspaces:
+        reading = session.store(keyspace).read()
+        view = reading.view
+        if view is None:
+            yield note(f"keyspace {keyspace} has no document yet: the first worker writes it, or `celery sticky init`")
+            continue
+        if view.store_id != reading.store_id:
+            yield wrong(f"keyspace {keyspace}: the document is of another run of the store; workers replace it")
+        yield from _view_findings(session, keyspace, view)
+
+
+def _view_findings(session: Session, keyspace: str, view: View) -> Iterable[Finding]:
+    slots, here = session.settings.slots_of(keyspace), version("celery-sticky")
+    if (view.slots, view.hash) != (slots, HASH_NAME):
+        yield wrong(
+            f"keyspace {keyspace} was made with {view.slots} slots and {view.hash}, this app has {slots} and "
+            f"{HASH_NAME}: its workers refuse to start, and what it sends is buried"
+        )
+    versions = {member.attributes.get("version", "unknown") for member in view.members.values()}
+    if versions - {here}:
+        yield note(f"keyspace {keyspace}: members run {', '.join(sorted(versions))}, this is {here}")
+    if len(view.members) * 10 > view.slots:
+        yield note(
+            f"keyspace {keyspace}: {view.slots} slots are few for {len(view.members)} workers; "
+            "ten for each worker or more share the keys evenly"
+        )
+    if view.members and not any(member.weight for member in view.active):
+        yield wrong(f"keyspace {keyspace}: no member takes slots: all are leaving or have weight 0")
+
+
+def task_findings(session: Session) -> Iterable[Finding]:
+    """Look for tasks whose options contradict their key."""
+    specs = session.tasks.all()
+    if not specs:
+        yield note("no task of this app has a key: is the module that defines them imported?")
+    taking_part = session.settings.keyspaces
+    for name, spec in sorted(specs.items()):
+        yield from _destination(session.app, session.app.tasks[name], spec)
+        if taking_part is not None and spec.keyspace not in taking_part:
+            yield note(
+                f"task {name} is of keyspace {spec.keyspace}, which sticky_keyspaces does not name: "
+                "workers with these settings do not run it"
+            )
+
+
+def _destination(app: Any, task: Any, spec: KeySpec) -> Iterable[Finding]:
+    own = [option for option in DESTINATION if getattr(task, option, None)]
+    if own:
+        yield wrong(f"task {spec.task} is keyed and names a {own[0]} of its own: sending it is refused; leave it out")
+    routed = app.amqp.router.lookup_route(spec.task, (), {}, {}, task) if app.amqp.router.routes else None
+    if isinstance(routed, dict) and any(routed.get(option) for option in DESTINATION):
+        yield note(f"task {spec.task} is keyed: what task_routes says of its queue does not count")
+
+
+def app_findings(session: Session) -> Iterable[Finding]:
+    """Look for settings of Celery that do not go with keyed tasks."""
+    conf = session.app.conf
+    if conf.task_protocol == 1:
+        yield wrong("task_protocol is 1: keyed tasks need 2, messages of the first protocol are buried")
+    if conf.task_always_eager:
+        yield note("task_always_eager is on: tasks run in place, nothing is sent")
+    if not conf.worker_enable_remote_control:
+        yield note("worker_enable_remote_control is off: revoke and inspect do not reach workers")
+    if conf.worker_cancel_long_running_tasks_on_connection_loss:
+        yield note(
+            "worker_cancel_long_running_tasks_on_connection_loss is on: a lost connection also cancels keyed tasks, "
+            "which would otherwise run on"
+        )
+    if session.settings.weight == 0:
+        yield note("sticky_weight is 0: workers with these settings are given no slots")

@@ -1,0 +1,187 @@
+"""`celery sticky dead`: the buried messages: list, show, give another try, drop."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+from rich.console import RenderableType
+from rich.text import Text
+
+from celery_sticky.cli.reroute import retry_message
+from celery_sticky.cli.session import Session
+from celery_sticky.cli.tables import dash, json_option, keyspace_option, moment, show, table
+from celery_sticky.errors import StickyError
+from celery_sticky.queues import Dead
+from celery_sticky.worker.envelope import DamagedMessage, parse
+
+every_option = click.option("--all", "every", is_flag=True, help="All of them.")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A buried message and where it lies."""
+
+    keyspace: str
+    dead: Dead
+
+    @property
+    def name(self) -> str:
+        """What the commands call it."""
+        return f"{self.keyspace}/{self.dead.id}"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was written down when it was buried."""
+        try:
+            info = json.loads(self.dead.info)
+        except ValueError:
+            info = {}
+        wanted = ("task", "id", "key", "reason", "at", "worker")
+        return {"name": self.name, "keyspace": self.keyspace, **{name: info.get(name) for name in wanted}}
+
+
+@click.group()
+def dead() -> None:
+    """List buried messages, show one, give it another try, or drop it.
+
+    ID is what `list` prints, or the id of the task.
+    """
+
+
+@dead.command("list", cls=CeleryCommand)
+@keyspace_option
+@json_option
+@click.pass_context
+def list_(ctx: click.Context, keyspace: str | None, as_json: bool) -> None:
+    """List buried messages, oldest first."""
+    with Session(ctx.obj.app) as session:
+        facts = {"messages": [found.facts() for found in _all(session, keyspace)]}
+    show(ctx.obj, facts, _draw_list, as_json=as_json)
+
+
+@dead.command("show", cls=CeleryCommand)
+@click.argument("name", metavar="ID")
+@keyspace_option
+@json_option
+@click.pass_context
+def show_(ctx: click.Context, name: str, keyspace: str | None, as_json: bool) -> None:
+    """Show a buried message with its headers and arguments."""
+    with Session(ctx.obj.app) as session:
+        (found,) = _named(session, name, keyspace)
+    show(ctx.obj, {**found.facts(), **_contents(found.dead.body)}, _draw_one, as_json=as_json)
+
+
+@dead.command(cls=CeleryCommand)
+@click.argument("name", metavar="[ID]", required=False)
+@every_option
+@keyspace_option
+@json_option
+@click.pass_context
+def retry(ctx: click.Context, name: str | None, every: bool, keyspace: str | None, as_json: bool) -> None:
+    """Put a message at the back of its key's queue, its attempts forgotten.
+
+    A message that lies in the wrong slot goes to the right one. It is never lost: should the command be interrupted at
+    the worst moment, the message is in its queue and still among the dead.
+    """
+    done, failed = [], []
+    with Session(ctx.obj.app) as session:
+        for found in _chosen(session, name, keyspace, every=every):
+            try:
+                done.append({"name": found.name, "queue": retry_message(session, found.keyspace, found.dead)})
+            except (StickyError, ValueError) as error:
+                failed.append({"name": found.name, "error": str(error)})
+    show(ctx.obj, {"retried": done, "failed": failed}, _draw_retried, as_json=as_json)
+    ctx.exit(1 if failed else 0)
+
+
+@dead.command(cls=CeleryCommand)
+@click.argument("name", metavar="[ID]", required=False)
+@every_option
+@keyspace_option
+@json_option
+@click.pass_context
+def drop(ctx: click.Context, name: str | None, every: bool, keyspace: str | None, as_json: bool) -> None:
+    """Delete a message for ever."""
+    with Session(ctx.obj.app) as session:
+        chosen = _chosen(session, name, keyspace, every=every)
+        done = [found.name for found in chosen if session.queues.drop(found.keyspace, found.dead.id)]
+    show(ctx.obj, {"dropped": done}, lambda _: [f"dropped: {', '.join(done) or 'nothing'}"], as_json=as_json)
+
+
+def _all(session: Session, keyspace: str | None) -> list[Found]:
+    return [Found(name, dead) for name in session.only(keyspace) for dead in session.queues.dead(name)]
+
+
+def _chosen(session: Session, name: str | None, keyspace: str | None, *, every: bool) -> list[Found]:
+    if every == (name is not None):
+        raise click.UsageError("give an ID, or --all")
+    return _all(session, keyspace) if name is None else _named(session, name, keyspace)
+
+
+def _named(session: Session, name: str, keyspace: str | None) -> list[Found]:
+    """Return the one message of this name.
+
+    Raises:
+        StickyError: there is none, or there are several.
+    """
+    found = [one for one in _all(session, keyspace) if name in (one.name, one.dead.id, one.facts()["id"])]
+    if not found:
+        raise StickyError(f"there is no buried message {name!r}: see `celery sticky dead list`")
+    if len(found) > 1:
+        raise StickyError(f"{name!r} may be any of: {', '.join(one.name for one in found)}")
+    return found
+
+
+def _contents(body: bytes) -> dict[str, Any]:
+    try:
+        envelope = parse(body)
+    except DamagedMessage as error:
+        return {"error": str(error), "raw": body.decode(errors="backslashreplace")}
+    return {
+        "headers": envelope.headers,
+        "properties": envelope.properties,
+        "content_type": envelope.content_type,
+        "body": envelope.body.decode(errors="backslashreplace"),
+    }
+
+
+def _draw_list(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+    if not facts["messages"]:
+        yield "no buried messages"
+        return
+    made = table("ID", "task", "key", "buried", "reason", "task id")
+    for one in facts["messages"]:
+        row = (
+            one["name"],
+            dash(one["task"]),
+            dash(one["key"]),
+            moment(one["at"]),
+            dash(one["reason"]),
+            dash(one["id"]),
+        )
+        made.add_row(*map(Text, row))
+    yield made
+
+
+def _draw_one(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+    made = table("", "")
+    made.show_header = False
+    for name, value in facts.items():
+        if name == "at":
+            value = f"{moment(value)} ({time.time() - value:.0f} s ago)" if value else None
+        made.add_row(name, Text(json.dumps(value, indent=2) if isinstance(value, dict) else dash(value)))
+    yield made
+
+
+def _draw_retried(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+    for one in facts["retried"]:
+        yield Text(f"{one['name']} → {one['queue']}")
+    for one in facts["failed"]:
+        yield Text(f"✗ {one['name']} stays where it is: {one['error']}", style="bold red")
+    if not facts["retried"] and not facts["failed"]:
+        yield "no buried messages"

@@ -1,0 +1,97 @@
+"""`celery sticky doctor`: settings, servers, members, queues and tasks: what is so, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+from rich.console import RenderableType
+from rich.text import Text
+
+from celery_sticky.app import sticky_entries
+from celery_sticky.cli.checkup import Level, app_findings, member_findings, task_findings
+from celery_sticky.cli.servers import leftovers, server_facts, server_findings
+from celery_sticky.cli.session import Session
+from celery_sticky.cli.tables import dash, json_option, show, table
+from celery_sticky.settings import SETTING, Settings
+
+LOOKS = {Level.WRONG: ("✗", "bold red"), Level.NOTE: ("!", "yellow")}
+
+
+@click.command(cls=CeleryCommand)
+@click.option("--timeout", default=1.0, show_default=True, help="Seconds to wait for workers to answer.")
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, timeout: float, as_json: bool) -> None:
+    """Examine the whole installation; exit with 1 if something is wrong."""
+    with Session(ctx.obj.app) as session:
+        facts = _facts(session, timeout)
+    show(ctx.obj, facts, _draw, as_json=as_json)
+    ctx.exit(0 if facts["ok"] else 1)
+
+
+def _facts(session: Session, timeout: float) -> dict[str, Any]:
+    servers = {"broker": session.broker}
+    if session.store_at.as_uri() != session.broker.as_uri():
+        servers["store"] = session.store_at
+    examined = {what: server_facts(connection) for what, connection in servers.items()}
+    findings = [
+        *(finding for what, facts in examined.items() for finding in server_findings(what, facts, session.settings)),
+        *member_findings(session, timeout),
+        *leftovers(session),
+        *task_findings(session),
+        *app_findings(session),
+    ]
+    return {
+        "ok": not any(finding.level is Level.WRONG for finding in findings),
+        "findings": [{"level": finding.level.value, "text": finding.text} for finding in findings],
+        "settings": _settings(session),
+        "servers": examined,
+        "guarantees": asdict(session.queues.guarantees),
+        "tasks": [
+            {"task": spec.task, "key": spec.source, "keyspace": spec.keyspace, "serial": spec.serial}
+            for _, spec in sorted(session.tasks.all().items())
+        ],
+    }
+
+
+def _settings(session: Session) -> list[dict[str, Any]]:
+    given = sticky_entries(session.app.conf)
+    found = []
+    for field in fields(Settings):
+        value = getattr(session.settings, field.name)
+        shown = session.store_at.as_uri() if field.name == "store" else dict(value) if _is_map(value) else value
+        source = "app.conf" if SETTING + field.name in given else "the broker" if field.name == "store" else "default"
+        found.append({"name": SETTING + field.name, "value": shown, "source": source})
+    return found
+
+
+def _is_map(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+    settings = table("setting", "value", "from")
+    for one in facts["settings"]:
+        settings.add_row(one["name"], dash(one["value"]), "" if one["source"] == "default" else one["source"])
+    yield settings
+    servers = table("server", "", "")
+    for what, found in facts["servers"].items():
+        for number, (name, value) in enumerate(found.items()):
+            servers.add_row("" if number else what, name.replace("_", " "), dash(value))
+    yield from ("", servers)
+    promised = ", ".join(name if value else f"not {name}" for name, value in facts["guarantees"].items())
+    yield from ("", f"slot queues here are {promised}", "")
+    tasks = table("keyed task", "key", "keyspace", "one at a time")
+    for one in facts["tasks"]:
+        tasks.add_row(one["task"], one["key"].removeprefix("its "), one["keyspace"], "yes" if one["serial"] else "no")
+    if facts["tasks"]:
+        yield from (tasks, "")
+    for finding in facts["findings"]:
+        sign, style = LOOKS[Level(finding["level"])]
+        yield Text(f"{sign} {finding['text']}", style=style)
+    if facts["ok"]:
+        yield Text("✓ nothing is wrong", style="green")

@@ -1,0 +1,76 @@
+"""`celery sticky init`: write the first document at once, so that the first workers need not wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+from rich.console import RenderableType
+
+from celery_sticky.cli.session import Session
+from celery_sticky.cli.tables import json_option, keyspace_option, show
+from celery_sticky.errors import StickyError
+from celery_sticky.keys import HASH_NAME
+from celery_sticky.ownership import changes
+from celery_sticky.stores import Store
+
+WARNING = (
+    "Every member loses its slots at once, while a worker that cannot see this may go on for the rest of its lease: "
+    "for that time a key may have two owners. Stop all workers first."
+)
+
+
+@click.command(cls=CeleryCommand)
+@keyspace_option
+@click.option("--force", is_flag=True, help="Also where there is a document. Stop all workers first.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_context
+def init(ctx: click.Context, keyspace: str | None, force: bool, yes: bool, as_json: bool) -> None:
+    """Write the first document of each keyspace.
+
+    Workers write it themselves after waiting out the lease of workers that may still be alive: a first deployment does
+    not need that wait. Do not run it where the store has lost its data and workers are still alive.
+    """
+    if force and not yes:
+        click.confirm(f"{WARNING} Go on?", abort=True, err=True)
+    with Session(ctx.obj.app) as session:
+        done = [
+            {
+                "keyspace": name,
+                **write_first(session.store(name), session.settings.slots_of(name), force=force),
+            }
+            for name in session.only(keyspace)
+        ]
+    show(ctx.obj, {"keyspaces": done}, _draw, as_json=as_json)
+
+
+def write_first(store: Store, slots: int, *, force: bool = False) -> dict[str, Any]:
+    """Write a document without members, unless there is one.
+
+    Raises:
+        StickyError: somebody else wrote it at this moment.
+    """
+    reading = store.read()
+    old = reading.view
+    if old is not None and not force:
+        return {"written": False, "slots": old.slots, "version": old.version}
+    fresh = changes.fresh(
+        slots=slots,
+        hash=HASH_NAME,
+        generation=max(old.generation + 1 if old else 1, int(reading.clock)),
+        version=old.version + 1 if old else 1,
+        store_id=reading.store_id,
+        epochs=old.max_epoch if old else 0,
+    )
+    if not store.swap(old, fresh):
+        raise StickyError("somebody else changed the document at this moment: run the command again")
+    return {"written": True, "slots": slots, "version": fresh.version}
+
+
+def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+    for one in facts["keyspaces"]:
+        what = "written" if one["written"] else "there already, nothing changed"
+        yield f"keyspace {one['keyspace']}: document of {one['slots']} slots, version {one['version']}: {what}"

@@ -1,0 +1,84 @@
+"""Giving a buried message another try, in the slot its key belongs to now."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from kombu import Exchange
+
+from celery_sticky.cli.session import Session
+from celery_sticky.errors import InvalidKey
+from celery_sticky.keys import queue_name, slot_for
+from celery_sticky.message import STAMP_HEADER, Stamp
+from celery_sticky.queues import Dead
+from celery_sticky.worker.envelope import Envelope, parse
+
+REWRITTEN = ("delivery_info", "delivery_tag", "body_encoding", "headers")
+"""Properties that a publish makes anew."""
+
+
+def retry_message(session: Session, keyspace: str, dead: Dead) -> str:
+    """Put the message where its key belongs and return that queue's name.
+
+    Raises:
+        InvalidKey: its key cannot be told: it stays buried.
+        DamagedMessage: it is no message at all: it stays buried.
+        ValueError: somebody else has retried or dropped it.
+    """
+    envelope = parse(dead.body)
+    key, home = _key_of(session, keyspace, envelope)
+    slots = session.slots_of(home, session.store(home).read())
+    stamp = Stamp(key, home, slot_for(key, slots), slots, time.time())
+    queue = queue_name(home, stamp.slot, session.settings.key_prefix)
+    lies_in = int(dead.id.partition("-")[0])
+    if (home, stamp.slot) == (keyspace, lies_in) and _says(envelope, stamp):
+        if not session.queues.exhume(keyspace, dead.id):
+            raise ValueError("it is not there any more")
+        return queue
+    _publish(session, envelope, stamp, queue)
+    session.queues.drop(keyspace, dead.id)
+    return queue
+
+
+def _key_of(session: Session, keyspace: str, envelope: Envelope) -> tuple[str, str]:
+    """Return key and keyspace of a message: as its stamp says, or as its task takes it from the arguments."""
+    header = envelope.headers.get(STAMP_HEADER)
+    if isinstance(header, dict) and isinstance(header.get("key"), str):
+        return header["key"], str(header.get("keyspace") or keyspace)
+    spec = session.tasks.spec_for(envelope.task)
+    if spec is None:
+        raise InvalidKey(f"it has no stamp, and this app has no keyed task {envelope.task!r}")
+    try:
+        args, kwargs, _ = json.loads(envelope.body)
+    except (ValueError, TypeError) as error:
+        raise InvalidKey("it has no stamp, and its arguments are not JSON") from error
+    return spec.key_text(args, kwargs), spec.keyspace
+
+
+def _says(envelope: Envelope, right: Stamp) -> bool:
+    """Whether the message's own stamp names the right slot."""
+    try:
+        said = Stamp.from_header(envelope.headers.get(STAMP_HEADER))
+    except InvalidKey:
+        return False
+    return (said.keyspace, said.slot, said.slots) == (right.keyspace, right.slot, right.slots)
+
+
+def _publish(session: Session, envelope: Envelope, stamp: Stamp, queue: str) -> None:
+    properties: dict[str, Any] = {
+        name: value for name, value in envelope.properties.items() if name not in REWRITTEN and value is not None
+    }
+    with session.app.producer_or_acquire() as producer:
+        producer.publish(
+            envelope.body,
+            exchange=Exchange("", type="direct"),
+            routing_key=queue,
+            declare=[],
+            headers={**envelope.headers, STAMP_HEADER: stamp.to_header()},
+            content_type=envelope.content_type,
+            content_encoding=envelope.content_encoding,
+            retry=False,
+            **properties,
+        )

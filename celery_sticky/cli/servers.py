@@ -1,0 +1,157 @@
+"""What `doctor` finds at the servers: how they are set up, and messages nobody will fetch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import redis
+
+from celery_sticky.cli.checkup import Finding, note, wrong
+from celery_sticky.cli.session import PATIENCE, Session
+from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.keys import is_slot_queue
+from celery_sticky.queues.redis import Layout
+from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
+
+Facts = Mapping[str, Any]
+CONFIG = ("maxmemory-policy", "appendonly", "save", "min-replicas-to-write", "min-replicas-max-lag")
+
+
+def server_facts(connection: Any) -> dict[str, Any]:
+    """Return what a server says of itself; what it refuses to tell is None.
+
+    Raises:
+        BrokerUnavailable: it does not answer.
+    """
+    facts: dict[str, Any] = {"url": connection.as_uri(), "prefix": connection.transport_options.get("global_keyprefix")}
+    if not is_redis(connection):
+        return facts
+    client = client_from_connection(connection, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    try:
+        with translate_errors(BrokerUnavailable):
+            info = client.info()
+            config = _config(client)
+    finally:
+        close_client(client)
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    return {
+        **facts,
+        "server": f"{name} {info.get('valkey_version') or info['redis_version']}",
+        "redis_version": info["redis_version"],
+        "run_id": info["run_id"],
+        "role": info.get("role"),
+        "maxmemory": info.get("maxmemory"),
+        "maxmemory_policy": info.get("maxmemory_policy", config.get("maxmemory-policy")),
+        "appendonly": bool(info["aof_enabled"]) if "aof_enabled" in info else None,
+        "save": config.get("save"),
+        "replicas": info.get("connected_slaves"),
+        "min_replicas_to_write": _number(config.get("min-replicas-to-write")),
+        "min_replicas_max_lag": _number(config.get("min-replicas-max-lag")),
+        "wakes_clients": _wakes(connection),
+    }
+
+
+def _config(client: redis.Redis) -> dict[str, str]:
+    try:
+        return {str(name): str(value) for wanted in CONFIG for name, value in client.config_get(wanted).items()}
+    except redis.ResponseError:  # managed servers do not let everyone ask
+        return {}
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None else None
+
+
+def _wakes(connection: Any) -> bool:
+    """Whether the server tells a client that a key it has read was changed, as the slot queues would like."""
+    client = client_from_connection(connection, socket_timeout=PATIENCE, protocol=3)
+    try:
+        return bool(client.client_tracking_on())
+    except redis.RedisError:
+        return False
+    finally:
+        close_client(client)
+
+
+def server_findings(what: str, facts: Facts, settings: Any) -> Iterable[Finding]:
+    """Judge what a server said of itself."""
+    if "server" not in facts:
+        yield note(f"{what}: {facts['url']} serves one process only: for tests")
+        return
+    policy = facts["maxmemory_policy"]
+    if policy not in (None, "noeviction"):
+        yield wrong(
+            f"{what}: maxmemory-policy is {policy}: when memory is short the server deletes messages and ownership; "
+            "set it to noeviction"
+        )
+    if not facts["appendonly"] and not facts["save"]:
+        yield note(f"{what}: neither an append-only file nor snapshots: a restart loses every message")
+    elif not facts["appendonly"]:
+        yield note(f"{what}: no append-only file: a crash loses what came after the last snapshot")
+    if facts["role"] not in (None, "master"):
+        yield wrong(f"{what}: this server is a replica")
+    if facts["replicas"]:
+        yield from _replication(what, facts, settings.lease_ttl - settings.lease_margin)
+    if not facts["wakes_clients"]:
+        yield note(f"{what}: client tracking is refused: idle workers look for messages again and again instead")
+
+
+def _replication(what: str, facts: Facts, trust: float) -> Iterable[Finding]:
+    replicas, lag = facts["min_replicas_to_write"], facts["min_replicas_max_lag"]
+    if replicas is not None and (not replicas or not lag or lag >= trust):
+        yield note(
+            f"{what}: it has replicas; with min-replicas-to-write 1 and min-replicas-max-lag below {trust:g} s a primary "
+            "that is cut off stops taking writes before leases run out. A failover can still lose the last messages"
+        )
+
+
+def leftovers(session: Session) -> Iterable[Finding]:
+    """Look for messages that no worker will fetch: in slots beyond the last, and in keyspaces without members."""
+    if not is_redis(session.broker):
+        return
+    standing = _standing(session)
+    for keyspace in sorted({keyspace for keyspace, _ in standing}):
+        reading = session.store(keyspace).read()
+        slots = session.slots_of(keyspace, reading)
+        beyond = sorted(slot for name, slot in standing if name == keyspace and slot >= slots)
+        if beyond:
+            count = sum(standing[keyspace, slot] for slot in beyond)
+            yield wrong(
+                f"keyspace {keyspace}: {count} messages stand in {len(beyond)} slot queues from number {beyond[0]} on, "
+                f"but it has {slots} slots: they were sent with another sticky_slots"
+            )
+        inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot < slots)
+        if inside and not (reading.view and reading.view.members):
+            yield wrong(f"keyspace {keyspace}: {inside} messages wait, and no worker takes part in it")
+
+
+def _standing(session: Session) -> Counter[tuple[str, int]]:
+    """Count the messages of all slot queues at the broker, also of keyspaces this app does not know."""
+    prefix = session.settings.key_prefix
+    layout = Layout.of(session.broker, prefix)
+    client = client_from_connection(session.broker, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    places: set[tuple[str, int]] = set()
+    try:
+        with translate_errors(BrokerUnavailable):
+            for found in client.scan_iter(match=f"{_literal(layout.key_prefix + prefix)}.*", count=1000):
+                name = found.removeprefix(layout.key_prefix).partition(layout.separator)[0]
+                name = name.removesuffix(":flight").removesuffix(":deferred")
+                if is_slot_queue(name, prefix):
+                    _, _, tail = name.rpartition(f"{prefix}.")
+                    keyspace, _, slot = tail.rpartition(".")
+                    places.add((keyspace, int(slot)))
+    finally:
+        close_client(client)
+    counted: Counter[tuple[str, int]] = Counter()
+    for keyspace in {keyspace for keyspace, _ in places}:
+        for slot, depth in session.queues.depth(keyspace, [slot for name, slot in places if name == keyspace]).items():
+            if total := depth.waiting + depth.deferred + depth.in_flight:
+                counted[keyspace, slot] = total
+    return counted
+
+
+def _literal(text: str) -> str:
+    """Return a SCAN pattern that this text alone matches."""
+    return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)

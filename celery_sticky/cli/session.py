@@ -1,0 +1,81 @@
+"""What a command works with: the app, its stores and its slot queues, opened when asked for, closed at the end."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self
+
+from celery_sticky.app import Sticky
+from celery_sticky.errors import StickyError
+from celery_sticky.keyed import KeyedTasks
+from celery_sticky.keys import DEFAULT_KEYSPACE
+from celery_sticky.queues import SlotQueues, open_queues
+from celery_sticky.settings import Settings
+from celery_sticky.stores import Reading, Store, open_store
+
+PATIENCE = 2.0
+"""Seconds the store or the broker may take for an answer."""
+
+
+class Session:
+    """One command's connections."""
+
+    def __init__(self, app: Any) -> None:
+        try:
+            sticky = Sticky.of(app)
+        except StickyError as error:
+            raise StickyError(f"{error}, and name it here: celery -A yourapp sticky …") from error
+        app.loader.import_default_modules()  # what is keyed is known when the tasks are
+        self.app = app
+        self.settings: Settings = sticky.settings
+        self.tasks: KeyedTasks = sticky.tasks
+        self._stores: dict[str, Store] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for store in self._stores.values():
+            store.close()
+        if "queues" in vars(self):
+            self.queues.close()
+
+    @cached_property
+    def keyspaces(self) -> list[str]:
+        """The keyspaces this app knows of: those of its settings and of its tasks."""
+        named = {spec.keyspace for spec in self.tasks.all().values()}
+        return sorted({*(self.settings.keyspaces or {DEFAULT_KEYSPACE}), *named})
+
+    @cached_property
+    def broker(self) -> Any:
+        """The Kombu connection to the broker; nothing is sent over it."""
+        return self.app.connection_for_read()
+
+    @cached_property
+    def store_at(self) -> Any:
+        """The Kombu connection that says where the store is; nothing is sent over it."""
+        url = self.settings.store
+        return self.app.connection_for_write(url=url) if url else self.app.connection_for_write()
+
+    @cached_property
+    def queues(self) -> SlotQueues:
+        """The slot queues."""
+        return open_queues(self.broker, prefix=self.settings.key_prefix, socket_timeout=PATIENCE)
+
+    def store(self, keyspace: str) -> Store:
+        """Return the store of a keyspace."""
+        if keyspace not in self._stores:
+            prefix = self.settings.key_prefix
+            self._stores[keyspace] = open_store(self.store_at, keyspace, prefix=prefix, socket_timeout=PATIENCE)
+        return self._stores[keyspace]
+
+    def slots_of(self, keyspace: str, reading: Reading) -> int:
+        """Return how many slots a keyspace has: as its document says, or else as the settings say."""
+        return reading.view.slots if reading.view is not None else self.settings.slots_of(keyspace)
+
+    def only(self, keyspace: str | None) -> list[str]:
+        """Return the one keyspace that was asked for, or all."""
+        return self.keyspaces if keyspace is None else [keyspace]

@@ -1,0 +1,171 @@
+"""`celery sticky status`: the members, what they own, what waits, what moves. Works with no worker alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+from rich.console import RenderableType
+from rich.text import Text
+
+from celery_sticky.cli.answers import ask, beating
+from celery_sticky.cli.session import Session
+from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
+from celery_sticky.ownership.view import View
+from celery_sticky.queues import Depth
+from celery_sticky.stores import Reading
+
+MOVES_SHOWN = 20
+
+
+@click.command(cls=CeleryCommand)
+@keyspace_option
+@click.option("--timeout", default=1.0, show_default=True, help="Seconds to wait for workers to answer.")
+@json_option
+@click.pass_context
+def status(ctx: click.Context, keyspace: str | None, timeout: float, as_json: bool) -> None:
+    """Show members, slots and queues of each keyspace; exit with 1 if something stands still."""
+    with Session(ctx.obj.app) as session:
+        facts = _facts(session, session.only(keyspace), timeout)
+    show(ctx.obj, facts, _draw, as_json=as_json)
+    ctx.exit(1 if facts["problems"] else 0)
+
+
+def _facts(session: Session, keyspaces: list[str], timeout: float) -> dict[str, Any]:
+    readings = {keyspace: session.store(keyspace).read() for keyspace in keyspaces}
+    views = {keyspace: reading.view for keyspace, reading in readings.items() if reading.view is not None}
+    answers = dict(ask(session.app, {name for view in views.values() for name in view.members}, timeout))
+    doubtful = {
+        keyspace: {m.incarnation for m in view.members.values() if _said(answers, keyspace, m.name) is None}
+        for keyspace, view in views.items()
+    }
+    alive = beating(session, readings, doubtful)
+    found = [_keyspace(session, keyspace, reading, answers, alive) for keyspace, reading in readings.items()]
+    return {"keyspaces": found, "problems": [text for one in found for text in _problems(one)]}
+
+
+def _said(answers: Mapping[str, Any], keyspace: str, name: str) -> dict[str, Any] | None:
+    said: dict[str, Any] | None = answers.get(name, {}).get("keyspaces", {}).get(keyspace)
+    return said
+
+
+def _keyspace(
+    session: Session, keyspace: str, reading: Reading, answers: Mapping[str, Any], alive: set[str]
+) -> dict[str, Any]:
+    view, now = reading.view, time.time()
+    slots = session.slots_of(keyspace, reading)
+    depths = session.queues.depth(keyspace, range(slots))
+    ages = [age for depth in depths.values() if (age := age_of(depth.oldest, now)) is not None]
+    owners: dict[str, list[Depth]] = {}
+    for slot, name in enumerate(view.owner if view else ()):
+        if name is not None:
+            owners.setdefault(name, []).append(depths[slot])
+    return {
+        "keyspace": keyspace,
+        "slots": slots,
+        "version": view.version if view else None,
+        "generation": view.generation if view else None,
+        "store_lost": view is not None and view.store_id != reading.store_id,
+        "unowned": len(view.unowned) if view else slots,
+        "waiting": sum(depth.waiting for depth in depths.values()),
+        "deferred": sum(depth.deferred for depth in depths.values()),
+        "in_flight": sum(depth.in_flight for depth in depths.values()),
+        "oldest_seconds": max(ages, default=None),
+        "dead": len(session.queues.dead(keyspace)),
+        "members": [
+            {
+                "name": member.name,
+                "incarnation": member.incarnation,
+                "state": member.state.value,
+                "weight": member.weight,
+                "version": member.attributes.get("version"),
+                "slots": len(owners.get(member.name, ())),
+                "giving": len(view.giving(member.name)),
+                "waiting": sum(depth.waiting for depth in owners.get(member.name, ())),
+                "in_flight": sum(depth.in_flight for depth in owners.get(member.name, ())),
+                **_life(_said(answers, keyspace, member.name), member.incarnation, alive),
+            }
+            for _, member in sorted(view.members.items())
+        ]
+        if view
+        else [],
+        "moving": _moving(view) if view else [],
+    }
+
+
+def _life(said: dict[str, Any] | None, incarnation: str, alive: set[str]) -> dict[str, Any]:
+    """Return what is known of a member's life; what only it knows is None where it did not answer."""
+    if said is None:
+        return {"alive": incarnation in alive, "running": None, "lease_age": None}
+    return {"alive": True, "running": said["running"], "lease_age": said["lease_age"]}
+
+
+def _moving(view: View) -> list[dict[str, Any]]:
+    pairs = enumerate(zip(view.owner, view.target, strict=True))
+    return [
+        {"slot": slot, "from": owner, "to": target, "epoch": view.epoch[slot]}
+        for slot, (owner, target) in pairs
+        if owner != target
+    ]
+
+
+def _problems(found: Mapping[str, Any]) -> Iterable[str]:
+    name = found["keyspace"]
+    if found["store_lost"]:
+        yield f"keyspace {name}: the document is of another run of the store; workers will write a fresh one"
+    for member in found["members"]:
+        if not member["alive"]:
+            yield f"keyspace {name}: {member['name']} neither answers nor beats"
+    if found["unowned"] and (found["waiting"] or found["deferred"]):
+        yield f"keyspace {name}: messages wait, and {found['unowned']} of {found['slots']} slots have no owner"
+
+
+def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+    for found in facts["keyspaces"]:
+        yield Text.assemble((f"keyspace {found['keyspace']}", "bold"), f"  {_headline(found)}")
+        if found["members"]:
+            yield _members(found["members"])
+        if found["moving"]:
+            moving = found["moving"][:MOVES_SHOWN]
+            yield f"{len(found['moving'])} slots are moving" + (":" if moving else "")
+            moves = table("slot", "from", "to", "epoch", right=("slot", "epoch"))
+            for move in moving:
+                moves.add_row(str(move["slot"]), dash(move["from"]), dash(move["to"]), str(move["epoch"]))
+            yield moves
+        yield ""
+    yield from problems(facts)
+
+
+def _headline(found: Mapping[str, Any]) -> str:
+    if found["version"] is None:
+        document = "no document yet"
+    else:
+        document = f"version {found['version']} of generation {found['generation']}"
+    owned = f"{found['slots']} slots, {found['unowned']} without an owner" if found["unowned"] else "all slots owned"
+    return (
+        f"{document} · {owned} · {found['waiting']} waiting (oldest {seconds(found['oldest_seconds'])}), "
+        f"{found['deferred']} deferred, {found['in_flight']} in flight, {found['dead']} dead"
+    )
+
+
+def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:
+    numbers = ("slots", "giving away", "running", "fetched", "waiting", "lease age")
+    made = table("worker", "state", *numbers, "version", right=numbers)
+    for member in members:
+        state = member["state"] if member["alive"] else "silent"
+        lease = seconds(member["lease_age"]) if member["lease_age"] is not None else "beats" if member["alive"] else "-"
+        made.add_row(
+            member["name"],
+            Text(state, style="green" if state == "active" else "yellow" if state == "leaving" else "bold red"),
+            str(member["slots"]),
+            str(member["giving"]),
+            dash(member["running"]),
+            str(member["in_flight"]),
+            str(member["waiting"]),
+            lease,
+            dash(member["version"]),
+        )
+    return made

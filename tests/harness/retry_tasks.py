@@ -1,0 +1,95 @@
+"""Tasks that retry, each in a way of its own. What they return tells how the last try came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Retry
+
+from celery_sticky.testing.recorder import Recorder
+
+
+class OwnRetry(Task):
+    """Has a `retry` that takes less than Celery's."""
+
+    abstract = True
+
+    def retry(self, *, exc: Exception | None = None) -> Any:
+        """Retry at once."""
+        return super().retry(exc=exc, countdown=0)
+
+
+def register(app: Celery, recorder: Recorder) -> None:
+    """Define the tasks that retry on `app`."""
+    keyed = {"shared": False, "key": "key", "bind": True}
+
+    def tell(task: Task) -> dict[str, Any]:
+        request = task.request
+        return {
+            "retries": request.retries,
+            "eta": request.eta,
+            "priority": (request.delivery_info or {}).get("priority"),
+            "headers": request.headers or {},
+            "stamps": request.stamps or {},
+            "attempt": request.sticky.attempt if request.sticky is not None else None,
+        }
+
+    def record(task: Task, key: str, n: int) -> Any:
+        from harness.tasks import recorded
+
+        return recorded(recorder, task, key, n)
+
+    @app.task(name="flaky", max_retries=3, **keyed)
+    def flaky(self: Task, key: str, n: int, times: int = 1, options: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Retry `times` times, with these options."""
+        with record(self, key, n):
+            if self.request.retries < times:
+                raise self.retry(**{"countdown": 0, **(options or {})})
+        return tell(self)
+
+    @app.task(name="auto", autoretry_for=(LookupError,), retry_backoff=1, retry_jitter=False, max_retries=1, **keyed)
+    def auto(self: Task, key: str, n: int, times: int = 1) -> dict[str, Any]:
+        """Fail `times` times; Celery retries by itself, once."""
+        with record(self, key, n):
+            if self.request.retries < times:
+                raise LookupError(f"{key} {n}")
+        return tell(self)
+
+    @app.task(name="own", base=OwnRetry, **keyed)
+    def own(self: Task, key: str, n: int) -> dict[str, Any]:
+        """Retry once by the class's own method."""
+        with record(self, key, n):
+            if not self.request.retries:
+                raise self.retry()
+        return tell(self)
+
+    @app.task(name="swallow", **keyed)
+    def swallow(self: Task, key: str, n: int, how: str) -> str:
+        """Ask for a retry and go on."""
+        with record(self, key, n):
+            if self.request.retries:
+                return "again"
+            if how == "unthrown":
+                self.retry(countdown=0, throw=False)
+            else:
+                try:
+                    self.retry(countdown=0)
+                except Retry:
+                    pass
+            if how == "fails":
+                raise ValueError(n)
+        return "first"
+
+    @app.task(name="flaky-plain", shared=False, bind=True)
+    def flaky_plain(self: Task, n: int) -> dict[str, Any]:
+        """Retry once, without a key of its own."""
+        with record(self, "plain", n):
+            if not self.request.retries:
+                raise self.retry(countdown=0)
+        return tell(self)
+
+    @app.task(name="collect", shared=False)
+    def collect(results: Any) -> Any:
+        """Return what came before."""
+        return results

@@ -16,7 +16,8 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state as worker_state
 
 from celery_sticky.bootsteps import control as control
-from celery_sticky.bootsteps.execution import Execution
+from celery_sticky.bootsteps.children import Children
+from celery_sticky.bootsteps.interrupts import Interrupts
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.retry import fence_retry
 from celery_sticky.errors import RefusedToStart
@@ -24,7 +25,7 @@ from celery_sticky.keys import DEFAULT_KEYSPACE, HASH_NAME
 from celery_sticky.ownership.events import Event
 from celery_sticky.ownership.machine import Terms
 from celery_sticky.queues import open_queues
-from celery_sticky.settings import Settings, read_keyspaces
+from celery_sticky.settings import OnLeaseLoss, Settings, read_keyspaces
 from celery_sticky.signals import slots_gained, slots_lost
 from celery_sticky.stores import open_store
 from celery_sticky.worker.claim import Claim, runtime_dir
@@ -83,8 +84,17 @@ class Membership(bootsteps.StartStopStep):
         for task in app.tasks.values():
             fence_retry(task)  # all: a message may bring a key of its own to a task without one
         wiring.lease = lease
-        self._execution = Execution(part, green=worker.pool_cls.is_green)
+        self._watch = self._make_watch(part, worker, keyed)
         return part
+
+    def _make_watch(self, part: Part, worker: Any, keyed: Collection[str]) -> Children | Interrupts:
+        ends_tasks = part.settings.on_lease_loss is OnLeaseLoss.TERMINATE
+        if part.has_processes:
+            return Children(part, ends_tasks=ends_tasks)
+        interrupts = Interrupts(part, green=worker.pool_cls.is_green, ends_tasks=ends_tasks)
+        for name in keyed:
+            interrupts.guard(worker.app.tasks[name])
+        return interrupts
 
     def _make_member(self, part: Part, hooks: _Hooks, keyspace: str, slots: int, where: Any) -> Member:
         settings, name = part.settings, part.hostname
@@ -131,7 +141,7 @@ class Membership(bootsteps.StartStopStep):
         if not self.enabled:
             return
         signals.worker_shutting_down.connect(self._leave, weak=False)
-        self._execution.start()
+        self._watch.start()
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
         logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)
         for member in self._part.members.values():

@@ -36,13 +36,18 @@ class Found:
         return f"{self.keyspace}/{self.dead.id}"
 
     def facts(self) -> dict[str, Any]:
-        """Return what was written down when it was buried."""
+        """Return what was written down when it was buried, and where that says nothing, what the message says."""
+        info = json.loads(self.dead.info)
         try:
-            info = json.loads(self.dead.info)
-        except ValueError:
-            info = {}
+            headers = parse(self.dead.body).headers
+        except DamagedMessage:
+            headers = {}
+        stamp = headers.get("sticky")
+        said = {"task": headers.get("task"), "id": headers.get("id")}
+        said["key"] = stamp.get("key") if isinstance(stamp, dict) else None
         wanted = ("task", "id", "key", "reason", "at", "worker")
-        return {"name": self.name, "keyspace": self.keyspace, **{name: info.get(name) for name in wanted}}
+        found = {name: info.get(name) or said.get(name) for name in wanted}
+        return {"name": self.name, "keyspace": self.keyspace, **found}
 
 
 @click.group()

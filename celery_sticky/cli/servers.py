@@ -102,8 +102,8 @@ def _replication(what: str, facts: Facts, trust: float) -> Iterable[Finding]:
     replicas, lag = facts["min_replicas_to_write"], facts["min_replicas_max_lag"]
     if replicas is not None and (not replicas or not lag or lag >= trust):
         yield note(
-            f"{what}: it has replicas; with min-replicas-to-write 1 and min-replicas-max-lag below {trust:g} s a primary "
-            "that is cut off stops taking writes before leases run out. A failover can still lose the last messages"
+            f"{what}: it has replicas; with min-replicas-to-write 1 and min-replicas-max-lag below {trust:g} s a "
+            "primary that is cut off stops taking writes in time. A failover can still lose the last messages"
         )
 
 

@@ -125,7 +125,8 @@ def _problems(found: Mapping[str, Any]) -> Iterable[str]:
 
 def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
     for found in facts["keyspaces"]:
-        yield Text.assemble((f"keyspace {found['keyspace']}", "bold"), f"  {_headline(found)}")
+        yield Text.assemble((f"keyspace {found['keyspace']}", "bold"), f": {_headline(found)}")
+        yield _messages(found)
         if found["members"]:
             yield _members(found["members"])
         if found["moving"]:
@@ -140,15 +141,17 @@ def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
 
 
 def _headline(found: Mapping[str, Any]) -> str:
-    if found["version"] is None:
-        document = "no document yet"
-    else:
-        document = f"version {found['version']} of generation {found['generation']}"
-    owned = f"{found['slots']} slots, {found['unowned']} without an owner" if found["unowned"] else "all slots owned"
-    return (
-        f"{document} · {owned} · {found['waiting']} waiting (oldest {seconds(found['oldest_seconds'])}), "
-        f"{found['deferred']} deferred, {found['in_flight']} in flight, {found['dead']} dead"
-    )
+    document = "no document yet"
+    if found["version"] is not None:
+        document = f"version {found['version']} (generation {found['generation']})"
+    unowned = f"{found['unowned']} of them without an owner" if found["unowned"] else "all owned"
+    return f"{found['slots']} slots, {unowned} · {document}"
+
+
+def _messages(found: Mapping[str, Any]) -> str:
+    oldest = f" (oldest {seconds(found['oldest_seconds'])})" if found["oldest_seconds"] is not None else ""
+    counts = f"{found['waiting']} waiting{oldest}, {found['deferred']} deferred, {found['in_flight']} in flight"
+    return f"messages: {counts}, {found['dead']} dead"
 
 
 def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:

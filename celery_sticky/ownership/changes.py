@@ -59,6 +59,21 @@ def join(view: View, member: Member, *, settle: bool = False) -> View:
     return _next(joined if settle else _planned(joined))
 
 
+def succeed(view: View, member: Member) -> View:
+    """Put a new incarnation in the place of the dead one of its name: it owns the same slots, under higher epochs.
+
+    Raises:
+        ValueError: no member has this name, or the incarnation is a member's already.
+    """
+    if view.member_of(member.incarnation):
+        raise ValueError(f"{member.incarnation} is a member already")
+    _member(view, member.name)
+    mine = view.owned_by(member.name)
+    epoch = tuple(epoch + (slot in mine) for slot, epoch in enumerate(view.epoch))
+    members = {**view.members, member.name: replace(member, joined=view.version + 1)}
+    return _next(_planned(replace(view, members=members, epoch=epoch)))
+
+
 def leave(view: View, name: str) -> View:
     """Make a member the target of nothing; it keeps what it owns until released, and is removed if that is nothing."""
     leaving = replace(_member(view, name), state=MemberState.LEAVING)

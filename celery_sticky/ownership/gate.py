@@ -56,6 +56,8 @@ class Entry:
     stage: Stage = Stage.WAITING
     turn: int = 0
     """Counts hand-outs: a start that names an older turn is refused."""
+    orphan: bool = False
+    """Its slot was lost while it ran: others may have had the message since."""
 
 
 @dataclass(slots=True)
@@ -104,6 +106,8 @@ class Gate:
             return True
         state.live = False
         self._forget_unstarted(state)
+        for entry in state.running:
+            entry.orphan = True
         return self._tidy(slot, state)
 
     def recall(self, slot: SlotId) -> None:
@@ -204,7 +208,8 @@ class Gate:
     def again(self, entry: Entry, *, counted: bool) -> bool:
         """The started task came to no end of its own: give it another turn in its place; False if its slot is lost.
 
-        Counted, its next start must be marked at the broker before.
+        Counted, its next start must be marked at the broker before. So must that of an orphan, even if the slot is open
+        here again: the broker refuses the mark if the message is not this tenure's, and `forget` then frees the key.
         """
         if entry.stage is not Stage.STARTED:
             return True
@@ -217,11 +222,19 @@ class Gate:
             self._tidy(entry.slot, state)
             return False
         state.unstarted[entry] = None
-        if counted:
-            entry.attempts = entry.attempts or 0
-        entry.marked = not counted
+        if counted or entry.orphan:
+            entry.attempts, entry.marked = entry.attempts or 0, False
+        else:
+            entry.marked = True
         self._make_ready(entry)
         return True
+
+    def forget(self, entry: Entry) -> None:
+        """The broker has refused to mark the start: the message is not ours any more."""
+        if entry.stage is Stage.READY:
+            del self._slots[entry.slot].unstarted[entry]
+            self._leave_unstarted(entry)
+            self._prune(entry.key)
 
     def settled(self, entry: Entry) -> bool:
         """The broker has confirmed (or refused) the verdict: free the key. True if its lost slot is empty now."""
@@ -270,15 +283,18 @@ class Gate:
 
     def _forget_unstarted(self, state: _Slot) -> None:
         for entry in state.unstarted:
-            if entry.stage is Stage.WAITING:
-                self.waiting -= 1
-            else:
-                self.runnable -= 1
-                self.out -= entry.stage is Stage.HANDED
-            entry.stage = Stage.GONE
+            self._leave_unstarted(entry)
         for entry in state.unstarted:
             self._prune(entry.key)
         state.unstarted.clear()
+
+    def _leave_unstarted(self, entry: Entry) -> None:
+        if entry.stage is Stage.WAITING:
+            self.waiting -= 1
+        else:
+            self.runnable -= 1
+            self.out -= entry.stage is Stage.HANDED
+        entry.stage = Stage.GONE
 
     def _prune(self, key: Hashable) -> None:
         # A key may outlive a slot: its running task stays at the head, and entries of a later tenure stay behind it.
@@ -304,9 +320,8 @@ class Gate:
             del self._lines[entry.key]
 
     def _promote(self, entry: Entry) -> None:
-        if entry.stage is Stage.WAITING:
-            self.waiting -= 1
-            self._make_ready(entry)
+        self.waiting -= 1
+        self._make_ready(entry)
 
     def _tidy(self, slot: SlotId, state: _Slot) -> bool:
         if state.running:

@@ -17,6 +17,7 @@ What a slot does here is the table `SLOTS`; what the view wishes for it is `Wish
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -136,9 +137,13 @@ class Terms:
 
 @dataclass(slots=True)
 class _Watch:
-    counter: int
+    counter: int | None
+    """None: the store has no counter of this member; none can come back without a new version."""
     since: float
     changes: int = 0
+
+    def see(self, counter: int | None, now: float) -> None:
+        self.counter, self.since, self.changes = counter, now, self.changes + 1
 
 
 class Machine:
@@ -171,6 +176,7 @@ class Machine:
         self._tries = 0
         self._changed = True
         self._drained: set[int] = set()
+        self._pool_gone = False
 
     @property
     def incarnation(self) -> str:
@@ -187,22 +193,24 @@ class Machine:
         """Return when `Tick` is due next."""
         if self.phase in (Phase.LEFT, Phase.REFUSED):
             return float("inf")
-        times = [] if self._read_at is None else [self._read_at]
-        if self.phase is Phase.IN and self.store_lost_since is None and self.view is not None:
-            times.append(self._beat_at)
+        joined = self.phase is Phase.IN and self.view is not None
+        times = [self._beat_at] if joined and self.store_lost_since is None else []
+        if self._read_at is not None:
+            times.append(self._read_at)  # nothing but a heartbeat goes before it
+        elif joined and self.view is not None:
             times += [max(t, self._swap_at) for t in self._deadlines(self.view, now)]
-        return max(min(times, default=now + self.terms.ttl / 3), now)
+        else:
+            times.append(self._swap_at)
+        return max(min(times), now)
 
     def _deadlines(self, view: View, now: float) -> list[float]:
         """When there may be something to change in the view; only what `_change_view` would then act on."""
-        times = [w.since + self._patience for w in self._others()] if self.trusts(now) else []
+        times = [self._evicted_at(member) for member in self._others(view)] if self.trusts(now) else []
         if self._unowned_since is not None:
             times.append(self._unowned_since + self.terms.settle)
-        if self._broker_down_since is not None and self._has_peers(view) and not self._sent_away:
-            times.append(self._broker_down_since + self.terms.broker_grace)
-        if self._raise or self._given(view) or (self.leaving and self._is_active(view)):
+        if self._outbid(view) or self._given(view):
             times.append(self._swap_at)
-        return times
+        return [*times, self._leaves_at(view)]
 
     @property
     def _patience(self) -> float:
@@ -253,6 +261,7 @@ class Machine:
             case LeaveAsked():
                 self.leaving = True
             case PoolGone():
+                self._pool_gone = True
                 for slot in tuple(self.slots):
                     self._on_drained(slot, effects)
             case Tick():
@@ -275,16 +284,23 @@ class Machine:
             self._on_store_lost(view, event, now, effects)
             return
         self.store_lost_since = None
-        for incarnation, counter in event.beats.items():
-            self._observe(incarnation, counter, now)
+        for member in view.members.values():
+            counter = event.beats.get(member.incarnation)
+            watch = self._watches.setdefault(member.incarnation, _Watch(counter, now))
+            if counter != watch.counter:
+                watch.see(counter, now)
         self._adopt(view, now, effects)
 
     def _on_beat(self, event: BeatDone, now: float, effects: list[Effect]) -> None:
         self._touch(now)
         self._beat_at = event.sent + self.terms.ttl / 3
         view = self.view
-        if view is None or view.store_id != event.store_id or event.generation != view.generation:
-            self._read_at = now
+        if (
+            view is None
+            or (event.store_id, event.generation) != (view.store_id, view.generation)
+            or event.version < view.version
+        ):
+            self._read_at = now  # lost or rolled back, it seems: such a store renews nothing
         elif not event.alive:
             self._on_gone(now, effects)
         else:
@@ -296,6 +312,7 @@ class Machine:
         self._touch(now)
         if event.done:
             self.store_lost_since = None
+            self._read_at = None  # nothing is newer than what we have just written
             self._adopt(event.new, now, effects)
         else:
             self._joining_sent = None
@@ -304,8 +321,10 @@ class Machine:
             self._swap_at = self._later(now, 0.02)
 
     def _on_store_failed(self, now: float) -> None:
-        self._read_at = self._later(now, min(0.25, self.terms.ttl / 20))
-        if self._beat_at < now:
+        if self._read_at is None or self._read_at <= now:
+            # What is due later stays so: failures that come in a row must not push it before them.
+            self._read_at = self._later(now, min(0.25, self.terms.ttl / 20))
+        if self._beat_at <= now:
             self._beat_at = self._read_at
         if self.phase is Phase.OUT and self._joining_sent is not None:
             # That swap may still arrive. Should it, it joins an incarnation that nobody is: we replace it at once.
@@ -325,18 +344,19 @@ class Machine:
             self._read_at = now
 
     def _touch(self, now: float) -> None:
-        # After a gap in our own contact nothing can be concluded from counters that stood still meanwhile.
-        if now - self._contact > self.terms.ttl / 3 + self.terms.margin:
+        # After a gap in our own contact nothing can be concluded from what looked the same before and after.
+        if now - self._contact > self.terms.ttl / 2:
             for watch in self._watches.values():
                 watch.since = now
+            if self.store_lost_since is not None:
+                self.store_lost_since = now
         self._contact = now
 
     def _observe(self, incarnation: str, counter: int, now: float) -> None:
+        # A signal may be late: of a member gone meanwhile, or of a heartbeat already read.
         watch = self._watches.get(incarnation)
-        if watch is None:
-            self._watches[incarnation] = _Watch(counter, now)
-        elif counter > watch.counter:
-            watch.counter, watch.since, watch.changes = counter, now, watch.changes + 1
+        if watch is not None and (watch.counter is None or counter > watch.counter):
+            watch.see(counter, now)
 
     # -- the view ------------------------------------------------------------------------------
 
@@ -350,7 +370,7 @@ class Machine:
             self._watches.setdefault(incarnation, _Watch(0, now))
         for incarnation in self._watches.keys() - alive:
             del self._watches[incarnation]
-        unowned = bool(view.unowned) and bool(view.active)
+        unowned = bool(view.unowned) and any(member.weight for member in view.active)
         self._unowned_since = (self._unowned_since if self._unowned_since is not None else now) if unowned else None
         me = view.members.get(self.terms.name)
         mine = me is not None and me.incarnation == self.incarnation
@@ -427,6 +447,8 @@ class Machine:
                 effects.append(OpenSlot(slot, epoch, self.incarnation))
             case Do.STOP:
                 effects.append(StopSlot(slot))
+                if self._pool_gone:
+                    self._put(slot, SlotState.DRAINED)
             case Do.CLOSE:
                 effects.append(CloseSlot(slot))
 
@@ -458,9 +480,11 @@ class Machine:
                 effects.append(Read())
         elif self.view is None or self.store_lost_since is not None:
             self._read_at = now + self.terms.ttl / 12
+        elif now < self._swap_at:
+            pass  # another member's swap has just won
         elif self.phase is Phase.OUT:
             self._try_join(self.view, now, effects)
-        elif now >= self._swap_at:
+        else:
             self._change_view(self.view, now, effects)
 
     def _emit_swap(self, swap: Swap, effects: list[Effect]) -> None:
@@ -478,42 +502,51 @@ class Machine:
                 f"the keyspace was made with {view.slots} slots and hash {view.hash!r}, this worker is configured with "
                 f"{terms.slots} slots and hash {terms.hash!r}", name_taken=False))  # fmt: skip
             return
-        guard: dict[str, int] = {}
-        base = view
-        rival = view.members.get(terms.name)
-        if rival is not None:
-            if not self._rival_is_dead(rival, now, effects):
-                return
-            guard = {rival.incarnation: self._watches[rival.incarnation].counter}
-            base = changes.evict(view, terms.name)
         member = Member(terms.name, self.incarnation, weight=terms.weight, attributes=terms.attributes)
-        cold = all(owner is None for owner in base.owner)
+        rival = view.members.get(terms.name)
+        if rival is None:
+            cold = all(owner is None for owner in view.owner)
+            new, guard = changes.join(view, member, settle=cold), dict[str, int]()
+        elif self._rival_is_dead(rival, now, effects):
+            new = changes.succeed(view, member)
+            guard = self._guard([rival])
+        else:
+            return
         self._joining_sent = now
-        self._emit_swap(Swap(view, _one_step(view, changes.join(base, member, settle=cold)), guard), effects)
+        self._emit_swap(Swap(view, new, guard), effects)
 
     def _rival_is_dead(self, rival: Member, now: float, effects: list[Effect]) -> bool:
         watch = self._watches[rival.incarnation]
-        if rival.incarnation == self.terms.dead_incarnation or rival.incarnation.startswith(self.terms.origin):
+        if rival.incarnation == self.terms.dead_incarnation or rival.incarnation.startswith(f"{self.terms.origin}-"):
             return True
         if watch.changes >= 2:
             # One change may have been in flight when its process died; a second one was sent by a living one.
             self.phase = Phase.REFUSED
             effects.append(Refuse(f"another live worker is named {self.terms.name!r}", name_taken=True))
             return False
-        if now - watch.since >= self._patience:
+        if now >= self._evicted_at(rival):
             return True
         self._read_at = now + self.terms.ttl / 6
         return False
 
-    def _others(self) -> list[_Watch]:
-        return [w for i, w in self._watches.items() if i != self.incarnation] if self.phase is Phase.IN else []
+    def _others(self, view: View) -> list[Member]:
+        return [member for member in view.members.values() if member.name != self.terms.name]
 
-    def _has_peers(self, view: View) -> bool:
-        return any(member.name != self.terms.name for member in view.active)
+    def _evicted_at(self, member: Member) -> float:
+        return self._watches[member.incarnation].since + self._patience
+
+    def _guard(self, members: Iterable[Member]) -> dict[str, int]:
+        counters = {member.incarnation: self._watches[member.incarnation].counter for member in members}
+        return {incarnation: counter for incarnation, counter in counters.items() if counter is not None}
 
     def _is_active(self, view: View) -> bool:
         me = view.members.get(self.terms.name)
         return me is not None and me.state is MemberState.ACTIVE
+
+    def _outbid(self, view: View) -> dict[int, int]:
+        """Our slots whose fence is not below their epoch: slot -> fence."""
+        name = self.terms.name
+        return {s: fence for s, fence in self._raise.items() if view.owner[s] == name and view.epoch[s] <= fence}
 
     def _given(self, view: View) -> frozenset[int]:
         """Drained slots that this view wants given away."""
@@ -523,19 +556,17 @@ class Machine:
     def _change_view(self, view: View, now: float, effects: list[Effect]) -> None:
         """Put everything this member has to change into one swap."""
         terms = self.terms
-        new, guard = view, dict[str, int]()
-        for member in view.members.values():
-            watch = self._watches[member.incarnation]
-            if member.name != terms.name and now - watch.since >= self._patience and self.trusts(now):
-                new = changes.evict(new, member.name)
-                guard[member.incarnation] = watch.counter
-                effects.append(Say(f"evicting {member.name}: no heartbeat for {now - watch.since:.1f} s"))
-        if self._is_active(new) and self._wants_to_leave(new, now):
+        new = view
+        silent = [m for m in self._others(view) if self.trusts(now) and now >= self._evicted_at(m)]
+        for member in silent:
+            new = changes.evict(new, member.name)
+            silence = now - self._watches[member.incarnation].since
+            effects.append(Say(f"evicting {member.name}: no heartbeat for {silence:.1f} s"))
+        if now >= self._leaves_at(new):
+            self._sent_away = not self.leaving
             new = changes.leave(new, terms.name)
-        for slot, fence in self._raise.items():
-            if new.owner[slot] == terms.name and new.epoch[slot] <= fence:
-                new = changes.raise_epoch(new, slot, fence)
-        self._raise.clear()
+        for slot, fence in self._outbid(new).items():
+            new = changes.raise_epoch(new, slot, fence)
         if self._unowned_since is not None and now >= self._unowned_since + terms.settle:
             new = changes.replan(new)
         if given := self._given(new) if terms.name in new.members else frozenset():
@@ -545,20 +576,20 @@ class Machine:
         if fresh := given - self._announced:
             self._announced |= fresh
             effects.append(LoseSlots(fresh))
-        self._emit_swap(Swap(view, _one_step(view, new), guard), effects)
+        self._emit_swap(Swap(view, _one_step(view, new), self._guard(silent)), effects)
 
-    def _wants_to_leave(self, view: View, now: float) -> bool:
+    def _leaves_at(self, view: View) -> float:
+        """When this member is to become a leaving one."""
+        if not self._is_active(view):
+            return float("inf")
         if self.leaving:
-            return True
-        down = self._broker_down_since
-        if down is None or now - down < self.terms.broker_grace or self._sent_away:
-            return False
+            return float("-inf")
         # Without peers nobody could do better: keep the slots and wait for the broker.
-        self._sent_away = self._has_peers(view)
-        return self._sent_away
+        if self._broker_down_since is None or all(m.name == self.terms.name for m in view.active):
+            return float("inf")
+        return self._broker_down_since + self.terms.broker_grace
 
 
 def _one_step(old: View, new: View) -> View:
     """Give several changes made in one swap one version."""
     return replace(new, version=old.version + 1)
-

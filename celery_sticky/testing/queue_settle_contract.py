@@ -14,6 +14,7 @@ from celery_sticky.testing.queue_steps import (
     NEXT,
     NOW,
     ODD,
+    SOON,
     Broker,
     Connect,
     End,
@@ -212,7 +213,7 @@ class SettleContract(QueueFixtures):
         take(queues, FIRST, bury(first))
         assert queues.idle(0) == set()
         assert (queues if own else connect()).exhume("default", f"7-{first.tag}")
-        assert queues.idle(LONG) == {HERE}
+        assert queues.idle(SOON) == {HERE}
 
     @pytest.mark.parametrize("drained", [True, False])
     def test_wake_ends_the_idle_under_way_or_the_next_one(self, queues: SlotQueues, drained: bool) -> None:

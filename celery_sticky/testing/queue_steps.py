@@ -12,6 +12,8 @@ from celery_sticky.queues.base import Act, Delivery, Fetched, SlotQueues, Tenure
 NOW = 1_000_000.0
 LONG = 20.0
 """Seconds that no test waits in full unless it fails."""
+SOON = 1.0
+"""Seconds within which a driver hears of a message by its ordinary way, not by a look now and then."""
 ODD = b'\x00\xff:{"body": "a:b"}\r\n'
 
 

@@ -284,7 +284,9 @@ class Courier:
     def _open_slots(self, queues: SlotQueues) -> None:
         while self._to_open:
             with self._lock:
-                slot, tenure = next(iter(self._to_open.items()))
+                slot, tenure = next(iter(self._to_open.items()), (None, None))
+                if slot is None or tenure is None:
+                    return  # stopped or closed meanwhile
                 # What has not started goes back to its queue with the opening, so it must not start from here.
                 self._gate.recall(slot)
                 keep = self._gate.kept(slot)
@@ -298,7 +300,10 @@ class Courier:
     def _on_opened(self, slot: SlotId, tenure: Tenure) -> None:
         with self._lock:
             if self._to_open.get(slot) is not tenure:
-                return  # stopped, closed or opened once more meanwhile
+                # Stopped, closed or opened anew meanwhile. What runs of a stopped slot is settled under this tenure.
+                if slot in self._stopping:
+                    self._tenures[slot] = tenure
+                return
             del self._to_open[slot]
             self._tenures[slot] = tenure
             if slot in self._stopping:
@@ -353,10 +358,14 @@ class Courier:
                     self._on_marked(entry, fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag])
                 elif self._gate.settled(entry):
                     drained.append(entry.slot)
+                if verdict.act is Act.DEFER and self._gate.is_open(entry.slot):
+                    self._rounds.note_deferred(entry.slot, verdict.due)
             for verdict in fetched.refused:
                 entry = self._outbox.answered(verdict.tenure, verdict.tag)
                 self._on_refused(entry, verdict)
-                if self._gate.settled(entry):
+                if verdict.act is Act.MARK:
+                    self._gate.forget(entry)
+                elif self._gate.settled(entry):
                     drained.append(entry.slot)
             self._rounds.drained(fetched.drained)
             for slot, due in fetched.due.items():

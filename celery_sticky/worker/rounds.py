@@ -32,8 +32,12 @@ class Rounds:
         self._due.pop(slot, None)
 
     def note_due(self, slot: SlotId, due: float) -> None:
-        """A deferred message of this slot comes due then (seconds since the epoch)."""
+        """The first deferred message of this slot comes due then (seconds since the epoch)."""
         self._due[slot] = due
+
+    def note_deferred(self, slot: SlotId, due: float) -> None:
+        """A message of this slot was deferred until then; others of it may come due before."""
+        self._due[slot] = min(due, self._due.get(slot, due))
 
     def come_due(self, now: float) -> None:
         """Note the slots whose deferred message is due."""

@@ -29,6 +29,7 @@ from celery_sticky.testing.queue_steps import (
     LONG,
     NEXT,
     NOW,
+    SOON,
     ack,
     bodies,
     defer,
@@ -112,7 +113,7 @@ def test_after_a_killed_connection_nothing_is_lost_and_slots_wake_again(redis_ur
     # Slot 8 was not opened again: what was known of it is asked anew on the new connection, and pushed from there.
     assert queues.idle(0) == set()
     client.lpush(f"{PREFIX}.default.8", "3")
-    assert queues.idle(LONG) == {("default", 8)}
+    assert queues.idle(SOON) == {("default", 8)}
 
 
 def test_a_connection_killed_under_an_idle_ends_it_at_once(redis_url: str, connect: Connect) -> None:
@@ -240,11 +241,40 @@ def test_a_refusal_is_a_broker_that_is_not_available(valkey: Start, connect: Con
     server = valkey()
     queues = connect(server.url)
     with server.client() as client:
+        queues.open(FIRST, ())
+        connections = client.info("stats")["total_connections_received"]
         client.replicaof("127.0.0.1", "1")
         with pytest.raises(BrokerUnavailable, match="READONLY"):
-            queues.open(FIRST, ())
+            queues.open(AGAIN, ())
         client.replicaof("no", "one")
+        queues.open(AGAIN, ())
+        # A server that became a replica keeps its connections: only a new one asks Sentinel who is in charge.
+        assert client.info("stats")["total_connections_received"] == connections + 1
+
+
+def test_each_message_wakes_the_driver_by_a_push(redis_url: str, connect: Connect) -> None:
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
     queues.open(FIRST, ())
+    for _ in range(5):  # a look every two seconds would find some of them, not all
+        take(queues, FIRST)
+        timer = threading.Timer(0.05, client.lpush, (QUEUE, "1"))
+        timer.start()
+        assert queues.idle(SOON) == {HERE}
+        timer.join()
+
+
+def test_many_thousand_messages_move_at_once(redis_url: str, connect: Connect) -> None:
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    queues.open(FIRST, ())
+    expected = [b"%d" % number for number in range(9000)]
+    client.lpush(QUEUE, *expected)
+    take(queues, FIRST, limit=9000)
+    queues.open(AGAIN, ())
+    brought = take(queues, AGAIN, limit=9000)
+    settle(queues, *[defer(d, NOW + 1) for d in brought.deliveries])
+    assert bodies(take(queues, AGAIN, limit=9000, now=NOW + 1)) == expected
 
 
 def test_an_idle_driver_sends_next_to_nothing(valkey: Start, connect: Connect) -> None:
@@ -260,6 +290,10 @@ def test_an_idle_driver_sends_next_to_nothing(valkey: Start, connect: Connect) -
     before = _commands(client)
     assert queues.idle(5.0) == set()
     assert _commands(client) - before <= 4  # a look every two seconds
+    before = _commands(client)
+    for _ in range(100):
+        queues.idle(0)
+    assert _commands(client) - before <= 1
 
 
 def test_only_fences_stay_behind(redis_url: str, connect: Connect) -> None:

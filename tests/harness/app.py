@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-from harness import tasks
+from harness import retry_tasks, tasks
 
 NAMES = ("STICKY_APP_BROKER", "STICKY_APP_BACKEND", "STICKY_APP_CONF", "STICKY_APP_HISTORY", "STICKY_APP_KEYED")
 
@@ -55,6 +55,7 @@ def make_app(config: AppConfig) -> Celery:
 
         Sticky(app)
     tasks.register(app, config.history)
+    retry_tasks.register(app, config.history)
     return app
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Retry
 
 from celery_sticky.testing.recorder import Recorder
+from harness.tasks import recorded
 
 
 class OwnRetry(Task):
@@ -20,8 +22,9 @@ class OwnRetry(Task):
         return super().retry(exc=exc, countdown=0)
 
 
-def register(app: Celery, recorder: Recorder) -> None:
+def register(app: Celery, history: Path) -> None:
     """Define the tasks that retry on `app`."""
+    recorder = Recorder(history)
     keyed = {"shared": False, "key": "key", "bind": True}
 
     def tell(task: Task) -> dict[str, Any]:
@@ -35,15 +38,10 @@ def register(app: Celery, recorder: Recorder) -> None:
             "attempt": request.sticky.attempt if request.sticky is not None else None,
         }
 
-    def record(task: Task, key: str, n: int) -> Any:
-        from harness.tasks import recorded
-
-        return recorded(recorder, task, key, n)
-
     @app.task(name="flaky", max_retries=3, **keyed)
     def flaky(self: Task, key: str, n: int, times: int = 1, options: dict[str, Any] | None = None) -> dict[str, Any]:
         """Retry `times` times, with these options."""
-        with record(self, key, n):
+        with recorded(recorder, self, key, n):
             if self.request.retries < times:
                 raise self.retry(**{"countdown": 0, **(options or {})})
         return tell(self)
@@ -51,7 +49,7 @@ def register(app: Celery, recorder: Recorder) -> None:
     @app.task(name="auto", autoretry_for=(LookupError,), retry_backoff=1, retry_jitter=False, max_retries=1, **keyed)
     def auto(self: Task, key: str, n: int, times: int = 1) -> dict[str, Any]:
         """Fail `times` times; Celery retries by itself, once."""
-        with record(self, key, n):
+        with recorded(recorder, self, key, n):
             if self.request.retries < times:
                 raise LookupError(f"{key} {n}")
         return tell(self)
@@ -59,7 +57,7 @@ def register(app: Celery, recorder: Recorder) -> None:
     @app.task(name="own", base=OwnRetry, **keyed)
     def own(self: Task, key: str, n: int) -> dict[str, Any]:
         """Retry once by the class's own method."""
-        with record(self, key, n):
+        with recorded(recorder, self, key, n):
             if not self.request.retries:
                 raise self.retry()
         return tell(self)
@@ -67,7 +65,7 @@ def register(app: Celery, recorder: Recorder) -> None:
     @app.task(name="swallow", **keyed)
     def swallow(self: Task, key: str, n: int, how: str) -> str:
         """Ask for a retry and go on."""
-        with record(self, key, n):
+        with recorded(recorder, self, key, n):
             if self.request.retries:
                 return "again"
             if how == "unthrown":
@@ -84,7 +82,7 @@ def register(app: Celery, recorder: Recorder) -> None:
     @app.task(name="flaky-plain", shared=False, bind=True)
     def flaky_plain(self: Task, n: int) -> dict[str, Any]:
         """Retry once, without a key of its own."""
-        with record(self, "plain", n):
+        with recorded(recorder, self, "plain", n):
             if not self.request.retries:
                 raise self.retry(countdown=0)
         return tell(self)

@@ -13,7 +13,6 @@ from pathlib import Path
 from celery import Celery, Task
 
 from celery_sticky.testing.recorder import Recorder
-from harness import retry_tasks
 
 
 def register(app: Celery, history: Path) -> None:
@@ -38,8 +37,6 @@ def register(app: Celery, history: Path) -> None:
     def pid() -> int:
         """Tell which process runs tasks."""
         return os.getpid()
-
-    retry_tasks.register(app, recorder)
 
 
 def recorded(recorder: Recorder, task: Task, key: str, n: int) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from celery_sticky.ownership.changes import evict, fresh, join, leave, raise_epoch, release, replan
+from celery_sticky.ownership.changes import evict, fresh, join, leave, raise_epoch, release, replan, succeed
 from celery_sticky.ownership.view import Member, MemberState, View
 
 
@@ -391,3 +391,30 @@ def test_a_change_leaves_the_view_it_was_given_alone() -> None:
     leave(view, "a")
     join(view, member("c"))
     assert view == copy
+
+
+def test_a_successor_owns_what_the_dead_incarnation_owned_under_higher_epochs_and_nothing_moves() -> None:
+    view = fresh(slots=8, hash="h", generation=1, version=1, store_id="s")
+    for name in ("a", "b"):
+        view = join(view, Member(name, f"{name}-0"))
+    view = release(view, "a", sorted(view.giving("a")))
+    after = succeed(view, Member("a", "a-1"))
+    assert (after.owner, after.target) == (view.owner, view.target)
+    assert after.members["a"].incarnation == "a-1"
+    for slot in range(8):
+        assert after.epoch[slot] - view.epoch[slot] == (view.owner[slot] == "a")
+
+
+def test_a_successor_of_a_leaving_member_is_active_again() -> None:
+    view = fresh(slots=8, hash="h", generation=1, version=1, store_id="s")
+    for name in ("a", "b"):
+        view = join(view, Member(name, f"{name}-0"))
+    view = release(view, "a", sorted(view.giving("a")))
+    after = succeed(leave(view, "a"), Member("a", "a-1"))
+    assert len([slot for slot in range(8) if after.target[slot] == "a"]) == 4
+
+
+def test_succession_needs_a_member_of_that_name() -> None:
+    view = fresh(slots=8, hash="h", generation=1, version=1, store_id="s")
+    with pytest.raises(ValueError, match="a is not a member"):
+        succeed(view, Member("a", "a-1"))

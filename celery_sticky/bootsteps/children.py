@@ -1,0 +1,88 @@
+"""Ends running keyed tasks with the trust they rely on, where tasks run in processes of their own.
+
+In each child of the pool a thread looks at the shared lease, and kills the child with whatever it started while it runs
+a keyed task past the deadline or without its parent. The main process does the same half a second later, from outside:
+C code that holds the interpreter lock keeps a child's own thread waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import Any
+
+from celery import signals
+
+from celery_sticky.bootsteps.part import Part
+from celery_sticky.worker.deadline import Deadline, Held
+
+logger = logging.getLogger("celery_sticky")
+
+GRACE = 0.5
+"""Seconds the main process leaves a child to end itself."""
+
+
+class Children:
+    """Watches over keyed tasks in the children of the pool. Make it before the pool forks.
+
+    Without `ends_tasks` a task that runs at the end of trust may go on, but none starts after it.
+    """
+
+    def __init__(self, part: Part, *, ends_tasks: bool) -> None:
+        self._ends_tasks = ends_tasks
+        self._part = part
+        self._main = os.getpid()
+        self._here: dict[str, Held] = {}
+        signals.worker_process_init.connect(self._on_child, weak=False)
+
+    def start(self) -> None:
+        """Begin to watch, in the main process."""
+        if self._ends_tasks:
+            Deadline(self._part.lease, self._held_by_children, self._kill, grace=GRACE).start()
+
+    # -- in a child ----------------------------------------------------------------------------
+
+    def _on_child(self, **_: Any) -> None:
+        os.setpgid(0, 0)  # what the task starts dies with it
+        signals.task_prerun.connect(self._on_prerun, weak=False)
+        signals.task_postrun.connect(self._on_postrun, weak=False)
+        if not self._ends_tasks:
+            return
+        # The kernel's own signal at a parent's death is sent when the *thread* that forked us ends, and is lost where
+        # the parent died before it was asked for.
+        Deadline(self._part.lease, self._held_here, lambda _: _kill_group(os.getpid()), parent=self._main).start()
+
+    def _on_prerun(self, task_id: str, task: Any, **_: Any) -> None:
+        if (sticky := task.request.sticky) is not None:
+            held = (sticky["keyspace"], sticky["term"])
+            self._here[task_id] = held
+            if not self._part.lease.trusted(*held):
+                _kill_group(os.getpid())
+
+    def _on_postrun(self, task_id: str, **_: Any) -> None:
+        self._here.pop(task_id, None)
+
+    def _held_here(self) -> list[Held]:
+        return list(self._here.values())
+
+    # -- in the main process -------------------------------------------------------------------
+
+    def _held_by_children(self) -> list[Held]:
+        return [run.held for run in tuple(self._part.runs.values()) if run.pid]
+
+    def _kill(self, ended: Held) -> None:
+        for run in tuple(self._part.runs.values()):
+            if run.held == ended and run.pid:
+                logger.error("sticky: the lease has ended; killing process %d, which runs %s", run.pid, run.request)
+                _kill_group(run.pid)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended by itself

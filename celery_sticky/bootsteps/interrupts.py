@@ -1,0 +1,125 @@
+"""Ends running keyed tasks with the trust they rely on, in pools without processes: `LeaseLost` is raised into the task.
+
+Best effort, and only within the task's own body: a thread is interrupted at its next bytecode, a greenlet when it next
+gives way, the main thread (solo) also out of most blocking calls. Never while it is inside code that takes locks which
+the rest of the worker needs, such as logging: an exception between taking a lock and the `try` that frees it would hang
+the worker for good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from celery.exceptions import Reject
+
+from celery_sticky.bootsteps.part import Part
+from celery_sticky.worker.deadline import Deadline, Held
+from celery_sticky.worker.native import start_thread
+
+logger = logging.getLogger("celery_sticky")
+
+INTERRUPT = signal.SIGURG
+"""Tells the main thread to look whether its task has lost its lease; ignored where nobody handles it."""
+LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery.")
+"""Modules whose code is not interrupted."""
+
+
+class LeaseLost(Reject):
+    """Raised into a keyed task when its worker may no longer act on its key."""
+
+    def __init__(self, reason: str = "the worker's lease has ended", requeue: bool = True) -> None:
+        super().__init__(reason, requeue)
+
+
+class Interrupts:
+    """Watches over keyed tasks that run in this process.
+
+    Without `ends_tasks` a task that runs at the end of trust may go on, but none starts after it.
+    """
+
+    def __init__(self, part: Part, *, green: bool, ends_tasks: bool) -> None:
+        self._part, self._green, self._ends_tasks = part, green, ends_tasks
+        self._here: dict[Any, Held] = {}
+
+    def start(self) -> None:
+        """Begin to watch."""
+        if not self._ends_tasks:
+            return
+        watch = Deadline(self._part.lease, lambda: list(self._here.values()), self._interrupt)
+        if self._green:
+            start_thread(watch.run, "sticky-deadline")  # a greenlet: only its own hub may interrupt another
+        else:
+            signal.signal(INTERRUPT, self._on_signal)
+            watch.start()
+
+    def guard(self, task: Any) -> None:
+        """Mark the body of a task while it runs."""
+        if not hasattr(task.run, "sticky_guarded"):
+            task.run = self._guarded(task, task.run)
+
+    def _guarded(self, task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(body)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            sticky = task.request.sticky
+            if sticky is None:
+                return body(*args, **kwargs)
+            where = sys.modules["greenlet"].getcurrent() if self._green else threading.get_ident()
+            held = (sticky["keyspace"], sticky["term"])
+            if not self._part.lease.trusted(*held):
+                raise LeaseLost()  # the process was stopped between the reservation of the start and the start
+            self._here[where] = held
+            try:
+                return body(*args, **kwargs)
+            finally:
+                if self._here.pop(where, None) is None and not self._green:
+                    _take_back(where)
+
+        run.sticky_guarded = True  # type: ignore[attr-defined]
+        return run
+
+    def _interrupt(self, ended: Held) -> None:
+        for where, held in tuple(self._here.items()):
+            if held == ended:
+                self._raise_into(where)
+
+    def _raise_into(self, where: Any) -> None:
+        if self._green:
+            if self._here.pop(where, None):
+                logger.error("sticky: the lease has ended; interrupting %r", where)
+                # An argument of gevent's `kill`; eventlet's throws at once, which is what we want there.
+                where.kill(LeaseLost(), block=False) if hasattr(where, "loop") else where.kill(LeaseLost)
+        elif where == threading.main_thread().ident:
+            signal.pthread_kill(where, INTERRUPT)
+        elif (frame := sys._current_frames().get(where)) is not None and _may_raise(frame):
+            self._here.pop(where, None)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(where), ctypes.py_object(LeaseLost))
+
+    def _on_signal(self, _number: int, frame: FrameType | None) -> None:
+        # Runs in the main thread, between two bytecodes: either its task is marked, or it has ended.
+        where = threading.get_ident()
+        held = self._here.get(where)
+        if held is not None and not self._part.lease.trusted(*held) and frame is not None and _may_raise(frame):
+            del self._here[where]
+            raise LeaseLost()
+
+
+def _may_raise(frame: FrameType | None) -> bool:
+    """Whether the code that runs, from the task's body inwards, takes no locks of others."""
+    while frame is not None and frame.f_code.co_filename != __file__:
+        if str(frame.f_globals.get("__name__")).startswith(LOCKING):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _take_back(thread: int) -> None:
+    # Sent, but not yet raised when the body ended: it must not hit what runs in this thread next.
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)

@@ -1,0 +1,59 @@
+"""The command `celery sticky demo`."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+from celery.bin.base import CeleryCommand
+from rich.console import Console
+
+from celery_sticky.cli.demo.app import read_orders
+from celery_sticky.cli.demo.crew import Crew
+from celery_sticky.cli.demo.screen import screen
+from celery_sticky.cli.demo.stage import Stage
+from celery_sticky.cli.demo.story import NAMES, Story
+from celery_sticky.cli.demo.verdict import draw, reach
+from celery_sticky.cli.tables import json_option
+
+INTRODUCTION = """\
+40 shops send orders. Orders of one shop are to be charged one at a time and in
+order, whatever happens to the workers. Each shop belongs to one of 120 slots,
+each slot to one worker. On the way a worker is killed, and another joins.
+"""
+
+
+@click.command(cls=CeleryCommand)
+@click.option(
+    "--broker", metavar="URL", help="Your own Redis, instead of an embedded server. Keys get their own prefix."
+)
+@click.option(
+    "--seconds", default=16.0, type=click.FloatRange(8, 600), show_default=True, help="How long orders come in."
+)
+@click.option("--tasks", default=600, type=click.IntRange(1), show_default=True, help="How many orders.")
+@click.option("--workers", default=3, type=click.IntRange(2, len(NAMES) - 1), show_default=True)
+@json_option
+@click.pass_context
+def demo(ctx: click.Context, broker: str | None, seconds: float, tasks: int, workers: int, as_json: bool) -> None:
+    """Run real workers, kill one, let another join, and judge what happened. Needs no app."""
+    # It would come before the demo's own broker (celery/app/utils.py, `Settings.broker_url`).
+    os.environ.pop("CELERY_BROKER_URL", None)
+    console = Console(no_color=ctx.obj.no_color, highlight=False, stderr=as_json)
+    where = "on your server" if broker else "on an embedded Valkey server"
+    console.print(INTRODUCTION + f"It takes about half a minute, {where}.\n", soft_wrap=True)
+    with Crew(broker) as crew:
+        stage = Stage(crew.demo, read_orders(), tasks)
+        try:
+            stage.initialise()
+            with screen(console) as drawn:
+                course = Story(crew, stage, workers, seconds, drawn).play()
+            found = reach(stage.events(), course, stage.slot_of)
+        finally:
+            stage.close()
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        for part in draw(found):
+            console.print(part)
+    ctx.exit(0 if found["ok"] else 1)

@@ -1,0 +1,156 @@
+"""The course of the demo: orders come in all the time, one worker is killed, another joins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from celery_sticky.cli.demo.app import LEASE_MARGIN, LEASE_TTL
+from celery_sticky.cli.demo.crew import CONCURRENCY, Crew, node
+from celery_sticky.cli.demo.stage import Scene, Stage
+from celery_sticky.errors import StickyError
+from celery_sticky.ownership.view import View
+
+NAMES = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india")
+TICK = 0.05
+DRAW_EVERY = 0.25
+PATIENCE = 20.0
+"""Seconds any single step may take before the demo gives up."""
+LIMIT = LEASE_TTL + LEASE_MARGIN + 0.5
+"""Seconds within which a dead worker's slots have new owners."""
+BUSY = 0.4
+"""How busy the workers are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A worker went or came: the owners before and after."""
+
+    worker: str
+    at: int
+    """CLOCK_MONOTONIC nanoseconds."""
+    seconds: float
+    """Until all slots were where they belong."""
+    before: View
+    after: View
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What was done to the workers."""
+
+    killed: Change
+    joined: Change
+
+
+class Story:
+    """Plays it."""
+
+    def __init__(self, crew: Crew, stage: Stage, workers: int, seconds: float, draw: Callable[[Scene], None]) -> None:
+        self._crew, self._stage, self._draw = crew, stage, draw
+        self._names, self._newcomer = NAMES[:workers], NAMES[workers]
+        self._seconds = seconds
+        self._rate = stage.total / seconds
+        self._task_seconds = min(0.3, BUSY * workers * CONCURRENCY / self._rate)
+        self._since = 0.0
+        self._drawn = float("-inf")
+
+    def play(self) -> Course:
+        """Return what happened to the workers.
+
+        Raises:
+            StickyError: a step took far too long, or a worker ended by itself.
+        """
+        stage = self._stage
+        for name in self._names:
+            self._crew.start(name)
+            stage.workers[name] = "starting"
+        stage.tell(f"{len(self._names)} workers start, with {CONCURRENCY} processes each")
+        self._wait("the workers own all slots", lambda: _settled(stage.view(), self._names))
+        self._working(*self._names)
+        stage.tell("every slot has an owner; orders come in from now on, until the end")
+        self._since = time.monotonic()
+        self._pass(self._seconds * 0.25)
+        killed = self._kill(self._names[1])
+        self._pass(max(self._seconds * 0.1, self._seconds * 0.6 - (time.monotonic() - self._since)))
+        joined = self._join(self._newcomer)
+        self._pass(self._since + self._seconds - time.monotonic())
+        stage.publish(stage.total, self._task_seconds)
+        stage.tell(f"all {stage.total} orders are sent; the workers finish what is left")
+        self._wait("every order is charged", lambda: stage.finished() == stage.total)
+        stage.tell("every order is charged; the workers are asked to stop (SIGTERM)")
+        self._working(*(name for name, does in stage.workers.items() if does == "working"), does="stopping")
+        self._look()
+        self._crew.stop_all(PATIENCE)
+        self._working(*(name for name, does in stage.workers.items() if does == "stopping"), does="stopped")
+        self._look()
+        return Course(killed, joined)
+
+    def _kill(self, name: str) -> Change:
+        stage = self._stage
+        before = stage.view()
+        began = time.monotonic()
+        at = self._crew.kill(name)
+        stage.workers[name] = "killed"
+        slots = len(before.owned_by(node(name)))
+        stage.tell(f"{name} is killed (SIGKILL): its {slots} slots wait until its lease has run out")
+        rest = [other for other in self._names if other != name]
+        after = self._wait(f"the slots of {name} have new owners", lambda: _settled(stage.view(), rest))
+        took = time.monotonic() - began
+        stage.tell(f"the slots of {name} have new owners, {took:.1f} s after its death")
+        return Change(name, at, took, before, after)
+
+    def _join(self, name: str) -> Change:
+        stage = self._stage
+        before = stage.view()
+        began, at = time.monotonic(), time.monotonic_ns()
+        self._crew.start(name)
+        stage.workers[name] = "starting"
+        stage.tell(f"{name} starts")
+        members = [other for other, does in stage.workers.items() if does == "working"] + [name]
+        after = self._wait(f"{name} has its share", lambda: _settled(stage.view(), members))
+        took = time.monotonic() - began
+        self._working(name)
+        stage.tell(f"{name} has joined and was handed {len(after.owned_by(node(name)))} slots, one by one")
+        return Change(name, at, took, before, after)
+
+    # -- time passes -------------------------------------------------------------------------------
+
+    def _working(self, *names: str, does: str = "working") -> None:
+        for name in names:
+            self._stage.workers[name] = does
+
+    def _pass(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._tick()
+
+    def _wait(self, what: str, happened: Callable[[], View | bool | None]) -> View:
+        until = time.monotonic() + PATIENCE
+        while True:
+            found = happened()
+            if found:
+                return found if isinstance(found, View) else self._stage.view()
+            if time.monotonic() > until:
+                raise StickyError(f"{PATIENCE:.0f} s have passed, and still it is not so that {what}")
+            self._tick()
+
+    def _tick(self) -> None:
+        self._crew.check()
+        if self._since:
+            due = (time.monotonic() - self._since) * self._rate
+            self._stage.publish(int(due), self._task_seconds)
+        if time.monotonic() - self._drawn >= DRAW_EVERY:
+            self._look()
+        time.sleep(TICK)
+
+    def _look(self) -> None:
+        self._drawn = time.monotonic()
+        self._draw(self._stage.scene())
+
+
+def _settled(view: View, names: tuple[str, ...] | list[str]) -> View | None:
+    """Return the view if these workers, and no others, own all slots as they should."""
+    there = set(view.members) == {node(name) for name in names}
+    return view if there and view.settled and not view.unowned else None

@@ -1,0 +1,380 @@
+"""The commands of `celery sticky` against stores and queues in memory: what they say, and with which exit status."""
+
+# Celery has no types.
+# mypy: disable-error-code="misc, no-untyped-call"
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_sticky import Sticky, slot_for
+from celery_sticky.cli.main import COMMANDS, sticky
+from celery_sticky.cli.session import Session
+from celery_sticky.keys import HASH_NAME
+from celery_sticky.message import Stamp
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import Member, View
+from celery_sticky.queues import Act, Tenure, Verdict, Want
+from celery_sticky.queues.memory import process_broker
+
+SLOTS = 12
+QUICK = ("--timeout", "0.01")
+
+
+@pytest.fixture
+def app() -> Iterator[Any]:
+    made = Celery("shop", broker="memory://", set_as_current=False)
+    made.conf.update(sticky_slots=SLOTS, sticky_lease_ttl=1.0, sticky_lease_margin=0.1)
+    made.conf.sticky_key_prefix = f"cli-{uuid.uuid4().hex}"  # a store and a broker of its own
+    Sticky(made)
+
+    @made.task(name="sync", shared=False, key="tenant")
+    def sync(tenant: str) -> None: ...
+
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def session(app: Any) -> Iterator[Session]:
+    with Session(app) as opened:
+        yield opened
+
+
+def run(app: Any, *words: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(sticky, words, obj=CLIContext(app, True, None), input=answer, catch_exceptions=False)
+
+
+def facts(app: Any, *words: str, status: int = 0) -> Any:
+    result = run(app, *words, "--json")
+    assert result.exit_code == status, result.output
+    return json.loads(result.stdout)
+
+
+def write(session: Session, *members: Member) -> View:
+    store = session.store("default")
+    reading = store.read()
+    view = changes.fresh(slots=SLOTS, hash=HASH_NAME, generation=1, version=1, store_id=reading.store_id)
+    for member in members:
+        view = changes.join(view, member)
+    assert store.swap(reading.view, view)
+    return view
+
+
+def envelope(key: str, task_id: str = "id-1", at: float = 0.0) -> bytes:
+    stamp = Stamp(key, "default", slot_for(key, SLOTS), SLOTS, at or time.time())
+    return json.dumps({
+        "body": base64.b64encode(json.dumps([[key], {}, {}]).encode()).decode(),
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"task": "sync", "id": task_id, "sticky": stamp.to_header()},
+        "properties": {"correlation_id": task_id, "body_encoding": "base64", "priority": 0},
+    }).encode()  # fmt: skip
+
+
+def publish(session: Session, key: str, **options: Any) -> int:
+    slot = slot_for(key, SLOTS)
+    process_broker(session.settings.key_prefix).publish(("default", slot), envelope(key, **options))
+    return slot
+
+
+def bury(session: Session, key: str, task_id: str = "id-1") -> str:
+    """Publish a message, fetch it as a worker would, and bury it; return what the command line calls it."""
+    slot = publish(session, key, task_id=task_id)
+    tenure = Tenure("default", slot, 1, uuid.uuid4().hex, 1)
+    fence = process_broker(session.settings.key_prefix).slots["default", slot].fence
+    if fence is not None:
+        tenure = Tenure("default", slot, fence.epoch + 1, uuid.uuid4().hex, 1)
+    queues = session.queues
+    queues.open(tenure, ())
+    (delivery,) = queues.fetch([Want(tenure, 1)], [], time.time()).deliveries
+    info = json.dumps({"reason": "it will not do", "task": "sync", "id": task_id, "key": key, "at": time.time()})
+    verdict = Verdict(Act.BURY, tenure, delivery.tag, info=info)
+    assert queues.fetch([], [verdict], time.time()).confirmed == [verdict]
+    return f"default/{slot}-{delivery.tag}"
+
+
+# -- The group ---------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command_with_what_it_does(app: Any) -> None:
+    listed = run(app, "--help").output
+    assert all(f"\n  {name} " in listed for name in COMMANDS)
+
+
+def test_celery_itself_does_not_pay_for_our_commands() -> None:
+    program = (
+        "import sys; import celery.bin.celery; print('rich' in sys.modules, 'celery_sticky.cli.main' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("words", [("status",), ("owner", "7"), ("plan",), ("dead", "list"), ("doctor",), ("init",)])
+def test_an_app_without_celery_sticky_is_told_in_one_line_how_to_name_one(words: tuple[str, ...]) -> None:
+    result = run(Celery("plain", broker="memory://", set_as_current=False), *words)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    assert "celery -A yourapp sticky" in result.stderr
+
+
+def test_wrong_settings_are_told_in_one_line(app: Any) -> None:
+    app.conf.sticky_slot = 5
+    result = run(app, "status", *QUICK)
+    assert result.exit_code == 1 and "did you mean 'sticky_slots'?" in result.stderr
+
+
+# -- status ------------------------------------------------------------------------------------------
+
+
+def test_status_of_a_keyspace_without_a_document_is_no_problem(app: Any) -> None:
+    (found,) = facts(app, "status", *QUICK)["keyspaces"]
+    assert (found["keyspace"], found["slots"], found["version"], found["members"]) == ("default", SLOTS, None, [])
+    assert "no document yet" in run(app, "status", *QUICK).output
+
+
+def test_status_counts_what_waits_and_how_long_the_oldest_has_waited(app: Any, session: Session) -> None:
+    write(session)
+    publish(session, "t-1", at=time.time() - 90)
+    publish(session, "t-2")
+    bury(session, "t-3")
+    found = facts(app, "status", *QUICK, status=1)
+    (keyspace,) = found["keyspaces"]
+    assert (keyspace["waiting"], keyspace["in_flight"], keyspace["dead"]) == (2, 0, 1)
+    assert 90 <= keyspace["oldest_seconds"] < 120
+    assert found["problems"] == [f"keyspace default: messages wait, and {SLOTS} of {SLOTS} slots have no owner"]
+
+
+def test_status_calls_a_member_silent_that_neither_answers_nor_beats(app: Any, session: Session) -> None:
+    write(session, Member("w1@here", "i-1"))
+    found = facts(app, "status", *QUICK, status=1)
+    (member,) = found["keyspaces"][0]["members"]
+    assert (member["name"], member["slots"], member["alive"], member["lease_age"]) == ("w1@here", SLOTS, False, None)
+    assert found["problems"] == ["keyspace default: w1@here neither answers nor beats"]
+
+
+def test_status_sees_the_beats_of_a_member_that_does_not_answer(app: Any, session: Session) -> None:
+    write(session, Member("w1@here", "i-1"))
+    program = run_beating(session, "i-1")
+    try:
+        (member,) = facts(app, "status", *QUICK)["keyspaces"][0]["members"]
+    finally:
+        program()
+    assert member["alive"] and member["running"] is None
+
+
+def run_beating(session: Session, incarnation: str) -> Any:
+    import threading
+
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.05):
+            session.store("default").beat(incarnation)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join()
+
+    return stop
+
+
+def test_status_lists_the_slots_that_are_on_the_move(app: Any, session: Session) -> None:
+    view = write(session, Member("a@h", "i-1"), Member("b@h", "i-2"))
+    (found,) = facts(app, "status", *QUICK, status=1)["keyspaces"]
+    moving = [slot for slot in range(SLOTS) if view.owner[slot] != view.target[slot]]
+    assert moving and [one["slot"] for one in found["moving"]] == moving
+    assert {(one["from"], one["to"]) for one in found["moving"]} == {("a@h", "b@h")}
+    assert "6 slots are moving" in run(app, "status", *QUICK).output
+
+
+def test_status_tells_a_document_of_another_run_of_the_store(app: Any, session: Session) -> None:
+    store = session.store("default")
+    view = write(session)
+    store.server.restart(keep=True) if hasattr(store, "server") else pytest.skip("no restart")
+    assert view
+    assert facts(app, "status", *QUICK, status=1)["keyspaces"][0]["store_lost"]
+
+
+# -- owner -------------------------------------------------------------------------------------------
+
+
+def test_owner_finds_slot_queue_and_owner_of_a_key(app: Any, session: Session) -> None:
+    view = write(session, Member("w1@here", "i-1"))
+    slot = publish(session, "t-7")
+    found = facts(app, "owner", "t-7")
+    assert (found["slot"], found["queue"]) == (slot, Sticky.of(app).queue_for("t-7"))
+    assert (found["owner"], found["target"], found["epoch"]) == ("w1@here", "w1@here", view.epoch[slot])
+    assert found["waiting"] == 1
+    assert f"{slot} of {SLOTS}" in run(app, "owner", "t-7").output
+
+
+def test_owner_exits_with_1_where_nobody_owns_the_key(app: Any, session: Session) -> None:
+    write(session)
+    assert facts(app, "owner", "t-7", status=1)["owner"] is None
+    assert "nobody" in run(app, "owner", "t-7").output
+
+
+@pytest.mark.parametrize("words", [("owner", ""), ("owner", "7", "--keyspace", "a.b"), ("plan", "--keyspace", "a.b")])
+def test_what_cannot_be_a_key_or_a_keyspace_is_refused_in_one_line(app: Any, words: tuple[str, ...]) -> None:
+    result = run(app, *words)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+
+
+# -- plan --------------------------------------------------------------------------------------------
+
+
+def test_plan_tells_share_and_slots_and_changes_nothing(app: Any, session: Session) -> None:
+    before = write(session, Member("a@h", "i-1"), Member("b@h", "i-2"))
+    found = facts(app, "plan", "--add", "1")
+    assert (found["moved"], found["minimum"], found["moved_share"]) == (4, 4, 4 / SLOTS)
+    assert [(one["name"], one["slots_now"], one["slots_then"]) for one in found["members"]] == [
+        ("a@h", 6, 4),
+        ("b@h", 6, 4),
+        ("new-1", 0, 4),
+    ]
+    assert session.store("default").read().view == before
+
+
+def test_plan_foresees_that_one_leaves_and_a_heavier_one_comes(app: Any, session: Session) -> None:
+    write(session, Member("a@h", "i-1"), Member("b@h", "i-2"))
+    found = facts(app, "plan", "--remove", "a@h", "--add", "1", "--weight", "2")
+    assert {one["name"]: one["slots_then"] for one in found["members"]} == {"a@h": 0, "b@h": 4, "new-1": 8}
+
+
+def test_plan_refuses_a_worker_that_is_not_there_and_names_those_that_are(app: Any, session: Session) -> None:
+    write(session, Member("a@h", "i-1"))
+    result = run(app, "plan", "--remove", "z@h")
+    assert result.exit_code == 1 and result.stderr == "Error: 'z@h' is not a member; there are: a@h\n"
+
+
+# -- dead --------------------------------------------------------------------------------------------
+
+
+def test_buried_messages_are_listed_with_their_reason(app: Any, session: Session) -> None:
+    assert "no buried messages" in run(app, "dead", "list").output
+    name = bury(session, "t-1")
+    (one,) = facts(app, "dead", "list")["messages"]
+    assert (one["name"], one["task"], one["key"], one["id"]) == (name, "sync", "t-1", "id-1")
+    assert "it will not do" in run(app, "dead", "list").output
+
+
+def test_a_buried_message_is_shown_with_headers_and_arguments(app: Any, session: Session) -> None:
+    name = bury(session, "t-1")
+    found = facts(app, "dead", "show", name)
+    assert json.loads(found["body"])[0] == ["t-1"] and found["headers"]["task"] == "sync"
+    assert "it will not do" in run(app, "dead", "show", "id-1").output
+
+
+@pytest.mark.parametrize("how", ["name", "id in its slot", "task id", "--all"])
+def test_a_message_is_given_another_try_in_its_own_queue(app: Any, session: Session, how: str) -> None:
+    name = bury(session, "t-1")
+    word = {"name": name, "id in its slot": name.partition("/")[2], "task id": "id-1"}.get(how, how)
+    (done,) = facts(app, "dead", "retry", word)["retried"]
+    assert done == {"name": name, "queue": Sticky.of(app).queue_for("t-1")}
+    slot = slot_for("t-1", SLOTS)
+    assert session.queues.depth("default", (slot,))[slot].waiting == 1 and not session.queues.dead("default")
+
+
+def test_a_name_that_may_mean_two_messages_is_refused(app: Any, session: Session) -> None:
+    names = [bury(session, "t-1", "same"), bury(session, "t-1", "same")]
+    result = run(app, "dead", "drop", "same")
+    assert result.exit_code == 1 and all(name in result.stderr for name in names)
+    assert len(session.queues.dead("default")) == 2
+
+
+def test_a_dropped_message_is_gone(app: Any, session: Session) -> None:
+    name = bury(session, "t-1")
+    assert facts(app, "dead", "drop", name)["dropped"] == [name]
+    assert not session.queues.dead("default")
+    assert run(app, "dead", "drop", name).exit_code == 1
+
+
+def test_all_must_be_said_and_not_meant(app: Any) -> None:
+    assert run(app, "dead", "drop").exit_code == 2
+    assert run(app, "dead", "retry", "id-1", "--all").exit_code == 2
+
+
+# -- init --------------------------------------------------------------------------------------------
+
+
+def test_init_writes_the_first_document_and_no_second(app: Any, session: Session) -> None:
+    (first,) = facts(app, "init")["keyspaces"]
+    view = session.store("default").read().view
+    assert first["written"] and view is not None and (view.slots, view.members) == (SLOTS, {})
+    (second,) = facts(app, "init")["keyspaces"]
+    assert not second["written"] and session.store("default").read().view == view
+
+
+def test_init_by_force_asks_first_and_keeps_epochs_growing(app: Any, session: Session) -> None:
+    old = write(session, Member("a@h", "i-1"))
+    assert run(app, "init", "--force", answer="n\n").exit_code == 1
+    assert session.store("default").read().view == old
+    assert run(app, "init", "--force", "--yes").exit_code == 0
+    new = session.store("default").read().view
+    assert new is not None and not new.members
+    assert new.generation > old.generation and min(new.epoch) > old.max_epoch
+
+
+# -- doctor ------------------------------------------------------------------------------------------
+
+
+def test_doctor_tells_effective_settings_and_where_they_come_from(app: Any, session: Session) -> None:
+    write(session)
+    found = facts(app, "doctor", *QUICK)
+    settings = {one["name"]: (one["value"], one["source"]) for one in found["settings"]}
+    assert settings["sticky_slots"] == (SLOTS, "app.conf") and settings["sticky_max_attempts"] == (5, "default")
+    assert settings["sticky_store"][1] == "the broker"
+    assert found["guarantees"] == dict.fromkeys(("fenced", "ordered", "atomic", "deferred"), True)
+    assert found["tasks"] == [
+        {"task": "sync", "key": "its key, the argument 'tenant'", "keyspace": "default", "serial": True}
+    ]
+    assert "nothing is wrong" in run(app, "doctor", *QUICK).output
+
+
+def wrongs(app: Any) -> list[str]:
+    found = facts(app, "doctor", *QUICK, status=1)
+    return [one["text"] for one in found["findings"] if one["level"] == "wrong"]
+
+
+def test_doctor_objects_to_a_keyed_task_with_a_queue_of_its_own(app: Any) -> None:
+    app.task(lambda tenant: None, name="own", shared=False, key="tenant", queue="mine")
+    assert any("task own is keyed and names a queue" in text for text in wrongs(app))
+
+
+def test_doctor_objects_to_another_number_of_slots(app: Any, session: Session) -> None:
+    write(session)
+    app.conf.sticky_slots = 2 * SLOTS
+    del vars(Sticky.of(app).wiring)["settings"]
+    assert any(f"was made with {SLOTS} slots" in text for text in wrongs(app))
+
+
+def test_doctor_objects_to_the_first_task_protocol(app: Any) -> None:
+    app.conf.task_protocol = 1
+    assert any("task_protocol" in text for text in wrongs(app))
+
+
+def test_doctor_notes_that_task_routes_do_not_count_for_keyed_tasks(app: Any) -> None:
+    app.conf.update(task_routes={"sync": {"queue": "slow"}})
+    found = facts(app, "doctor", *QUICK)
+    assert any("what task_routes says" in one["text"] for one in found["findings"])
+
+
+def test_doctor_notes_members_of_another_version(app: Any, session: Session) -> None:
+    write(session, Member("a@h", "i-1", attributes={"version": "0.0.1"}))
+    found = facts(app, "doctor", *QUICK)
+    assert any("members run 0.0.1" in one["text"] for one in found["findings"])

@@ -1,10 +1,18 @@
-"""Remote control: `celery inspect sticky`. Importing this module makes the command known, to workers and to the CLI."""
+"""Remote control: `celery inspect sticky`. Importing this module makes the command known: the CLI does so by itself.
+
+A worker imports it because `Membership` requires the step `Control`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from celery import bootsteps
 from celery.worker.control import inspect_command
+
+
+class Control(bootsteps.Step):
+    """Makes the command known in a worker."""
 
 
 @inspect_command()

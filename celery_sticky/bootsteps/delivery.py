@@ -52,6 +52,7 @@ class Delivery(bootsteps.StartStopStep):
         self._started = False
         self._draining = False
         self._post_again = False
+        self._posted = False
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -90,6 +91,7 @@ class Delivery(bootsteps.StartStopStep):
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
         """Let the courier wake Celery's loop. Celery's hub forgets its readers at each lost connection."""
         hub.add_reader(self._reader, self._on_woken)
+        self._posted = False
         self._wake_loop()
 
     def _strategy(self, task: Any, consumer: Any) -> Any:
@@ -167,6 +169,9 @@ class Delivery(bootsteps.StartStopStep):
     # -- in Celery's loop ----------------------------------------------------------------------
 
     def _wake_loop(self) -> None:
+        if self._posted:
+            return
+        self._posted = True
         try:
             self._writer.send(b"\0")
         except BlockingIOError:
@@ -177,6 +182,7 @@ class Delivery(bootsteps.StartStopStep):
             self._reader.recv(4096)
         except BlockingIOError:
             pass
+        self._posted = False  # after reading, before looking: who posts from here on writes again
         self._drain()
 
     def ended(self) -> None:

@@ -15,7 +15,6 @@ from celery import bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state as worker_state
 
-from celery_sticky.bootsteps import control as control
 from celery_sticky.bootsteps.children import Children
 from celery_sticky.bootsteps.interrupts import Interrupts
 from celery_sticky.bootsteps.part import Part
@@ -39,7 +38,7 @@ logger = logging.getLogger("celery_sticky")
 class Membership(bootsteps.StartStopStep):
     """Takes part in the keyspaces of this worker."""
 
-    requires = ("celery.worker.components:Pool",)
+    requires = ("celery.worker.components:Pool", "celery_sticky.bootsteps.control:Control")
 
     def __init__(self, worker: Any, sticky_keyspaces: Any = None, without_sticky: bool = False, **kwargs: Any) -> None:
         worker.sticky = None

@@ -119,7 +119,7 @@ class _FencedRetry:
 def _deferred(retry: Retry, notary: _Notary, timezone: Any) -> DeferredRetry:
     assert notary.body is not None and notary.publication is not None
     deferred = DeferredRetry()
-    vars(deferred).update(vars(retry))
+    deferred.__dict__.update(vars(retry))
     deferred.sig.options.pop("producer", None)
     deferred.publication = notary.publication
     deferred.sticky_body = notary.body

@@ -166,6 +166,7 @@ class Machine:
         self._read_at: float | None = now
         self._beat_at = float("inf")
         self._swap_at = now
+        self._retry_at = now
         self._unowned_since: float | None = None
         self._broker_down_since: float | None = None
         self._sent_away = False
@@ -201,7 +202,7 @@ class Machine:
             times += [max(t, self._swap_at) for t in self._deadlines(self.view, now)]
         else:
             times.append(self._swap_at)
-        return max(min(times), now)
+        return max(min(times), self._retry_at, now)
 
     def _deadlines(self, view: View, now: float) -> list[float]:
         """When there may be something to change in the view; only what `_change_view` would then act on."""
@@ -310,8 +311,9 @@ class Machine:
 
     def _on_swap(self, event: SwapDone, now: float, effects: list[Effect]) -> None:
         self._touch(now)
+        # Refused, a fresh document was not needed: should the store be lost even so, it is lost once more.
+        self.store_lost_since = None
         if event.done:
-            self.store_lost_since = None
             self._read_at = None  # nothing is newer than what we have just written
             self._adopt(event.new, now, effects)
         else:
@@ -321,11 +323,10 @@ class Machine:
             self._swap_at = self._later(now, 0.02)
 
     def _on_store_failed(self, now: float) -> None:
-        if self._read_at is None or self._read_at <= now:
-            # What is due later stays so: failures that come in a row must not push it before them.
-            self._read_at = self._later(now, min(0.25, self.terms.ttl / 20))
-        if self._beat_at <= now:
-            self._beat_at = self._read_at
+        if self._read_at is None:
+            self._read_at = now
+        if self._retry_at <= now:  # failures that come in a row must not push it before them
+            self._retry_at = self._later(now, min(0.25, self.terms.ttl / 20))
         if self.phase is Phase.OUT and self._joining_sent is not None:
             # That swap may still arrive. Should it, it joins an incarnation that nobody is: we replace it at once.
             self._joins += 1
@@ -442,7 +443,6 @@ class Machine:
         match do:
             case Do.OPEN:
                 self._opened[slot] = epoch
-                self._raise.pop(slot, None)
                 self._announced.discard(slot)
                 effects.append(OpenSlot(slot, epoch, self.incarnation))
             case Do.STOP:
@@ -470,6 +470,8 @@ class Machine:
         """Choose the one store effect that matters most now."""
         if self.leaving and self.phase is Phase.OUT:
             self.phase = Phase.LEFT
+        elif now < self._retry_at:
+            pass  # the store has just failed to answer; when it is asked again, the heartbeat goes first
         elif self.phase is Phase.IN and self.store_lost_since is None and now >= self._beat_at:
             self._busy = True
             announce = self.view is not None and len(self.view.members) <= ANNOUNCED_MEMBERS

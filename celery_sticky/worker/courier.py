@@ -95,6 +95,7 @@ class Courier:
         self._counts: dict[SlotId, int] = {}
         self._queues: SlotQueues | None = None
         self._running = True
+        self._idling = False
         self._down = False
 
     def start(self, host: Host) -> None:
@@ -109,6 +110,7 @@ class Courier:
             self._wake()
             time.sleep(0.005)
         self._running = False
+        self._idling = True
         self._wake()
         self._thread.join(max(0.1, deadline - time.monotonic()))
 
@@ -228,8 +230,10 @@ class Courier:
             self._queues.close()
 
     def _wake(self) -> None:
+        # Only out of `idle`, and once: whatever else the courier does, it looks at everything before it idles.
         queues = self._queues
-        if queues is not None:
+        if queues is not None and self._idling:
+            self._idling = False
             queues.wake()
 
     def _on_broker_lost(self, error: BrokerUnavailable | None) -> None:
@@ -261,11 +265,13 @@ class Courier:
         with self._lock:
             verdicts = self._verdicts(now)
             wants = self._wants(now, company=bool(verdicts))
+            self._idling = not (verdicts or wants or self._to_open)
         if verdicts or wants:
             self._take_in(queues.fetch(wants, verdicts, now))
-            return
-        woken = queues.idle(self._idle_for(now))
+        # Busy or not, look which of the empty slots have got a message since.
+        woken = queues.idle(self._idle_for(now) if self._idling else 0.0)
         with self._lock:
+            self._idling = False
             self._rounds.note(slot for slot in woken if self._gate.is_open(slot))
         if self._gate.has_ready:
             self._host.ready()  # what could not start, for want of trust, is tried again

@@ -9,6 +9,8 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
+from celery_sticky.cli.init import write_first
+from celery_sticky.cli.session import Session
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Judgement, judge
 from celery_sticky.testing.recorder import Recorder
@@ -26,6 +28,13 @@ class Fleet:
         self.app: Celery = make_app(config)
         self.history = Recorder(config.history)
         self.workers: dict[str, WorkerProcess] = {}
+
+    def init(self) -> Fleet:
+        """Write the first document of each keyspace, so that the first worker need not wait out a lease."""
+        with Session(self.app) as session:
+            for keyspace in session.keyspaces:
+                write_first(session.store(keyspace), session.settings.slots_of(keyspace))
+        return self
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
         """Start a worker (see `WorkerProcess` for the options) and wait until it is ready, unless told not to."""

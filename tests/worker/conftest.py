@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 from harness.cluster import backend_cluster, broker_cluster, worker_cluster
 from harness.fleet import Fleet
+from harness.guard import Guard
+from harness.kinds import KindsFleet
+from harness.standing import clear
+from harness.valkey import ValkeyServer
 from pytest_celery import (
     CeleryBackendCluster,
     CeleryBrokerCluster,
@@ -66,3 +73,45 @@ def cluster_fleet(
         backend=celery_backend_cluster[0].config()["url"],
         conf={"task_acks_late": True, "task_reject_on_worker_lost": True},
     )
+
+
+@pytest.fixture(scope="module")
+def shared_kinds(
+    guard: Guard, redis_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., KindsFleet]]:
+    """Makes the fleet that all tests of a module share: each of them has keys of its own. No faults, please."""
+    fleets: list[KindsFleet] = []
+
+    def make(conf: dict[str, Any] | None = None) -> KindsFleet:
+        clear(redis_database)
+        fleets.append(KindsFleet(guard, tmp_path_factory.mktemp("kinds"), redis_database, conf))
+        return fleets[-1]
+
+    yield make
+    for made in fleets:
+        made.teardown()
+    clear(redis_database)
+
+
+@pytest.fixture
+def kinds(
+    guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path
+) -> Iterator[Callable[..., KindsFleet]]:
+    """Makes fleets for one test, each on a server of its own: where a module shares one, its database is in use."""
+    fleets: list[KindsFleet] = []
+
+    def make(conf: dict[str, Any] | None = None) -> KindsFleet:
+        directory = tmp_path / f"kinds{len(fleets)}"
+        directory.mkdir()
+        fleets.append(KindsFleet(guard, directory, valkey().url, conf))
+        return fleets[-1]
+
+    yield make
+    for made in fleets:
+        made.teardown()
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test has."""
+    return f"k{uuid.uuid4().hex[:8]}"

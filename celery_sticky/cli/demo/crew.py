@@ -132,7 +132,8 @@ class Crew:
 
     def _environ(self) -> Mapping[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
-        return {**own, **self.demo.environ(), "C_FORCE_ROOT": "1"}
+        # What a killed worker leaves in its temporary folder goes with ours.
+        return {**own, **self.demo.environ(), "C_FORCE_ROOT": "1", "TMPDIR": self.demo.folder}
 
 
 def node(name: str) -> str:

@@ -15,7 +15,7 @@ from celery_sticky.ownership.view import View
 NAMES = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india")
 TICK = 0.05
 DRAW_EVERY = 0.25
-PATIENCE = 20.0
+PATIENCE = 30.0
 """Seconds any single step may take before the demo gives up."""
 LIMIT = LEASE_TTL + LEASE_MARGIN + 0.5
 """Seconds within which a dead worker's slots have new owners."""

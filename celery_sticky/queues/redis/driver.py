@@ -53,11 +53,11 @@ class RedisQueues:
 
     def open(self, tenure: Tenure, keep: Collection[int]) -> None:
         """See `SlotQueues.open`."""
-        self._drained.remove((tenure.keyspace, tenure.slot))
         said: list[Argument] = [self._layout.separator, tenure.epoch, tenure.incarnation, tenure.open_count, *keep]
         reply = self._run(self._open, [self._layout.queue(tenure.keyspace, tenure.slot)], said)
         if reply[0] == 0:
             raise Fenced(cast(int, reply[1]), cast(bytes, reply[2]).decode())
+        self._drained.remove((tenure.keyspace, tenure.slot))
 
     def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
         """See `SlotQueues.fetch`."""

@@ -23,15 +23,13 @@ class Part:
 
 
 def arrange(wants: Sequence[Want], verdicts: Sequence[Verdict]) -> list[Part]:
-    """Sort what is to be said by tenure."""
-    parts: dict[Tenure, Part] = {}
+    """Sort what is to be said by tenure, in the order of the wants."""
+    parts = {want.tenure: Part(want.tenure, max(want.limit, 0)) for want in wants}
     for verdict in verdicts:
         part = parts.get(verdict.tenure)
         if part is None:
             part = parts[verdict.tenure] = Part(verdict.tenure)
         part.verdicts.append(verdict)
-    for want in wants:
-        parts.setdefault(want.tenure, Part(want.tenure)).limit = max(want.limit, 0)
     return list(parts.values())
 
 

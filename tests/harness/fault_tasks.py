@@ -1,0 +1,47 @@
+"""Tasks that do harm or stand in the way of ending, for tests of faults. Each writes its runs into the history."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from celery import Celery, Task
+
+from celery_sticky.testing.recorder import Recorder
+from harness.tasks import recorded
+
+
+def register(app: Celery, history: Path) -> None:
+    """Define the tasks on `app`."""
+    recorder = Recorder(history)
+
+    @app.task(name="poison", shared=False, key="key", bind=True)
+    def poison(self: Task, key: str, n: int) -> None:
+        """Kill the whole worker."""
+        with recorded(recorder, self, key, n):
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+
+    @app.task(name="holds_interpreter", shared=False, key="key", bind=True)
+    def holds_interpreter(self: Task, key: str, n: int, seconds: int) -> None:
+        """Sleep in C code that does not let other threads of the process run."""
+        with recorded(recorder, self, key, n):
+            ctypes.PyDLL(None).sleep(seconds)
+
+    @app.task(name="with_grandchild", shared=False, key="key", bind=True)
+    def with_grandchild(self: Task, key: str, n: int, seconds: float, note: str) -> None:
+        """Start a process that writes the time into the file `note` again and again, and wait for it."""
+        with recorded(recorder, self, key, n):
+            script = f"""
+import os, time, pathlib
+while True:
+    pathlib.Path({note!r}).write_text(f"{{os.getpid()}} {{time.monotonic_ns()}}")
+    time.sleep(0.02)
+"""
+            with subprocess.Popen([sys.executable, "-c", script]):
+                time.sleep(seconds)

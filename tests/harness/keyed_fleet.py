@@ -1,0 +1,224 @@
+"""A fleet that takes part in keyspaces, as tests of faults want it: short leases, and an eye on the ownership."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from celery.utils.nodenames import gethostname
+from kombu import Connection
+
+from celery_sticky.errors import StickyError
+from celery_sticky.keys import HASH_NAME, slot_for
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import View
+from celery_sticky.stores import Store, open_store
+from harness import fault_tasks
+from harness.app import AppConfig
+from harness.fleet import Fleet
+from harness.guard import Guard
+from harness.slot_log import SlotEvent, SlotLog
+from harness.waiting import wait_until
+from harness.worker import WorkerProcess
+
+TTL, MARGIN, SETTLE = 3.0, 0.8, 0.3
+PATIENCE = TTL + MARGIN
+"""Seconds after which a silent member is evicted, or a lost document written anew."""
+SLOTS = 48
+CONF: Mapping[str, Any] = {
+    "sticky_lease_ttl": TTL,
+    "sticky_lease_margin": MARGIN,
+    "sticky_settle": SETTLE,
+    "sticky_slots": SLOTS,
+    "task_ignore_result": True,
+}
+
+
+def node(name: str) -> str:
+    """Return the whole node name of the worker `name`."""
+    return f"{name}@{gethostname()}"
+
+
+class KeyedFleet(Fleet):
+    """Workers with the tasks of `fault_tasks`. `document`: whether the first ownership document is there already."""
+
+    def __init__(self, guard: Guard, directory: Path, config: AppConfig, *, document: bool = True) -> None:
+        super().__init__(guard, directory, config)
+        fault_tasks.register(self.app, config.history)
+        self._numbers: Counter[str] = Counter()
+        self._slot_log = SlotLog(config.history)
+        store_url = self.app.conf.sticky_store if "sticky_store" in config.conf else config.broker
+        self._store_url: str = store_url
+        self.store = self._open()
+        if document:
+            self.write_first_document()
+        self.observer = Observer(self._open())
+
+    def _open(self) -> Store:
+        return open_store(Connection(self._store_url), "default")
+
+    def write_first_document(self) -> None:
+        """Spare the first worker the wait for leases of workers that might be there."""
+        reading = self.store.read()
+        assert reading.view is None
+        new = changes.fresh(
+            slots=int(self.app.conf.sticky_slots),
+            hash=HASH_NAME,
+            generation=int(reading.clock),
+            version=1,
+            store_id=reading.store_id,
+        )
+        assert self.store.swap(None, new)
+
+    def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
+        """Start a worker, see `Fleet.worker`; it also knows `fault_tasks`."""
+        options.setdefault("app", "harness.fault_app")
+        return super().worker(name, ready=ready, **options)
+
+    def workers_up(self, *names: str, **options: Any) -> list[WorkerProcess]:
+        """Start workers at the same time and wait until they share the slots."""
+        started = [self.worker(name, ready=False, **options) for name in names]
+        for worker in started:
+            worker.wait_ready()
+        self.wait_members(*self.workers)
+        return started
+
+    def publish(self, key: str, seconds: float = 0.0, **options: Any) -> int:
+        """Send the next task of `key`; return its number."""
+        n = self._numbers[key]
+        self._numbers[key] += 1
+        self.send(key, n, seconds, **options)
+        return n
+
+    def publish_many(self, tasks: int, keys: int, seconds: float = 0.0) -> None:
+        """Send tasks over many keys in turn."""
+        with self.app.producer_or_acquire() as producer:
+            for i in range(tasks):
+                self.publish(f"k{i % keys}", seconds, producer=producer)
+
+    def call(self, task: str, key: str, *args: Any) -> int:
+        """Send a task of `fault_tasks` as the next one of `key`; return its number."""
+        n = self._numbers[key]
+        self._numbers[key] += 1
+        result = self.app.tasks[task].apply_async((key, n, *args))
+        self.history.published(key, n, result.id)
+        return n
+
+    def ended(self) -> int:
+        """Return how many runs have come to an end: cheap, where the whole history would be too much to read."""
+        path = self.config.history
+        return path.read_bytes().count(b'"kind":"end"') if path.exists() else 0
+
+    def wait_ended(self, runs: int, timeout: float = 60.0) -> None:
+        """Wait until so many runs have come to an end."""
+        wait_until(lambda: self.ended() >= runs, timeout, f"{runs} runs end\n{self}", 0.1)
+
+    # -- ownership -----------------------------------------------------------------------------
+
+    def view(self) -> View | None:
+        """Return the ownership document as it is now."""
+        return self.store.read().view
+
+    def wait_view(self, predicate: Any, timeout: float = 30.0, message: str = "the view is as wanted") -> View:
+        """Wait until there is a view that `predicate` likes, and return it."""
+
+        def look() -> View | None:
+            with suppress(StickyError):
+                view = self.view()
+                return view if view is not None and predicate(view) else None
+            return None
+
+        view = wait_until(look, timeout, f"{message}\n{self}", 0.02)
+        assert view is not None
+        return view
+
+    def wait_members(self, *names: str, timeout: float = 30.0) -> View:
+        """Wait until these workers, and no others, share all slots and each has opened its own."""
+        wanted = {node(name) for name in names}
+
+        def shared(view: View) -> bool:
+            return set(view.members) == wanted and view.settled and not view.unowned and self.all_open(view)
+
+        return self.wait_view(shared, timeout, f"{sorted(wanted)} share the slots")
+
+    def all_open(self, view: View) -> bool:
+        """Whether every slot has been opened by its owner, as far as the workers have told."""
+        held = self.held()
+        return all(owner is None or slot in held.get(owner, ()) for slot, owner in enumerate(view.owner))
+
+    def slot_events(self) -> list[SlotEvent]:
+        """Return when slots came and went."""
+        return self._slot_log.events()
+
+    def held(self) -> dict[str, set[int]]:
+        """Return what each worker says that it has open. One that was killed says nothing more."""
+        held: dict[str, set[int]] = {}
+        for event in self.slot_events():
+            of_worker = held.setdefault(event.worker, set())
+            if event.what == "gained":
+                of_worker.add(event.slot)
+            else:
+                of_worker.discard(event.slot)
+        return held
+
+    def keys_of(self, view: View, name: str, *, count: int = 1) -> list[str]:
+        """Return keys, each in a slot of its own, that the worker `name` owns."""
+        found: dict[int, str] = {}
+        for i in range(10_000):
+            slot = self.slot_of(f"key{i}")
+            if view.owner[slot] == node(name):
+                found.setdefault(slot, f"key{i}")
+            if len(found) == count:
+                return list(found.values())
+        raise AssertionError(f"{name} owns no {count} slots")
+
+    def slot_of(self, key: str) -> int:
+        """Return the slot of a key."""
+        return slot_for(key, int(self.app.conf.sticky_slots))
+
+    def teardown(self) -> None:
+        """Leave no process, thread or connection behind."""
+        super().teardown()
+        self.observer.close()
+        self.store.close()
+
+
+class Observer:
+    """Every version of the view that could be seen, with the time (CLOCK_MONOTONIC, nanoseconds) at which it was."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.views: list[tuple[int, View]] = []
+        self._running = True
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def since(self, at: int) -> list[View]:
+        """Return the views seen after `at`, and the one before."""
+        before = [view for seen, view in self.views if seen < at][-1:]
+        return before + [view for seen, view in self.views if seen >= at]
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._running = False
+        self._store.wake()
+        self._thread.join(timeout=10)
+        self._store.close()
+
+    def _run(self) -> None:
+        while self._running:
+            try:
+                self._look()
+                self._store.watch(0.1)
+            except StickyError:
+                time.sleep(0.05)  # the store is being faulted
+
+    def _look(self) -> None:
+        view = self._store.read().view
+        if view is not None and (not self.views or self.views[-1][1] != view):
+            self.views.append((time.monotonic_ns(), view))

@@ -1,0 +1,80 @@
+"""A fleet whose app and workers have tasks of every kind, and what can be seen of its slot queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from celery.result import AsyncResult
+
+from celery_sticky import Sticky
+from celery_sticky.queues import Depth, SlotQueues, open_queues
+from celery_sticky.testing.history import Event, Kind
+from harness import kind_tasks
+from harness.app import AppConfig
+from harness.fleet import Fleet
+from harness.guard import Guard
+from harness.worker import WorkerProcess
+
+CONF = {"sticky_slots": 16, "sticky_lease_ttl": 3.0, "sticky_lease_margin": 0.8, "sticky_settle": 0.3}
+
+
+class KindsFleet(Fleet):
+    """A fleet of `harness.kinds_app`. Its first document is written when it is made."""
+
+    def __init__(self, guard: Guard, directory: Path, broker: str, conf: dict[str, Any] | None = None) -> None:
+        super().__init__(guard, directory, AppConfig(broker, directory / "history.jsonl", broker, CONF | (conf or {})))
+        kind_tasks.register(self.app, self.config.history)
+        self.init()
+
+    def worker(self, name: str = "w1", **options: Any) -> WorkerProcess:
+        """Start a worker of our own app."""
+        return super().worker(name, **{"app": "harness.kinds_app", **options})
+
+    def call(self, task: str, *args: Any, **options: Any) -> AsyncResult:
+        """Send a task."""
+        return self.app.tasks[task].apply_async(args, **options)
+
+    def runs(self, key: str) -> list[int]:
+        """Return the numbers of the tasks of a key, in the order in which they started."""
+        return [event.n for event in self.starts(key)]
+
+    def starts(self, key: str) -> list[Event]:
+        """Return the starts of a key's tasks."""
+        return [event for event in self.events() if event.kind is Kind.START and event.key == key]
+
+    def ends(self, key: str) -> list[Event]:
+        """Return the ends of a key's tasks."""
+        return [event for event in self.events() if event.kind is Kind.END and event.key == key]
+
+    @contextmanager
+    def queues(self) -> Iterator[SlotQueues]:
+        """Give the slot queues."""
+        queues = open_queues(self.app.connection_for_read(), prefix="sticky", socket_timeout=5.0)
+        try:
+            yield queues
+        finally:
+            queues.close()
+
+    def depth(self, key: str) -> Depth:
+        """Return how much stands in the slot of a key."""
+        slot = Sticky.of(self.app).slot_for(key)
+        with self.queues() as queues:
+            return queues.depth("default", [slot])[slot]
+
+    def dead(self) -> list[dict[str, Any]]:
+        """Return what was noted of each buried message."""
+        with self.queues() as queues:
+            return [json.loads(one.info) for one in queues.dead("default")]
+
+    def buried(self, task_id: str) -> dict[str, Any] | None:
+        """Return what was noted of a buried message, if there is one of this task."""
+        return next(filter(partial(_is_of, task_id), self.dead()), None)
+
+
+def _is_of(task_id: str, info: dict[str, Any]) -> bool:
+    return bool(info["id"] == task_id)

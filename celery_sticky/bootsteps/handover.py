@@ -49,6 +49,7 @@ class Handover(bootsteps.StartStopStep):
         part = self._part
         for run in unaccepted(part.runs):
             run.unstart()
+        part.courier.flush(PATIENCE)
         done = [member.finish(PATIENCE, pool_is_dead=part.has_processes) for member in part.members.values()]
         part.courier.shutdown(PATIENCE)
         if not all(done):

@@ -63,6 +63,7 @@ class Membership(bootsteps.StartStopStep):
             worker=worker.hostname,
             max_waiting=settings.max_waiting,
             max_attempts=settings.max_attempts,
+            broker_grace=settings.broker_grace,
         )
         part = Part(
             hostname=worker.hostname,

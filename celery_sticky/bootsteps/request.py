@@ -12,16 +12,26 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import TaskRevokedError
+from celery.local import Proxy
 from celery.worker.request import Request
 
 from celery_sticky.bootsteps.retry import DeferredRetry
 from celery_sticky.bootsteps.run import Run
 
 
+class _Kept(Proxy):
+    """A task without a key, run under the key that its message brings: kept until it ended, as keyed tasks are."""
+
+    acks_late = True
+    reject_on_worker_lost = True
+    retry_on_worker_lost = False
+
+
 class StickyRequest:
     """Mixed into the Request class of a task."""
 
     _run: Run
+    _task: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -33,6 +43,9 @@ class StickyRequest:
     def __init__(self, message: Any, **options: Any) -> None:
         self._run = message.run
         super().__init__(message, **options)  # type: ignore[call-arg]
+        task = self._task
+        if not task.acks_late or not task.reject_on_worker_lost or task.retry_on_worker_lost:
+            self._task = _Kept(lambda: task)
 
     @property
     def eta(self) -> None:
@@ -106,7 +119,9 @@ def _letting_go(on_success: Any) -> Any:
     @functools.wraps(on_success)
     def ended(self: Any, outcome: Any, **kwargs: Any) -> Any:
         try:
-            return on_success(self, outcome, **kwargs)
+            on_success(self, outcome, **kwargs)
+            if not outcome[0]:
+                self.acknowledge()  # Celery has asked the task itself, not ours, whether it acknowledges late
         finally:
             self._run.let_go()
 

@@ -34,7 +34,7 @@ class DeferredRetry(Retry):
     sticky_body: bytes = b""
     sticky_due = 0.0
     """Seconds since the epoch."""
-    publication: tuple[Any, dict[str, Any]] | None = None
+    publication: tuple[Any, dict[str, Any]] = (None, {})
     """How Celery would have published it: body and options. Stays in the process that runs the task."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -57,8 +57,7 @@ class _Notary:
     def __init__(self, app: Any, delivery_info: dict[str, Any]) -> None:
         self._app, self._source = app, delivery_info
         self._stack = ExitStack()
-        self.body: bytes | None = None
-        self.publication: tuple[Any, dict[str, Any]] | None = None
+        self.deferred: DeferredRetry | None = None
 
     @functools.cached_property
     def _producer(self) -> Any:
@@ -72,12 +71,18 @@ class _Notary:
             return self._producer.publish(body, **options)
         sheet = _Sheet()
         Producer(sheet, auto_declare=False).publish(body, **{**options, "retry": False, "declare": None})
-        self.body, self.publication = sheet.written, (body, options)
+        deferred = self.deferred = DeferredRetry()
+        deferred.publication, deferred.sticky_body = (body, options), sheet.written
+        deferred.sticky_due = due_of(options["headers"], self._app.timezone) or time.time()
         return None
 
     def _goes_back(self, options: dict[str, Any]) -> bool:
         place = (options.get("exchange"), options.get("routing_key"), options.get("priority") or 0)
         return place == ("", self._source["routing_key"], self._source["priority"])
+
+    def lend_to(self, signature: Any) -> None:
+        signature.options.setdefault("producer", self)
+        self._stack.callback(signature.options.pop, "producer", None)
 
     def close(self) -> None:
         self._stack.close()
@@ -96,35 +101,27 @@ class _FencedRetry:
         notary = request.sticky_notary = _Notary(task.app, request.delivery_info)
         raised = False
         try:
-            retry = self._retry(*args, **kwargs)
+            outcome = self._retry(*args, **kwargs)
         except Retry as error:
-            retry, raised = error, True
+            outcome, raised = error, True
         finally:
             request.sticky_notary = None
             notary.close()
-        if notary.body is not None:
-            retry = request.sticky_retry = _deferred(retry, notary, task.app.timezone)
+            if notary.deferred is not None:
+                request.sticky_retry = notary.deferred
+        if notary.deferred is not None and isinstance(outcome, Retry):
+            notary.deferred.__dict__.update(vars(outcome))
+            outcome = notary.deferred
         if raised:
-            raise retry
-        return retry
+            raise outcome
+        return outcome
 
     def sign(self, *args: Any, **kwargs: Any) -> Any:
         signature = self._sign(*args, **kwargs)
         # Not as an argument of `retry`: a class may have a `retry` of its own that takes less.
         if (notary := getattr(self._task.request, "sticky_notary", None)) is not None:
-            signature.options.setdefault("producer", notary)
+            notary.lend_to(signature)
         return signature
-
-
-def _deferred(retry: Retry, notary: _Notary, timezone: Any) -> DeferredRetry:
-    assert notary.body is not None and notary.publication is not None
-    deferred = DeferredRetry()
-    deferred.__dict__.update(vars(retry))
-    deferred.sig.options.pop("producer", None)
-    deferred.publication = notary.publication
-    deferred.sticky_body = notary.body
-    deferred.sticky_due = due_of(notary.publication[1]["headers"], timezone) or time.time()
-    return deferred
 
 
 def fence_retry(task: Any) -> None:
@@ -138,13 +135,10 @@ def fence_retry(task: Any) -> None:
 
 def _publish_unraised(task: Any, task_id: str, state: str | None, retval: Any, **_: Any) -> None:
     """A retry was asked for, but the run ends otherwise: publish its message after all, as Celery would have."""
-    request = task.request
-    retry: DeferredRetry | None = vars(request).pop("sticky_retry", None)
-    if retry is None or retval is retry or _comes_again(state, retval):
+    deferred: DeferredRetry | None = vars(task.request).pop("sticky_retry", None)
+    if deferred is None or retval is deferred or _comes_again(state, retval):
         return
-    if not task.app.sticky_wiring.lease.trusted(request.sticky["keyspace"], request.sticky["term"]):
-        return  # nothing this run does counts: its message is another worker's by now
-    body, options = retry.publication or (None, {})
+    body, options = deferred.publication
     try:
         with task.app.producer_or_acquire() as producer:
             producer.publish(body, **options)
@@ -156,5 +150,6 @@ def _comes_again(state: str | None, retval: Any) -> bool:
     """Whether the message of this run gets another turn anyway, so that the next try would be a second one."""
     if state is not None:
         return state == states.REJECTED and bool(retval.requeue)
-    error = sys.exception()  # no state: it breaks the run off, and unless it means the process, Celery acknowledges
+    # No state: an exception breaks the run off. Unless it means the process, Celery acknowledges the message.
+    error = sys.exception()
     return not isinstance(error, Exception) or isinstance(error, (MemoryError, Reject))

@@ -16,7 +16,7 @@ between would show m1 m2 m1. Losing a slot does not unlock a key whose task runs
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -120,6 +120,11 @@ class Gate:
         state = self._slots.get(slot)
         return len(state.unstarted) if state else 0
 
+    def busy(self, slot: SlotId) -> bool:
+        """Whether a task of `slot` runs here; one that only awaits its confirmation has ended."""
+        state = self._slots.get(slot)
+        return state is not None and any(entry.stage is Stage.STARTED for entry in state.running)
+
     def slots_running(self) -> dict[SlotId, int]:
         """Return how many tasks of each slot run here or await their confirmation."""
         return {slot: len(state.running) for slot, state in self._slots.items() if state.running}
@@ -154,16 +159,22 @@ class Gate:
         if entry.stage is Stage.READY:
             self._ready.append(entry)
 
-    def take(self, most: int) -> list[Entry]:
-        """Hand out at most `most` entries whose turn it is."""
+    def take(self, most: int, may: Callable[[SlotId], bool] = lambda _: True) -> list[Entry]:
+        """Hand out at most `most` entries whose turn it is and whose slot `may` start tasks now."""
         taken: list[Entry] = []
+        passed: list[Entry] = []
         while self._ready and len(taken) < most:
             entry = self._ready.popleft()
-            if entry.stage is Stage.READY:
-                entry.stage = Stage.HANDED
-                entry.turn += 1
-                self.out += 1
-                taken.append(entry)
+            if entry.stage is not Stage.READY:
+                continue
+            if not may(entry.slot):
+                passed.append(entry)
+                continue
+            entry.stage = Stage.HANDED
+            entry.turn += 1
+            self.out += 1
+            taken.append(entry)
+        self._ready.extendleft(reversed(passed))
         return taken
 
     def start(self, entry: Entry, turn: int, *, trusted: bool) -> bool:

@@ -224,8 +224,12 @@ class Machine:
 
     # -- events --------------------------------------------------------------------------------
 
-    def step(self, event: Event, now: float) -> list[Effect]:
-        """Take in what happened; return what to do, in order."""
+    def step(self, event: Event, now: float, *, more: bool = False) -> list[Effect]:
+        """Take in what happened; return what to do, in order.
+
+        With `more` the next event is at hand already: the store is asked when all are taken in, so that everything there
+        is to change goes into one swap.
+        """
         if self.phase in (Phase.LEFT, Phase.REFUSED):
             return []
         effects: list[Effect] = []
@@ -270,7 +274,7 @@ class Machine:
         if self._changed:
             self._changed = False
             self._reconcile(effects)
-        if not self._busy:
+        if not (self._busy or more):
             self._ask_store(now, effects)
         return effects
 

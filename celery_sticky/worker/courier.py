@@ -30,6 +30,8 @@ BATCH = 64
 AHEAD = 32
 """Runnable messages kept beyond what the pool can run at a time."""
 IDLE = 30.0
+"""Seconds the courier idles at most, while nothing wakes it."""
+UNREAD = Envelope({}, {}, "", "", b"")
 RETRY_FIRST, RETRY_LAST = 0.05, 2.0
 """Seconds between attempts to reach a lost broker."""
 
@@ -81,10 +83,11 @@ class Courier:
         worker: str,
         max_waiting: int,
         max_attempts: int,
+        broker_grace: float,
     ) -> None:
         self._connect, self._report, self._trusted = connect, report, trusted
         self._keyspaces, self._worker = keyspaces, worker
-        self._max_waiting, self._max_attempts = max_waiting, max_attempts
+        self._max_waiting, self._max_attempts, self._broker_grace = max_waiting, max_attempts, broker_grace
         self._lock = native_lock()
         self._gate = Gate()
         self._outbox = Outbox()
@@ -96,19 +99,24 @@ class Courier:
         self._queues: SlotQueues | None = None
         self._running = True
         self._idling = False
-        self._down = False
+        self._down_since: float | None = None
 
     def start(self, host: Host) -> None:
         """Begin to work for `host`."""
         self._host = host
         self._thread = start_thread(self._run, "sticky-courier")
 
+    def flush(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds for the broker to confirm every verdict."""
+        deadline = time.monotonic() + timeout
+        while len(self._outbox) and self._down_since is None and time.monotonic() < deadline:
+            self._wake()
+            time.sleep(0.005)
+
     def shutdown(self, timeout: float) -> None:
         """Settle what is left, within `timeout` seconds, and end the thread."""
         deadline = time.monotonic() + timeout
-        while len(self._outbox) and not self._down and time.monotonic() < deadline:
-            self._wake()
-            time.sleep(0.005)
+        self.flush(timeout)
         self._running = False
         self._idling = True
         self._wake()
@@ -154,7 +162,7 @@ class Courier:
     def take(self, most: int) -> list[Entry]:
         """Hand out entries so that at most `most` are with the pool."""
         with self._lock:
-            return self._gate.take(most - self._gate.out)
+            return self._gate.take(most - self._gate.out, lambda slot: self._trusted(slot[0]))
 
     def start_entry(self, entry: Entry, turn: int) -> bool:
         """Reserve the start of an entry; False: it must not start, forget it."""
@@ -224,6 +232,7 @@ class Courier:
             except Exception:
                 logger.exception("the courier met an error it does not know; it opens its slots anew")
                 self._on_broker_lost(None)
+            self._give_up_ended()
             time.sleep(pause)
             pause = min(pause * 2, RETRY_LAST)
         if self._queues is not None:
@@ -240,11 +249,23 @@ class Courier:
         queues, self._queues = self._queues, None
         if queues is not None:
             queues.close()
-        if not self._down:
-            self._down = True
+        if self._down_since is None:
+            self._down_since = time.monotonic()
             logger.warning("broker lost: %s; running tasks go on, their verdicts are kept", error)
             for keyspace in self._keyspaces:
                 self._report(keyspace, BrokerDown())
+
+    def _give_up_ended(self) -> None:
+        """Let slots go that wait for nothing but a broker which is away for longer than its grace.
+
+        The verdicts are kept. The next owner may run such a task again, before anything later of its key.
+        """
+        with self._lock:
+            if self._down_since is None or time.monotonic() < self._down_since + self._broker_grace:
+                return
+            drained = [slot for slot in self._stopping if not self._gate.busy(slot)]
+        for slot in drained:
+            self._on_drained(slot)
 
     def _reopen_all(self, queues: SlotQueues) -> None:
         with self._lock:
@@ -252,8 +273,8 @@ class Courier:
             for slot, tenure in (self._tenures | self._to_open).items():
                 self._to_open[slot] = self._next_tenure(slot, tenure.epoch, tenure.incarnation)
         self._open_slots(queues)
-        if self._down:
-            self._down = False
+        if self._down_since is not None:
+            self._down_since = None
             logger.info("broker is back: %d slots are open again", len(self._tenures))
             for keyspace in self._keyspaces:
                 self._report(keyspace, BrokerUp())
@@ -389,21 +410,20 @@ class Courier:
 
     def _admit(self, delivery: Delivery) -> None:
         slot = (delivery.tenure.keyspace, delivery.tenure.slot)
-        entry = Entry(slot, delivery.tag, None, attempts=delivery.attempts)
+        entry = Entry(slot, delivery.tag, None, Item(delivery, UNREAD), attempts=delivery.attempts)
         try:
             envelope = parse(delivery.body)
+            entry.content = Item(delivery, envelope)
             entry.key = self._host.lock_of(slot, envelope)
+            end = self._foregone(delivery, envelope)
         except StickyError as error:
             logger.error("a message in slot %s of keyspace %s is buried: %s", slot[1], slot[0], error)
-            self._settle_unread(entry, delivery, End(Act.BURY, reason=str(error)))
-            return
-        entry.content = Item(delivery, envelope)
-        end = self._foregone(delivery, envelope)
-        if end is not None:
-            self._settle_unread(entry, delivery, end)
-            return
+            end = End(Act.BURY, reason=str(error))
         with self._lock:
-            self._gate.add(entry)
+            if end is None:
+                self._gate.add(entry)
+            else:
+                self._put(entry, end)
 
     def _foregone(self, delivery: Delivery, envelope: Envelope) -> End | None:
         """Return what becomes of a message that does not run now: it is not due, or ended here under a lost tenure."""
@@ -411,12 +431,6 @@ class Courier:
             return end if isinstance(end, End) else None
         due = self._host.due_of(envelope)
         return End(Act.DEFER, due=due) if due is not None and due > time.time() else None
-
-    def _settle_unread(self, entry: Entry, delivery: Delivery, end: End) -> None:
-        if entry.content is None:
-            entry.content = Item(delivery, Envelope({}, {}, "", "", b""))
-        with self._lock:
-            self._put(entry, end)
 
     # -- settling ------------------------------------------------------------------------------
 

@@ -178,7 +178,8 @@ class Member:
 
     def _turn(self, store: Store) -> None:
         while self._inbox:
-            self._step(self._inbox.popleft())
+            event = self._inbox.popleft()
+            self._step(event, more=bool(self._inbox))
         self._announce_gains()
         now = boottime()
         pause = self._machine.wake_at(now) - now
@@ -189,13 +190,13 @@ class Member:
                 return
         self._step(Tick())
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: Event, *, more: bool = False) -> None:
         following: Event | None = event
         while following is not None:
             event, following = following, None
             if isinstance(event, Opened):
                 self._note_opened(event)
-            effects = self._machine.step(event, boottime())
+            effects = self._machine.step(event, boottime(), more=more)
             self._publish()
             for effect in effects:
                 following = self._perform(effect) or following

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from celery.utils.nodenames import gethostname
 from kombu import Connection
 
 from celery_sticky.errors import StickyError
-from celery_sticky.keys import HASH_NAME, slot_for
-from celery_sticky.ownership import changes
+from celery_sticky.keys import slot_for
 from celery_sticky.ownership.view import View
 from celery_sticky.stores import Store, open_store
 from harness import fault_tasks
@@ -56,24 +56,11 @@ class KeyedFleet(Fleet):
         self._store_url: str = store_url
         self.store = self._open()
         if document:
-            self.write_first_document()
+            self.init()  # spares the first worker the wait for leases of workers that might be there
         self.observer = Observer(self._open())
 
     def _open(self) -> Store:
         return open_store(Connection(self._store_url), "default")
-
-    def write_first_document(self) -> None:
-        """Spare the first worker the wait for leases of workers that might be there."""
-        reading = self.store.read()
-        assert reading.view is None
-        new = changes.fresh(
-            slots=int(self.app.conf.sticky_slots),
-            hash=HASH_NAME,
-            generation=int(reading.clock),
-            version=1,
-            store_id=reading.store_id,
-        )
-        assert self.store.swap(None, new)
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
         """Start a worker, see `Fleet.worker`; it also knows `fault_tasks`."""
@@ -87,6 +74,11 @@ class KeyedFleet(Fleet):
             worker.wait_ready()
         self.wait_members(*self.workers)
         return started
+
+    def environ_with(self, *, broker: str | None = None, **settings: Any) -> dict[str, str]:
+        """Return the environment of a worker that is configured otherwise than the fleet."""
+        conf = {**self.config.conf, **settings}
+        return replace(self.config, broker=broker or self.config.broker, conf=conf).environ()
 
     def publish(self, key: str, seconds: float = 0.0, **options: Any) -> int:
         """Send the next task of `key`; return its number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -38,6 +39,13 @@ class KindsFleet(Fleet):
     def call(self, task: str, *args: Any, **options: Any) -> AsyncResult:
         """Send a task."""
         return self.app.tasks[task].apply_async(args, **options)
+
+    def ask(self, name: str, command: str, **arguments: Any) -> Any:
+        """Send a worker a remote control command and return its answer."""
+        node = f"{name}@{os.uname().nodename}"
+        reply = self.app.control.broadcast(command, arguments, destination=[node], reply=True, timeout=10, limit=1)
+        assert reply, f"{node} did not answer {command!r}\n{self}"
+        return reply[0][node]
 
     def runs(self, key: str) -> list[int]:
         """Return the numbers of the tasks of a key, in the order in which they started."""

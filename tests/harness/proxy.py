@@ -73,6 +73,7 @@ class Proxy:
 
     async def _close(self) -> None:
         self._server.close()
+        self._abort_all()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.sleep(0.05)
@@ -88,7 +89,7 @@ class Proxy:
             return
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         pair = {writer, far_writer}

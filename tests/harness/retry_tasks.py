@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 
 from celery_sticky.testing.recorder import Recorder
 from harness.tasks import recorded
@@ -21,6 +21,27 @@ class OwnRetry(Task):
     def retry(self, *, exc: Exception | None = None) -> Any:
         """Retry at once."""
         return super().retry(exc=exc, countdown=0)
+
+
+class Silent(Task):
+    """Has a `retry` that ends the run in another way than Celery's."""
+
+    abstract = True
+
+    def retry(self, **options: Any) -> Any:
+        """Retry, but do not tell the result backend."""
+        super().retry(**{**options, "throw": False})
+        raise Ignore()
+
+
+class BrokenHook(Task):
+    """Has a hook for retries that fails."""
+
+    abstract = True
+
+    def on_retry(self, *_: Any, **__: Any) -> None:
+        """Fail."""
+        raise ConnectionError("the hook is broken")
 
 
 def register(app: Celery, history: Path) -> None:
@@ -55,13 +76,15 @@ def register(app: Celery, history: Path) -> None:
                 raise LookupError(f"{key} {n}")
         return tell(self)
 
-    @app.task(name="own", base=OwnRetry, **keyed)
-    def own(self: Task, key: str, n: int) -> dict[str, Any]:
-        """Retry once by the class's own method."""
+    def retry_once(self: Task, key: str, n: int) -> dict[str, Any]:
+        """Retry once, by the class's own method."""
         with recorded(recorder, self, key, n):
             if not self.request.retries:
                 raise self.retry()
         return tell(self)
+
+    for base in (OwnRetry, Silent, BrokenHook):
+        app.task(name=base.__name__, base=base, default_retry_delay=0, **keyed)(retry_once)
 
     @app.task(name="swallow", **keyed)
     def swallow(self: Task, key: str, n: int, how: str) -> None:
@@ -75,9 +98,9 @@ def register(app: Celery, history: Path) -> None:
                 raise ValueError(n)
 
     @app.task(name="flaky-plain", shared=False, bind=True)
-    def flaky_plain(self: Task, n: int) -> dict[str, Any]:
+    def flaky_plain(self: Task, name: str, n: int) -> dict[str, Any]:
         """Retry once, without a key of its own."""
-        with recorded(recorder, self, "plain", n):
+        with recorded(recorder, self, name, n):
             if not self.request.retries:
                 raise self.retry(countdown=0)
         return tell(self)

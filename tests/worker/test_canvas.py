@@ -90,12 +90,13 @@ def test_a_chord_inside_a_chain_mixes_keyed_and_unkeyed_tasks(workers: KindsFlee
 
 
 def test_a_map_of_one_key_is_one_message_and_runs_under_that_key(workers: KindsFleet, key: str) -> None:
-    tasks = workers.app.tasks
-    assert tasks["record"].starmap([(key, n) for n in range(4)]).apply_async().get(timeout=30) == [0, 1, 2, 3]
-    assert workers.runs(key) == [0, 1, 2, 3]
-    owner = {event.worker for event in workers.starts(key)}
+    made = workers.app.tasks["record"].starmap([(key, n, 0.05) for n in range(4)]).apply_async()
     workers.send(key, 4).get(timeout=30)
-    assert {event.worker for event in workers.starts(key)} == owner
+    assert made.get(timeout=30) == [0, 1, 2, 3]
+    assert workers.runs(key) == [0, 1, 2, 3, 4]
+    assert workers.judge().overlaps == ()
+    ran_in = {event.pid for event in workers.starts(key)}
+    assert any(ran_in <= set(worker.processes) for worker in workers.workers.values())
 
 
 def test_chunks_of_one_key_run_and_those_of_several_are_refused_at_the_caller(workers: KindsFleet, key: str) -> None:
@@ -128,16 +129,9 @@ def test_the_links_of_a_task_go_to_their_own_keys(workers: KindsFleet, key: str)
     wait_until(lambda: [workers.runs(f"{key}-{n}") for n in range(2)] == [[0], [1]], timeout=30)
 
 
-@pytest.mark.parametrize("task", ["fails", "dies"])
-def test_the_error_link_of_a_task_goes_to_its_own_key(workers: KindsFleet, key: str, task: str) -> None:
-    args = {"fails": (key, 1), "dies": (key, 1, 0, "exit")}[task]
-    error_link = workers.app.tasks["errback"].s(key=f"{key}-err")
-    result = workers.call(task, *args, link_error=error_link)
-    if task == "fails":
-        wait_until(lambda: workers.runs(f"{key}-err") == [0], timeout=30)
-    else:
-        assert result.get(timeout=30) == 1
-        assert workers.runs(f"{key}-err") == []
+def test_the_error_link_of_a_task_goes_to_its_own_key(workers: KindsFleet, key: str) -> None:
+    workers.call("fails", key, 1, link_error=workers.app.tasks["errback"].s(key=f"{key}-err"))
+    wait_until(lambda: workers.runs(f"{key}-err") == [0], timeout=30)
 
 
 def test_stamps_come_along_from_key_to_key(workers: KindsFleet, key: str) -> None:

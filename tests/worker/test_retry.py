@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, chain, chord, group
 from celery.result import AsyncResult
 from harness.app import AppConfig
@@ -66,9 +67,15 @@ def depth_of(app: Celery, key: str) -> Depth:
         queues.close()
 
 
+def deliveries(fleet: Fleet, key: str) -> int:
+    """Return how many messages were ever fetched from the slot of a key: the driver numbers them."""
+    with redis.Redis.from_url(fleet.config.broker) as client:
+        return int(client.hget(f"{Sticky.of(fleet.app).queue_for(key)}:fence", "seq") or 0)
+
+
 def lonely_key(app: Celery) -> str:
     """Return a key in a slot that holds nothing."""
-    return next(key for n in range(100) if not any(totals(depth_of(app, key := f"lonely{n}"))))
+    return next(key for n in range(100) if not any(totals(depth_of(app, key := f"{uuid.uuid4().hex[:8]}-{n}"))))
 
 
 def totals(depth: Depth) -> tuple[int, int, int]:
@@ -107,10 +114,12 @@ def test_every_retry_counts(workers: Fleet, key: str) -> None:
 
 def test_exactly_one_message_waits_for_a_retry_and_its_result_says_so(workers: Fleet) -> None:
     key = lonely_key(workers.app)
+    before = deliveries(workers, key)
     result = send(workers, "flaky", key, 1, 1, LONG, priority=6)
     wait_until(lambda: result.state == "RETRY", timeout=30)
     wait_until(lambda: totals(depth_of(workers.app, key)) == (0, 1, 0), message="one deferred message")
     assert runs(workers, key) == [1]
+    assert deliveries(workers, key) == before + 1, "the next try has passed through the queue"
 
 
 def test_a_retry_keeps_its_priority(workers: Fleet, key: str) -> None:
@@ -144,8 +153,11 @@ def test_a_retry_may_have_other_arguments(workers: Fleet, key: str) -> None:
     assert runs(workers, key) == [1, 2]
 
 
-def test_a_class_may_have_a_retry_of_its_own(workers: Fleet, key: str) -> None:
-    assert send(workers, "own", key, 1).get(timeout=30)["retries"] == 1
+@pytest.mark.parametrize("name", ["OwnRetry", "Silent", "BrokenHook"])
+def test_a_class_may_have_a_retry_of_its_own(workers: Fleet, key: str, name: str) -> None:
+    sent = send(workers, name, key, 1)
+    wait_until(lambda: workers.app.AsyncResult(sent.id).state == "SUCCESS", timeout=30)
+    assert workers.app.AsyncResult(sent.id).result["retries"] == 1
     assert runs(workers, key) == [1, 1]
 
 
@@ -174,8 +186,16 @@ def test_a_retry_with_another_key_goes_to_the_slot_of_that_key(workers: Fleet) -
     wait_until(lambda: totals(depth_of(workers.app, here)) == (0, 0, 0))
 
 
-def test_a_task_without_a_key_retries_as_ever(workers: Fleet) -> None:
-    assert send(workers, "flaky-plain", 1).get(timeout=30)["retries"] == 1
+def test_a_task_without_a_key_retries_as_ever(workers: Fleet, key: str) -> None:
+    assert send(workers, "flaky-plain", key, 1).get(timeout=30)["retries"] == 1
+
+
+def test_a_task_without_a_key_retries_under_the_key_of_its_message(workers: Fleet) -> None:
+    key = lonely_key(workers.app)
+    told = send(workers, "flaky-plain", key, 1, headers={"sticky-key": key}).get(timeout=30)
+    assert (told["retries"], told["attempt"]) == (1, 1)
+    wait_until(lambda: totals(depth_of(workers.app, key)) == (0, 0, 0), message="its slot is empty")
+    assert runs(workers, key) == [1, 1]
 
 
 # -- canvas ----------------------------------------------------------------------------------------

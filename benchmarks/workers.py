@@ -1,0 +1,124 @@
+"""Worker processes: started, watched, and killed with their children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.app import KEYED, LOG, URL
+from benchmarks.server import Server
+
+ROOT = Path(__file__).resolve().parent.parent
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """An execution pool and its size."""
+
+    kind: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+        return self.kind if self.kind == "solo" else f"{self.kind} -c{self.size}"
+
+    @property
+    def slug(self) -> str:
+        """What the JSON calls it."""
+        return self.name.replace(" -c", "")
+
+
+POOLS = (Pool("prefork", 1), Pool("prefork", 2), Pool("threads", 8), Pool("solo", 1), Pool("gevent", 100))
+
+
+class Worker:
+    """A running worker with everything it has started: one session of processes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.pid = process.pid
+        self._process = process
+        self.log = log
+
+    def wait_ready(self, timeout: float = 60.0) -> None:
+        """Wait until it says so."""
+        deadline = time.monotonic() + timeout
+        while " ready." not in self.log.read_text(errors="replace"):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the worker did not become ready:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.05)
+
+    def check_alive(self) -> None:
+        """Raise if it has ended."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the worker ended:\n{self.log.read_text()[-3000:]}")
+
+    def pids(self) -> list[int]:
+        """Return the main process and its descendants."""
+        found, unseen = [], [self.pid]
+        while unseen:
+            pid = unseen.pop()
+            found.append(pid)
+            for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                unseen += map(int, task.read_text().split())
+        return found
+
+    def cpu(self) -> float:
+        """Return the seconds of processor time its living processes have spent."""
+        ticks = 0
+        for pid in self.pids():
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(stat[11]) + int(stat[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def rss(self) -> float:
+        """Return the resident memory of the main process, in MiB."""
+        return _kib(self.pid, "status", "VmRSS") / 1024
+
+    def pss(self) -> float:
+        """Return the memory of all its processes, what they share counted once, in MiB."""
+        return sum(_kib(pid, "smaps_rollup", "Pss") for pid in self.pids()) / 1024
+
+    def kill(self) -> None:
+        """End all of it at once."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait(timeout=10)
+
+
+def _kib(pid: int, file: str, name: str) -> int:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"no {name} in /proc/{pid}/{file}")
+
+
+@contextmanager
+def running(server: Server, side: str, pool: Pool, flags: Sequence[str] = QUIET) -> Iterator[Worker]:
+    """Start a worker of one side; it is killed at the end of the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        command = [sys.executable, "-m", "celery", "-A", "benchmarks.app", "worker", "-n", f"{side}@bench"]
+        command += ["-P", pool.kind, "-c", str(pool.size), "-l", "INFO" if flags is not QUIET else "WARNING", *flags]
+        environ = {**os.environ, URL: server.url, KEYED: side, "BENCH_RUN": folder, LOG: str(stamps(folder))}
+        environ |= {"PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
+        with log.open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=environ, start_new_session=True)
+        worker = Worker(process, log)
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+
+def stamps(folder: str | Path) -> Path:
+    """Return where the task `stamp` writes."""
+    return Path(folder, "stamps")

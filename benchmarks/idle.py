@@ -13,11 +13,10 @@ from benchmarks.server import Server
 from benchmarks.throughput import prepared
 from benchmarks.workers import POOLS, Pool, running
 
-OURS = {"info", "config|resetstat"}
-"""Commands of the measurement itself."""
+OURS = {"info"}
+"""What the measurement itself asks."""
 BREATH = 5.0
 """Seconds a worker is given to come to rest."""
-SCRIPTED = {"evalsha", "eval"}
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
@@ -39,12 +38,12 @@ def measure(server: Server, pool: Pool, side: str, seconds: float, table: Table)
     with prepared(server, side), running(server, side, pool, flags=()) as worker:
         worker.wait_ready()
         time.sleep(BREATH)
-        before, processed = server.commands(), server.client.info("stats")["total_commands_processed"]
+        before = server.commands()
         start, server_cpu, cpu = time.monotonic(), server.cpu(), worker.cpu()
         time.sleep(seconds)
         took, server_cpu, cpu = time.monotonic() - start, server.cpu() - server_cpu, worker.cpu() - cpu
         delta = {name: n - before.get(name, 0) for name, n in server.commands().items() if name not in OURS}
-        requests = (server.client.info("stats")["total_commands_processed"] - processed) / took
+        requests = server.requests(seconds) / seconds
         memory = worker.pss()
     often = sorted(((n, name) for name, n in delta.items() if n), reverse=True)[:8]
     table.notes.append(f"{pool.name}, {side}: " + ", ".join(f"{name} {n / took:.1f}/s" for n, name in often))

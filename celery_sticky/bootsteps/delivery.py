@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps
@@ -157,7 +158,7 @@ class Delivery(bootsteps.StartStopStep):
         return due_of(envelope.headers, self._timezone)
 
     def ready(self) -> None:
-        """Entries may be taken now: by the courier's own greenlet, or by Celery's loop once it is woken."""
+        """Entries may be taken now: by the calling greenlet, or by Celery's loop once it is woken."""
         consumer = self._consumer
         if consumer is None:
             return
@@ -172,28 +173,14 @@ class Delivery(bootsteps.StartStopStep):
         if self._posted:
             return
         self._posted = True
-        try:
+        with suppress(BlockingIOError):
             self._writer.send(b"\0")
-        except BlockingIOError:
-            pass  # it has been woken more often than it has looked
 
     def _on_woken(self, *_: Any) -> None:
-        try:
+        with suppress(BlockingIOError):
             self._reader.recv(4096)
-        except BlockingIOError:
-            pass
         self._posted = False  # after reading, before looking: who posts from here on writes again
         self._drain()
-
-    def ended(self) -> None:
-        """A run has ended: there may be room for others. Called in whatever thread Celery calls back."""
-        consumer = self._consumer
-        if consumer is None or self._draining:
-            return
-        if consumer.hub is None:
-            self._drain()
-        else:
-            self._wake_loop()
 
     def _drain(self) -> None:
         """Take entries while the pool has room."""
@@ -238,7 +225,7 @@ class Delivery(bootsteps.StartStopStep):
             worker=part.hostname,
             term=term,
         )
-        run = Run(entry, (keyspace, term), part, self.ended)
+        run = Run(entry, (keyspace, term), part, self.ready)
         queue = queue_name(keyspace, slot, part.settings.key_prefix)
         message = StickyMessage(run, queue, consumer.task_consumer.accept, headers)
         strategy = self._strategies.get(item.envelope.task)
@@ -260,9 +247,7 @@ class Delivery(bootsteps.StartStopStep):
 
 def _decode_once(message: Any) -> None:
     # Kombu's JSON loader looks at every object for types it knows; a body without any needs none of that.
-    if message.content_type == "application/json" and b"__type__" not in message.body:
-        if message.accept is None or "application/json" in message.accept:
-            try:
-                message._decoded_cache = json.loads(message.body)
-            except ValueError:
-                pass  # Kombu says it better
+    accepted = message.accept is None or "application/json" in message.accept
+    if accepted and message.content_type == "application/json" and b"__type__" not in message.body:
+        with suppress(ValueError):  # Kombu says it better
+            message._decoded_cache = json.loads(message.body)

@@ -1,4 +1,4 @@
-"""Ends running keyed tasks with the trust they rely on, in pools without processes: `LeaseLost` is raised into the task.
+"""Ends running keyed tasks with the trust they rely on, in pools without processes: `LeaseLost` is raised into them.
 
 Best effort, and only within the task's own body: a thread is interrupted at its next bytecode, a greenlet when it next
 gives way, the main thread (solo) also out of most blocking calls. Never while it is inside code that takes locks which

@@ -184,10 +184,10 @@ class _Hooks:
         worker_state.should_stop = 1  # looked at by Celery's loops, which then shut down with this exit code
 
     def fresh_revokes(self) -> Collection[str]:
-        revoked = worker_state.revoked._data  # a LimitedSet (celery/utils/collections.py); its own iterator sorts
-        if len(revoked) == len(self._known) and not worker_state.revoked.maxlen == len(revoked):
+        revoked = worker_state.revoked  # a LimitedSet (celery/utils/collections.py), whose own iterator sorts
+        if len(revoked) == len(self._known) and len(revoked) < revoked.maxlen:
             return ()
-        current = set(tuple(revoked))
+        current = set(list(revoked._data))  # noqa: C414  a list is made in one step, while the main thread may add
         fresh, self._known = current - self._known, current
         return fresh
 

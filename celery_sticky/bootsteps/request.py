@@ -53,6 +53,7 @@ class StickyRequest:
         return None
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """The pool has taken the task: it runs."""
         run = self._run
         run.pid, run.accepted, run.accepting = pid, True, True
         try:
@@ -61,6 +62,7 @@ class StickyRequest:
             run.accepting = False
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """The task has failed, retries, is rejected, or was lost with its process."""
         self._run.reason = repr(_exception(exc_info))[:500]
         try:
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
@@ -68,6 +70,7 @@ class StickyRequest:
             self._run.let_go()
 
     def on_retry(self, exc_info: Any) -> None:
+        """The task retries: its message is replaced, if the retry brings another one."""
         try:
             super().on_retry(exc_info)  # type: ignore[misc]
         finally:
@@ -76,6 +79,7 @@ class StickyRequest:
                 self._run.defer(retry.sticky_due, retry.sticky_body)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
+        """The task has run into a time limit; only at the hard one it ends."""
         try:
             return super().on_timeout(soft, timeout)  # type: ignore[misc]
         finally:

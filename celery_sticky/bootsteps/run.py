@@ -105,18 +105,20 @@ class StickyMessage(Message):
         )
         self.run = run
 
-    # All of these mean what they mean on a message of Kombu's, and cost nothing: the courier tells the broker.
-
     def ack_log_error(self, logger: Any, errors: Any, multiple: bool = False) -> None:
+        """As `ack`."""
         self.run.acknowledge()
 
     def reject_log_error(self, logger: Any, errors: Any, requeue: bool = False) -> None:
+        """As `reject`."""
         self.run.reject(logger, errors, requeue)
 
     def ack(self, multiple: bool = False) -> None:
+        """Tell the run."""
         self.run.acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
+        """Tell the run."""
         self.run.reject(None, None, requeue)
 
 
@@ -129,4 +131,3 @@ class _NoChannel:
 def unaccepted(registry: dict[int, Run]) -> list[Run]:
     """Return the runs whose start is reserved but not confirmed by the pool."""
     return [run for run in tuple(registry.values()) if not run.accepted]
-

@@ -227,8 +227,8 @@ class Machine:
     def step(self, event: Event, now: float, *, more: bool = False) -> list[Effect]:
         """Take in what happened; return what to do, in order.
 
-        With `more` the next event is at hand already: the store is asked when all are taken in, so that everything there
-        is to change goes into one swap.
+        With `more` the next event is at hand already: the store is asked when all are taken in, so that everything
+        there is to change goes into one swap.
         """
         if self.phase in (Phase.LEFT, Phase.REFUSED):
             return []

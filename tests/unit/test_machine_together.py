@@ -282,7 +282,6 @@ class World:
         self._out_until = 0.0
         self._backup = self.server.snapshot()
         self._beaten: dict[str, float] = {}
-        self._view: View | None = None
         self.evicted: list[str] = []
         self.processes: list[Process] = []
         self.fates: list[str] = []
@@ -347,7 +346,7 @@ class World:
             case Swap(old, new, guard):
                 done = store.swap(old, new, guard)
                 if done:
-                    self._judge(process, new)
+                    self._judge(process, old, new)
                 event = SwapDone(sent, new, done)
             case _:
                 reading = store.read()
@@ -369,8 +368,7 @@ class World:
                     continue
                 self.after(self.rng.uniform(0, 0.2), partial(process.post, _event_of(signal)))
 
-    def _judge(self, writer: Process, new: View) -> None:
-        old, self._view = self._view, new
+    def _judge(self, writer: Process, old: View | None, new: View) -> None:
         for member in new.members.values():
             self._beaten.setdefault(member.incarnation, self.now)
         if old is None or old.generation != new.generation:

@@ -51,14 +51,14 @@ class Children:
             return
         # The kernel's own signal at a parent's death is sent when the *thread* that forked us ends, and is lost where
         # the parent died before it was asked for.
-        Deadline(self._part.lease, self._held_here, lambda _: _kill_group(os.getpid()), parent=self._main).start()
+        Deadline(self._part.lease, self._held_here, lambda _: kill_group(os.getpid()), parent=self._main).start()
 
     def _on_prerun(self, task_id: str, task: Any, **_: Any) -> None:
         if (sticky := task.request.sticky) is not None:
             held = (sticky["keyspace"], sticky["term"])
             self._here[task_id] = held
             if not self._part.lease.trusted(*held):
-                _kill_group(os.getpid())
+                kill_group(os.getpid())
 
     def _on_postrun(self, task_id: str, **_: Any) -> None:
         self._here.pop(task_id, None)
@@ -75,10 +75,11 @@ class Children:
         for run in tuple(self._part.runs.values()):
             if run.held == ended and run.pid:
                 logger.error("sticky: the lease has ended; killing process %d, which runs %s", run.pid, run.request)
-                _kill_group(run.pid)
+                kill_group(run.pid)
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
+    """Kill a process and whatever it started; nothing if it has ended."""
     try:
         if os.getpgid(pid) == pid:
             os.killpg(pid, signal.SIGKILL)

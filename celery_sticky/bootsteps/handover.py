@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_sticky.bootsteps.run import unaccepted
+from celery_sticky.bootsteps.children import kill_group
 
 logger = logging.getLogger("celery_sticky")
 
@@ -47,10 +47,13 @@ class Handover(bootsteps.StartStopStep):
     def shutdown(self, consumer: Any) -> None:
         """The pool is gone: nothing that it had not begun will run here."""
         part = self._part
-        for run in unaccepted(part.runs):
-            run.unstart()
+        for run in tuple(part.runs.values()):
+            if part.has_processes and run.pid:
+                kill_group(run.pid)  # of a cold shutdown something may be left
+            if part.has_processes or not run.accepted:
+                run.unstart()
         part.courier.flush(PATIENCE)
-        done = [member.finish(PATIENCE, pool_is_dead=part.has_processes) for member in part.members.values()]
+        done = [member.finish(PATIENCE, ) for member in part.members.values()]
         part.courier.shutdown(PATIENCE)
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")

@@ -104,14 +104,9 @@ class LeaveAsked:
     """The worker shuts down: give everything away."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolGone:
-    """The processes that ran the tasks are dead: what is still counted as running never ends here."""
-
-
 Event = (
     Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | BeatHeard | Opened | OpenRefused | Drained
-    | BrokerDown | BrokerUp | LeaveAsked | PoolGone
+    | BrokerDown | BrokerUp | LeaveAsked
 )  # fmt: skip
 
 

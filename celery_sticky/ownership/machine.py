@@ -36,7 +36,6 @@ from celery_sticky.ownership.events import (
     Opened,
     OpenRefused,
     OpenSlot,
-    PoolGone,
     Read,
     ReadDone,
     Refuse,
@@ -177,7 +176,6 @@ class Machine:
         self._tries = 0
         self._changed = True
         self._drained: set[int] = set()
-        self._pool_gone = False
 
     @property
     def incarnation(self) -> str:
@@ -265,10 +263,6 @@ class Machine:
                 self._sent_away = False
             case LeaveAsked():
                 self.leaving = True
-            case PoolGone():
-                self._pool_gone = True
-                for slot in tuple(self.slots):
-                    self._on_drained(slot, effects)
             case Tick():
                 pass  # only time has passed
         if self._changed:
@@ -451,8 +445,6 @@ class Machine:
                 effects.append(OpenSlot(slot, epoch, self.incarnation))
             case Do.STOP:
                 effects.append(StopSlot(slot))
-                if self._pool_gone:
-                    self._put(slot, SlotState.DRAINED)
             case Do.CLOSE:
                 effects.append(CloseSlot(slot))
 

@@ -23,7 +23,6 @@ from celery_sticky.ownership.events import (
     LoseSlots,
     Opened,
     OpenSlot,
-    PoolGone,
     Read,
     ReadDone,
     Refuse,
@@ -134,14 +133,9 @@ class Member:
         """Begin to give everything away."""
         self.post(LeaveAsked())
 
-    def finish(self, timeout: float, *, pool_is_dead: bool) -> bool:
-        """Wait until everything is given away, at most `timeout` seconds, then end; False if something was left.
-
-        With `pool_is_dead` what counts as running never ends here: it is given away as it is.
-        """
+    def finish(self, timeout: float) -> bool:
+        """Wait until everything is given away, at most `timeout` seconds, then end; False if something was left."""
         self.post(LeaveAsked())
-        if pool_is_dead:
-            self.post(PoolGone())
         deadline = time.monotonic() + timeout
         while self.snapshot.phase not in (Phase.LEFT, Phase.REFUSED) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -184,11 +178,10 @@ class Member:
         now = boottime()
         pause = self._machine.wake_at(now) - now
         if pause > 0:
-            for signal in store.watch(min(pause, LONGEST_WATCH)):
-                self._step(_event_of(signal))
-            if self._inbox:
-                return
-        self._step(Tick())
+            # In the order in which they came about: a report from here must not be overtaken by what others have done.
+            self._inbox.extend(_event_of(signal) for signal in store.watch(min(pause, LONGEST_WATCH)))
+        if not self._inbox:
+            self._step(Tick())
 
     def _step(self, event: Event, *, more: bool = False) -> None:
         following: Event | None = event

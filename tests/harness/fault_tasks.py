@@ -39,8 +39,10 @@ def register(app: Celery, history: Path) -> None:
         with recorded(recorder, self, key, n):
             script = f"""
 import os, time, pathlib
+note = pathlib.Path({note!r})
 while True:
-    pathlib.Path({note!r}).write_text(f"{{os.getpid()}} {{time.monotonic_ns()}}")
+    note.with_suffix(".new").write_text(f"{{os.getpid()}} {{time.monotonic_ns()}}")
+    note.with_suffix(".new").rename(note)
     time.sleep(0.02)
 """
             with subprocess.Popen([sys.executable, "-c", script]):

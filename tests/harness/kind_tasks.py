@@ -98,7 +98,8 @@ def _register_kinds(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> N
         return told(self)
 
     @app.task(name="own-base", base=OwnBase, **keyed)
-    def own_base(self: Task, key: str, fails: bool = False) -> dict[str, Any]:
+    def own_base(self: Task, key: str, fails: bool = False, seconds: float = 0.0) -> dict[str, Any]:
+        time.sleep(seconds)
         if fails:
             raise ValueError(key)
         return told(self)

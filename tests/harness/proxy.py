@@ -73,6 +73,7 @@ class Proxy:
 
     async def _close(self) -> None:
         self._server.close()
+        await asyncio.sleep(0.05)  # who has just been let in is thrown out by `_serve`
         self._abort_all()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()

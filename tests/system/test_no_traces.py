@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 import redis
-from harness.keyed_fleet import SLOTS, KeyedFleet
+from harness.keyed_fleet import SLOTS, KeyedFleet, node
 from harness.waiting import wait_until
 
 FEW, MANY = 500, 20_000
@@ -32,7 +33,7 @@ def run_keys(fleet: KeyedFleet, first: int, count: int) -> None:
 
 def at_rest(fleet: KeyedFleet) -> dict[str, int]:
     """Return what the worker holds, as `inspect stats` tells it."""
-    answers = fleet.app.control.inspect(timeout=5).stats() or {}
+    answers = fleet.app.control.inspect([node("a")], timeout=5).stats() or {}
     (answer,) = answers.values()
     held: dict[str, int] = answer["sticky"]["tasks"]
     return held
@@ -40,8 +41,9 @@ def at_rest(fleet: KeyedFleet) -> dict[str, int]:
 
 def sizes(client: redis.Redis) -> dict[str, int]:
     """Return every Redis key and how many elements it has. Left out: what `inspect` itself leaves there."""
-    names = [name for name in client.scan_iter(count=1000) if "pidbox" not in name]
-    return {name: client.execute_command(SIZE_OF[client.type(name)], name) for name in sorted(names)}
+    ask: Any = client.execute_command
+    names = sorted(name for name in client.scan_iter(count=1000) if "pidbox" not in name)
+    return {name: ask(SIZE_OF[ask("TYPE", name)], name) for name in names}
 
 
 def test_twenty_thousand_keys_leave_nothing_behind(crew: Callable[..., KeyedFleet], client: redis.Redis) -> None:

@@ -197,12 +197,16 @@ class Halves:
 
 @pytest.fixture
 def halves(
-    crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer], proxy: Callable[[int], Proxy]
+    crew: Callable[..., KeyedFleet],
+    valkey: Callable[..., ValkeyServer],
+    proxy: Callable[[int], Proxy],
+    request: pytest.FixtureRequest,
 ) -> Halves:
+    pool = getattr(request, "param", "prefork")
     broker_server, store_server = valkey(), valkey()
     broker, store = proxy(broker_server.port), proxy(store_server.port)
     fleet = crew(broker=broker_server.url, sticky_store=store_server.url, sticky_broker_grace=GRACE)
-    fleet.worker("a", ready=False, env=fleet.environ_with(broker=broker.url, sticky_store=store.url))
+    fleet.worker("a", ready=False, pool=pool, env=fleet.environ_with(broker=broker.url, sticky_store=store.url))
     fleet.worker("b", ready=False)
     fleet.wait_members("a", "b")
     return Halves(fleet, broker, store)
@@ -230,6 +234,7 @@ def test_a_worker_cut_off_from_the_store_ends_its_tasks_before_others_start_them
     says_all_is_well(fleet)
 
 
+@pytest.mark.parametrize("halves", ["threads"], indirect=True)  # prefork: see the test below
 def test_a_worker_cut_off_from_the_broker_finishes_its_task_leaves_and_comes_back(halves: Halves) -> None:
     """Guards: a verdict that could not be said is not forgotten; a slot is not held for ever because of it."""
     fleet = halves.fleet
@@ -252,14 +257,15 @@ def test_a_worker_cut_off_from_the_broker_finishes_its_task_leaves_and_comes_bac
     assert Counter(e.worker for e in runs_of(fleet, mine[0], 0)) == {node("a"): 1, node("b"): 1}
 
 
-def test_a_worker_whose_broker_is_silent_gives_away_what_it_does_not_run(halves: Halves) -> None:
-    """A silent broker also holds up Celery's own loop, which then cannot learn that a task has ended."""
+@pytest.mark.parametrize("fault", ["silence", "cut"])
+def test_a_pool_of_processes_without_its_broker_gives_away_what_it_does_not_run(halves: Halves, fault: str) -> None:
+    """Celery's loop waits for the broker, and so does not learn that a task of its pool has ended: that slot waits."""
     fleet = halves.fleet
     before = fleet.wait_members("a", "b")
     busy, *idle = fleet.keys_of(before, "a", count=3)
     fleet.publish(busy, 1.0)
     fleet.wait_started(busy, 0)
-    halves.broker.silence()
+    getattr(halves.broker, fault)()
     for key in (busy, *idle):
         fleet.publish(key, 0.0)
     fleet.wait_view(lambda view: view.owned_by(node("a")) <= {fleet.slot_of(busy)}, 20, "a gives its slots away")

@@ -25,7 +25,6 @@ from celery_sticky.ownership.events import (
     Opened,
     OpenRefused,
     OpenSlot,
-    PoolGone,
     Read,
     ReadDone,
     Refuse,
@@ -775,19 +774,6 @@ def test_a_leaving_member_that_is_evicted_has_left() -> None:
     assert bench.phase is Phase.LEFT
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before the swap", "after the swap"])
-def test_with_a_dead_pool_nothing_is_waited_for(before: bool) -> None:
-    bench = with_peer()
-    if before:
-        bench.give(PoolGone())
-        bench.give(LeaveAsked())
-    else:
-        bench.give(LeaveAsked())
-        bench.give(PoolGone())
-    bench.run(1.0)
-    assert bench.phase is Phase.LEFT
-
-
 # -- A broker that is cut off ------------------------------------------------------------------
 
 
@@ -885,7 +871,7 @@ EVENTS = st.one_of(
         ["fail", "fail done", "join", "leave b", "evict a", "evict b", "beat b", "wipe", "restart", "raise"]
     ),
     st.tuples(st.sampled_from(["opened", "refused", "drained"]), st.integers(0, SLOTS - 1)),
-    st.sampled_from([BrokerDown(), BrokerUp(), LeaveAsked(), PoolGone(), BeatHeard("stranger", 3), StoreFailed(0.0)]),
+    st.sampled_from([BrokerDown(), BrokerUp(), LeaveAsked(), BeatHeard("stranger", 3), StoreFailed(0.0)]),
     st.floats(0.01, 40.0),
 )
 

@@ -481,7 +481,7 @@ class World:
         self._backup = self.server.snapshot()
 
 
-SEEDS, BATCH = 600, 50
+SEEDS, BATCH = 400, 40
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))

@@ -1,0 +1,75 @@
+"""The pages that people read, and what can be checked in them: code blocks, commands, links, tables."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    + list((ROOT / "docs").rglob("*.md"))
+    + list((ROOT / "examples").rglob("*.md"))
+)
+_FENCE = re.compile(r"^```(\S*)\s*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    text: str
+    line: int
+    """Where its text begins."""
+
+
+def name_of(page: Path) -> str:
+    """Return how a page is called in a test's name."""
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    """Return the blocks of a page that are in one of these languages, in their order."""
+    text = page.read_text(encoding="utf-8")
+    found = [Block(m[1], m[2], text.count("\n", 0, m.start()) + 2) for m in _FENCE.finditer(text)]
+    return [block for block in found if block.language in languages]
+
+
+def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the commands of the console blocks: line number, and the words without `VARIABLE=value` before them."""
+    for block in blocks(page, "console"):
+        for offset, line in enumerate(block.text.splitlines()):
+            if line.startswith("$ "):
+                words = shlex.split(line[2:], comments=True)
+                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                    words.pop(0)
+                yield block.line + offset, words
+
+
+def prose(page: Path) -> str:
+    """Return a page without its blocks."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def links(page: Path) -> list[str]:
+    """Return where the links of a page lead, those of the web left out."""
+    return [link for link in _LINK.findall(prose(page)) if not re.match(r"[a-z]+:", link)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(prose(page)))
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+def rows(text: str) -> Iterable[list[str]]:
+    """Yield the cells of every row of the tables in a text, heads included, rules left out."""
+    for line in text.splitlines():
+        if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line):
+            yield [cell.strip() for cell in line.strip().strip("|").split("|")]

@@ -20,7 +20,7 @@ demo: $(STAMP) ## Three workers, one killed, one joining, and a verdict (DEMO_AR
 
 test: $(STAMP) ## All tests (TEST_ARGS="-k name"); the quick ones in parallel, then those of real workers one by one
 	@status=0; \
-	$(BIN)/python -m pytest -q -n 2 -m "unit or contract" $(TEST_ARGS) || status=$$?; [ $$status -eq 5 ] && status=0; \
+	$(BIN)/python -m pytest -q -n 2 -m "unit or contract or docs" $(TEST_ARGS) || status=$$?; [ $$status -eq 5 ] && status=0; \
 	$(BIN)/python -m pytest -q -m "worker or system" $(TEST_ARGS) || { last=$$?; [ $$last -eq 5 ] || status=$$last; }; \
 	exit $$status
 

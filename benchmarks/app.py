@@ -26,7 +26,7 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
     app.conf.update(
         task_ignore_result=True,
         task_acks_late=True,  # what celery-sticky always does
-        task_default_queue="bench-stock",
+        task_default_queue=f"bench-{side}",
         broker_connection_retry_on_startup=True,
     )
     if side == "sticky":

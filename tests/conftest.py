@@ -15,7 +15,7 @@ from harness.standing import claimed_database, clear, standing_server
 from harness.valkey import ValkeyServer
 from hypothesis import settings
 
-FLOORS = ("unit", "contract", "worker", "system")
+FLOORS = ("unit", "contract", "docs", "worker", "system")
 HERE = Path(__file__).parent
 
 # A loaded machine is no reason to fail; the rest stays as Hypothesis has it (with CI set: always the same examples).

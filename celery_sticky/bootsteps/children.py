@@ -2,11 +2,13 @@
 
 In each child of the pool a thread looks at the shared lease, and kills the child with whatever it started while it runs
 a keyed task past the deadline or without its parent. The main process does the same half a second later, from outside:
-C code that holds the interpreter lock keeps a child's own thread waiting.
+C code that holds the interpreter lock keeps a child's own thread waiting. Should the main process die, the kernel kills
+its children, and `worker.undertaker` what they have started.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -16,6 +18,7 @@ from celery import signals
 
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.worker.deadline import Deadline, Held
+from celery_sticky.worker.undertaker import FAREWELL, hire
 
 logger = logging.getLogger("celery_sticky")
 
@@ -34,12 +37,28 @@ class Children:
         self._part = part
         self._main = os.getpid()
         self._here: dict[str, Held] = {}
+        if ends_tasks:
+            self._undertaker = hire()
+            atexit.register(self._farewell)
         signals.worker_process_init.connect(self._on_child, weak=False)
 
     def start(self) -> None:
         """Begin to watch, in the main process."""
         if self._ends_tasks:
             Deadline(self._part.lease, self._held_by_children, self._kill, grace=GRACE).start()
+
+    def _farewell(self) -> None:
+        if os.getpid() == self._main:
+            self._tell_undertaker(FAREWELL)
+
+    def _tell_undertaker(self, word: str) -> None:
+        tell = self._undertaker.stdin
+        if tell is not None:
+            try:
+                os.write(tell.fileno(), f"{word}\n".encode())
+            except OSError:
+                logger.warning("sticky: the undertaker is gone: what tasks start outlives a killed main process")
+            tell.close()
 
     # -- in a child ----------------------------------------------------------------------------
 
@@ -49,6 +68,7 @@ class Children:
         signals.task_postrun.connect(self._on_postrun, weak=False)
         if not self._ends_tasks:
             return
+        self._tell_undertaker(str(os.getpid()))
         # The kernel's own signal at a parent's death is sent when the *thread* that forked us ends, and is lost where
         # the parent died before it was asked for.
         Deadline(self._part.lease, self._held_here, lambda _: kill_group(os.getpid()), parent=self._main).start()

@@ -52,8 +52,12 @@ class Handover(bootsteps.StartStopStep):
                 kill_group(run.pid)  # of a cold shutdown something may be left
             if part.has_processes or not run.accepted:
                 run.unstart()
-        part.courier.flush(PATIENCE)
-        done = [member.finish(PATIENCE, ) for member in part.members.values()]
+        done = [
+            member.finish(
+                PATIENCE,
+            )
+            for member in part.members.values()
+        ]
         part.courier.shutdown(PATIENCE)
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")

@@ -12,12 +12,12 @@ store effect back before anything else. House rules:
      |  name taken, other slots or hash  |  leaving and the last slot is released
      +----------> REFUSED                +----------> LEFT
 
-What a slot does here is the table `SLOTS`; what the view wishes for it is `Wish`.
+What a slot does here is in `holdings`, the heartbeats of others are in `watches`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -27,7 +27,6 @@ from celery_sticky.ownership.events import (
     BeatHeard,
     BrokerDown,
     BrokerUp,
-    CloseSlot,
     Drained,
     Effect,
     Event,
@@ -35,20 +34,20 @@ from celery_sticky.ownership.events import (
     LoseSlots,
     Opened,
     OpenRefused,
-    OpenSlot,
     Read,
     ReadDone,
     Refuse,
     Say,
     SendBeat,
-    StopSlot,
     StoreFailed,
     Swap,
     SwapDone,
     Tick,
     ViewChanged,
 )
+from celery_sticky.ownership.holdings import Holdings, SlotState
 from celery_sticky.ownership.view import Member, MemberState, View
+from celery_sticky.ownership.watches import Watches
 
 ANNOUNCED_MEMBERS = 64
 """Up to this many members hear each other's heartbeats as signals; beyond, they read the counters once a heartbeat."""
@@ -61,56 +60,6 @@ class Phase(StrEnum):
     IN = "in"
     LEFT = "left"
     REFUSED = "refused"
-
-
-class SlotState(StrEnum):
-    """What this member does with a slot."""
-
-    CLOSED = "closed"
-    OPENING = "opening"
-    OPEN = "open"
-    STOPPING = "stopping"
-    DRAINED = "drained"
-
-
-class Wish(StrEnum):
-    """What the view wants of this member for a slot."""
-
-    HOLD = "hold"
-    """Owner and target."""
-    GIVE = "give"
-    """Owner, not target."""
-    NONE = "none"
-    """Not owner."""
-
-
-class Do(StrEnum):
-    """What a change of a slot's state asks of the courier."""
-
-    OPEN = "open"
-    STOP = "stop"
-    CLOSE = "close"
-
-
-_S, _W = SlotState, Wish
-SLOTS: dict[tuple[SlotState, Wish], tuple[SlotState, Do | None]] = {
-    (_S.CLOSED, _W.HOLD): (_S.OPENING, Do.OPEN),
-    (_S.CLOSED, _W.GIVE): (_S.DRAINED, None),
-    (_S.CLOSED, _W.NONE): (_S.CLOSED, None),
-    (_S.OPENING, _W.HOLD): (_S.OPENING, None),
-    (_S.OPENING, _W.GIVE): (_S.STOPPING, Do.STOP),
-    (_S.OPENING, _W.NONE): (_S.CLOSED, Do.CLOSE),
-    (_S.OPEN, _W.HOLD): (_S.OPEN, None),
-    (_S.OPEN, _W.GIVE): (_S.STOPPING, Do.STOP),
-    (_S.OPEN, _W.NONE): (_S.CLOSED, Do.CLOSE),
-    # A stopped slot has forgotten its messages: even if the plan gives it back, it drains and is opened anew.
-    (_S.STOPPING, _W.HOLD): (_S.STOPPING, None),
-    (_S.STOPPING, _W.GIVE): (_S.STOPPING, None),
-    (_S.STOPPING, _W.NONE): (_S.CLOSED, Do.CLOSE),
-    (_S.DRAINED, _W.HOLD): (_S.OPENING, Do.OPEN),
-    (_S.DRAINED, _W.GIVE): (_S.DRAINED, None),
-    (_S.DRAINED, _W.NONE): (_S.CLOSED, None),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +83,6 @@ class Terms:
     """Between 0 and 1, different in each process: spreads what all members would do at once."""
 
 
-@dataclass(slots=True)
-class _Watch:
-    counter: int | None
-    """None: the store has no counter of this member; none can come back without a new version."""
-    since: float
-    changes: int = 0
-
-    def see(self, counter: int | None, now: float) -> None:
-        self.counter, self.since, self.changes = counter, now, self.changes + 1
-
-
 class Machine:
     """The state of one member. Attributes may be read; only `step` changes them."""
 
@@ -153,14 +91,11 @@ class Machine:
         self.phase = Phase.OUT
         self.view: View | None = None
         self.trust_until = float("-inf")
-        self.slots: dict[int, SlotState] = {}
+        self._holdings = Holdings(terms.name)
+        self._watches = Watches()
         self.leaving = False
         self.store_lost_since: float | None = None
         self._joins = 0
-        self._opened: dict[int, int] = {}
-        self._raise: dict[int, int] = {}
-        self._announced: set[int] = set()
-        self._watches: dict[str, _Watch] = {}
         self._contact = now
         self._read_at: float | None = now
         self._beat_at = float("inf")
@@ -175,7 +110,11 @@ class Machine:
         self._busy = False
         self._tries = 0
         self._changed = True
-        self._drained: set[int] = set()
+
+    @property
+    def slots(self) -> Mapping[int, SlotState]:
+        """What this member does with the slots it has to do with."""
+        return self._holdings.states
 
     @property
     def incarnation(self) -> str:
@@ -207,7 +146,7 @@ class Machine:
         times = [self._evicted_at(member) for member in self._others(view)] if self.trusts(now) else []
         if self._unowned_since is not None:
             times.append(self._unowned_since + self.terms.settle)
-        if self._outbid(view) or self._given(view):
+        if self._holdings.outbid(view) or self._holdings.given(view):
             times.append(self._swap_at)
         return [*times, self._leaves_at(view)]
 
@@ -248,14 +187,15 @@ class Machine:
                 if self.view is None or version > self.view.version:
                     self._read_at = now
             case BeatHeard(incarnation, counter):
-                self._observe(incarnation, counter, now)
+                self._watches.hear(incarnation, counter, now)
             case Opened(slot, epoch):
-                if self.slots.get(slot) is SlotState.OPENING and self._opened.get(slot) == epoch:
-                    self._put(slot, SlotState.OPEN)
+                self._holdings.opened(slot, epoch)
             case OpenRefused(slot, fence):
-                self._on_refused(slot, fence, now)
+                if self._holdings.refused(slot, fence):
+                    # It may be a later owner's: what its epoch means we must read before we outbid it.
+                    self._read_at = now
             case Drained(slot):
-                self._on_drained(slot, effects)
+                self._holdings.drained(slot, self._view_of_ours, self.incarnation, effects)
             case BrokerDown():
                 self._broker_down_since = now if self._broker_down_since is None else self._broker_down_since
             case BrokerUp():
@@ -267,7 +207,7 @@ class Machine:
                 pass  # only time has passed
         if self._changed:
             self._changed = False
-            self._reconcile(effects)
+            self._holdings.reconcile(self._view_of_ours, self.incarnation, effects)
         if not (self._busy or more):
             self._ask_store(now, effects)
         return effects
@@ -283,11 +223,7 @@ class Machine:
             self._on_store_lost(view, event, now, effects)
             return
         self.store_lost_since = None
-        for member in view.members.values():
-            counter = event.beats.get(member.incarnation)
-            watch = self._watches.setdefault(member.incarnation, _Watch(counter, now))
-            if counter != watch.counter:
-                watch.see(counter, now)
+        self._watches.read(view.members.values(), event.beats, now)
         self._adopt(view, now, effects)
 
     def _on_beat(self, event: BeatDone, now: float, effects: list[Effect]) -> None:
@@ -330,45 +266,26 @@ class Machine:
             self._joins += 1
             self._joining_sent = None
 
-    def _on_drained(self, slot: int, effects: list[Effect]) -> None:
-        if self.slots.get(slot) is SlotState.STOPPING:
-            self._put(slot, SlotState.DRAINED)
-            self._reconcile_slot(slot, self._wish(slot), effects)
-
-    def _on_refused(self, slot: int, fence: int, now: float) -> None:
-        state = self.slots.get(slot)
-        if state in (SlotState.OPENING, SlotState.OPEN):
-            self._raise[slot] = max(fence, self._raise.get(slot, 0))
-            # The fence may be a later owner's: what it knows we must read before we raise anything.
-            self._read_at = now
-
     def _touch(self, now: float) -> None:
         # After a gap in our own contact nothing can be concluded from what looked the same before and after.
         if now - self._contact > self.terms.ttl / 2:
-            for watch in self._watches.values():
-                watch.since = now
+            self._watches.restart(now)
             if self.store_lost_since is not None:
                 self.store_lost_since = now
         self._contact = now
 
-    def _observe(self, incarnation: str, counter: int, now: float) -> None:
-        # A signal may be late: of a member gone meanwhile, or of a heartbeat already read.
-        watch = self._watches.get(incarnation)
-        if watch is not None and (watch.counter is None or counter > watch.counter):
-            watch.see(counter, now)
-
     # -- the view ------------------------------------------------------------------------------
+
+    @property
+    def _view_of_ours(self) -> View | None:
+        return self.view if self.phase is Phase.IN else None
 
     def _adopt(self, view: View, now: float, effects: list[Effect]) -> None:
         self.view = view
         self._changed = True
         self._newest = (view.generation, view.version)
         self._highest_epoch = max(self._highest_epoch, view.max_epoch)
-        alive = {m.incarnation for m in view.members.values()}
-        for incarnation in alive:
-            self._watches.setdefault(incarnation, _Watch(0, now))
-        for incarnation in self._watches.keys() - alive:
-            del self._watches[incarnation]
+        self._watches.keep(view.members.values(), now)
         unowned = bool(view.unowned) and any(member.weight for member in view.active)
         self._unowned_since = (self._unowned_since if self._unowned_since is not None else now) if unowned else None
         me = view.members.get(self.terms.name)
@@ -415,50 +332,6 @@ class Machine:
             epochs=self._highest_epoch + 1,
         )
         self._emit_swap(Swap(view, new, {}), effects)
-
-    # -- slots ---------------------------------------------------------------------------------
-
-    def _wish(self, slot: int) -> Wish:
-        if self.phase is not Phase.IN or self.view is None or self.view.owner[slot] != self.terms.name:
-            return Wish.NONE
-        return Wish.HOLD if self.view.target[slot] == self.terms.name else Wish.GIVE
-
-    def _reconcile(self, effects: list[Effect]) -> None:
-        """Bring every slot towards what the view wishes for it."""
-        view = self.view
-        owned = view.owned_by(self.terms.name) if view is not None and self.phase is Phase.IN else frozenset()
-        for slot in sorted(owned | self.slots.keys()):
-            self._reconcile_slot(slot, self._wish(slot), effects)
-
-    def _reconcile_slot(self, slot: int, wish: Wish, effects: list[Effect]) -> None:
-        state = self.slots.get(slot, SlotState.CLOSED)
-        epoch = self.view.epoch[slot] if self.view is not None else 0
-        live = state in (SlotState.OPENING, SlotState.OPEN)
-        if live and wish is Wish.HOLD and self._opened[slot] != epoch:
-            state = SlotState.CLOSED  # the epoch was raised: the slot is opened anew under it
-        new, do = SLOTS[state, wish]
-        self._put(slot, new)
-        match do:
-            case Do.OPEN:
-                self._opened[slot] = epoch
-                self._announced.discard(slot)
-                effects.append(OpenSlot(slot, epoch, self.incarnation))
-            case Do.STOP:
-                effects.append(StopSlot(slot))
-            case Do.CLOSE:
-                effects.append(CloseSlot(slot))
-
-    def _put(self, slot: int, state: SlotState) -> None:
-        if state is SlotState.DRAINED:
-            self._drained.add(slot)
-        else:
-            self._drained.discard(slot)
-        if state is SlotState.CLOSED:
-            for kept in (self.slots, self._opened, self._raise):
-                kept.pop(slot, None)
-            self._announced.discard(slot)
-        else:
-            self.slots[slot] = state
 
     # -- asking the store ----------------------------------------------------------------------
 
@@ -507,14 +380,14 @@ class Machine:
             new, guard = changes.join(view, member, settle=cold), dict[str, int]()
         elif self._rival_is_dead(rival, now, effects):
             new = changes.succeed(view, member)
-            guard = self._guard([rival])
+            guard = self._watches.guard([rival])
         else:
             return
         self._joining_sent = now
         self._emit_swap(Swap(view, new, guard), effects)
 
     def _rival_is_dead(self, rival: Member, now: float, effects: list[Effect]) -> bool:
-        watch = self._watches[rival.incarnation]
+        watch = self._watches[rival]
         if rival.incarnation == self.terms.dead_incarnation or rival.incarnation.startswith(f"{self.terms.origin}-"):
             return True
         if watch.changes >= 2:
@@ -531,25 +404,11 @@ class Machine:
         return [member for member in view.members.values() if member.name != self.terms.name]
 
     def _evicted_at(self, member: Member) -> float:
-        return self._watches[member.incarnation].since + self._patience
-
-    def _guard(self, members: Iterable[Member]) -> dict[str, int]:
-        counters = {member.incarnation: self._watches[member.incarnation].counter for member in members}
-        return {incarnation: counter for incarnation, counter in counters.items() if counter is not None}
+        return self._watches[member].since + self._patience
 
     def _is_active(self, view: View) -> bool:
         me = view.members.get(self.terms.name)
         return me is not None and me.state is MemberState.ACTIVE
-
-    def _outbid(self, view: View) -> dict[int, int]:
-        """Our slots whose fence is not below their epoch: slot -> fence."""
-        name = self.terms.name
-        return {s: fence for s, fence in self._raise.items() if view.owner[s] == name and view.epoch[s] <= fence}
-
-    def _given(self, view: View) -> frozenset[int]:
-        """Drained slots that this view wants given away."""
-        name = self.terms.name
-        return frozenset(s for s in self._drained if view.owner[s] == name and view.target[s] != name)
 
     def _change_view(self, view: View, now: float, effects: list[Effect]) -> None:
         """Put everything this member has to change into one swap."""
@@ -558,23 +417,22 @@ class Machine:
         silent = [m for m in self._others(view) if self.trusts(now) and now >= self._evicted_at(m)]
         for member in silent:
             new = changes.evict(new, member.name)
-            silence = now - self._watches[member.incarnation].since
+            silence = now - self._watches[member].since
             effects.append(Say(f"evicting {member.name}: no heartbeat for {silence:.1f} s"))
         if now >= self._leaves_at(new):
             self._sent_away = not self.leaving
             new = changes.leave(new, terms.name)
-        for slot, fence in self._outbid(new).items():
+        for slot, fence in self._holdings.outbid(new).items():
             new = changes.raise_epoch(new, slot, fence)
         if self._unowned_since is not None and now >= self._unowned_since + terms.settle:
             new = changes.replan(new)
-        if given := self._given(new) if terms.name in new.members else frozenset():
+        if given := self._holdings.given(new) if terms.name in new.members else frozenset():
             new = changes.release(new, terms.name, sorted(given))
         if new is view:
             return
-        if fresh := given - self._announced:
-            self._announced |= fresh
-            effects.append(LoseSlots(fresh))
-        self._emit_swap(Swap(view, _one_step(view, new), self._guard(silent)), effects)
+        if untold := self._holdings.tell(given):
+            effects.append(LoseSlots(untold))
+        self._emit_swap(Swap(view, _one_step(view, new), self._watches.guard(silent)), effects)
 
     def _leaves_at(self, view: View) -> float:
         """When this member is to become a leaving one."""

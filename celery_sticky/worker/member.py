@@ -35,7 +35,8 @@ from celery_sticky.ownership.events import (
     Tick,
     ViewChanged,
 )
-from celery_sticky.ownership.machine import Machine, Phase, SlotState, Terms
+from celery_sticky.ownership.holdings import SlotState
+from celery_sticky.ownership.machine import Machine, Phase, Terms
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Changed, Signal, Store
 from celery_sticky.worker.claim import Claim

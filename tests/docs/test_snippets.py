@@ -1,50 +1,145 @@
-"""What the pages tell people to write does what the pages say."""
+"""What the pages tell people to write and to type does what the pages say."""
 
 from __future__ import annotations
 
-import doctest
+import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from celery import current_app
-from celery._state import _set_current_app
+import redis
 from celery.bin.celery import celery
 from harness.app import AppConfig, make_app
+from harness.page_run import BROKER
 from harness.pages import PAGES, ROOT, anchors, blocks, commands, links, name_of
 
-BROKER = "redis://localhost:6379/0"
-"""The broker that the pages name; their code runs against that of the tests."""
+from celery_sticky import queue_for
+
+DJANGO = ROOT / "docs/how-to/django.md"
 
 
-def having(*languages: str) -> list[Any]:
-    return [pytest.param(page, id=name_of(page)) for page in PAGES if blocks(page, *languages)]
+def params(pages: list[Path]) -> list[Any]:
+    return [pytest.param(page, id=name_of(page)) for page in pages]
 
 
-@pytest.fixture
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In a folder of its own, with the current app and the environment as they were before."""
-    before = current_app._get_current_object()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("os.environ", dict(**{k: v for k, v in __import__("os").environ.items()}))
-    yield
-    _set_current_app(before)
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in `folder`, where it also finds our packages."""
+    paths = os.pathsep.join((str(folder), str(ROOT / "tests"), str(ROOT)))
+    environ = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
-@pytest.mark.parametrize("page", having("python", "pycon"))
-def test_the_python_of_a_page_runs(page: Path, redis_url: str, apart: None, capsys: pytest.CaptureFixture[str]) -> None:
-    if name_of(page) == "docs/how-to/django.md":
-        pytest.importorskip("django", reason="the Django page needs Django")
-    namespace: dict[str, Any] = {"__name__": "shop"}
-    for block in blocks(page, "python", "pycon"):
-        text = block.text.replace(BROKER, redis_url)
-        if block.language == "pycon":
-            test = doctest.DocTestParser().get_doctest(text, namespace, page.name, str(page), block.line - 1)
-            failed = doctest.DocTestRunner().run(test).failed
-            assert not failed, capsys.readouterr().out
-        else:
-            exec(compile("\n" * (block.line - 1) + text, str(page), "exec"), namespace)
+@pytest.mark.parametrize("page", params([page for page in PAGES if page != DJANGO and blocks(page, "python", "pycon")]))
+def test_the_python_of_a_page_runs(page: Path, redis_url: str, tmp_path: Path) -> None:
+    done = python(tmp_path, "-m", "harness.page_run", str(page), redis_url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for promised in re.findall(r"print\(error\)\s+# (.*)", "".join(block.text for block in blocks(page, "python"))):
+        pattern = ".*".join(re.escape(part.strip()) for part in promised.split("…"))
+        assert re.search(pattern, done.stdout), f"the page says {promised!r}, it printed:\n{done.stdout}"
+
+
+def test_other_producers_find_the_same_queue(redis_url: str, tmp_path: Path) -> None:
+    done = python(tmp_path, "-m", "harness.page_run", str(ROOT / "docs/how-to/other-producers.md"), redis_url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.llen(queue_for(7)) == 2
+        assert client.llen(queue_for("c-1", keyspace="orders")) == 1
+
+
+def test_the_django_page_makes_a_project_that_works(tmp_path: Path) -> None:
+    pytest.importorskip("django")
+    for block in blocks(DJANGO, "python"):
+        file = tmp_path / block.text.partition("\n")[0].removeprefix("# ")
+        file.parent.mkdir(exist_ok=True)
+        (file.parent / "__init__.py").touch()
+        file.write_text(block.text)
+    with (tmp_path / "proj/settings.py").open("a") as settings:
+        settings.write("INSTALLED_APPS = ['shop']\nSECRET_KEY = 'for a test'\n")
+    asked = (
+        "from proj.celery import app, sticky; app.loader.import_default_modules(); "
+        "print(sorted(sticky.tasks.all()), sticky.settings.slots_of('orders'), sticky.settings.lease_ttl)"
+    )
+    done = python(tmp_path, "-c", asked)
+    assert done.stdout == "['shop.tasks.charge', 'shop.tasks.sync'] 128 15.0\n", done.stderr
+
+    with (tmp_path / "proj/settings.py").open("a") as settings:
+        settings.write("CELERY_STICKY_SLOT = 7\n")
+    done = python(tmp_path, "-c", asked)
+    assert "did you mean 'sticky_slots'" in done.stderr
+
+
+@pytest.mark.parametrize("page", params([page for page in PAGES if list(commands(page))]))
+def test_the_commands_of_a_page_are_known(page: Path, tmp_path: Path) -> None:
+    app = make_app(AppConfig(broker=BROKER, history=tmp_path / "history.jsonl"))
+    for line, words in commands(page):
+        try:
+            check(words, app, page)
+        except (click.ClickException, AssertionError) as error:
+            raise AssertionError(f"{name_of(page)}:{line}: {' '.join(words)}: {error}") from error
+    app.close()
+
+
+def check(words: list[str], app: Any, page: Path) -> None:
+    """Look whether a command would be understood; nothing is run."""
+    match words:
+        case ["celery", "-A", _, *rest] | ["celery", *rest]:
+            check_celery(celery, rest, app)
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), "no such target"
+        case ["python", script]:
+            assert (page.parent / script).exists(), "no such file"
+        case ["pip", "install", package]:
+            extra = re.fullmatch(r"celery-sticky(?:\[(\w+)\])?", package)
+            assert extra, "another package"
+            assert extra[1] is None or f"\n{extra[1]} = [" in (ROOT / "pyproject.toml").read_text(), "no such extra"
+        case _:
+            raise AssertionError("a kind of command that no test knows")
+
+
+def check_celery(command: click.Command, words: list[str], app: Any) -> None:
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name="celery")
+        name, found, rest = command.resolve_command(context, words)
+        assert found is not None, f"no command {name}"
+        check_celery(found, rest, app)
+        return
+    own = command.params + (list(app.user_options["worker"]) if command.name == "worker" else [])
+    whole = click.Command(command.name, params=own)
+    context = click.Context(whole, resilient_parsing=True)
+    values, left, _ = whole.make_parser(context).parse_args(list(words))
+    assert not left, f"left over: {left}"
+    for param in own:
+        if isinstance(param, click.Argument) and param.required:
+            assert values.get(str(param.name)), f"{param.human_readable_name} is missing"
+        elif isinstance(param.type, click.Choice) and str(param.name) in values:
+            assert values[str(param.name)] in param.type.choices, f"{param.opts[0]} has no such choice"
+
+
+@pytest.mark.parametrize("page", params([page for page in PAGES if links(page)]))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name_of(page)}: {link} has no such heading"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen, new = set[Path](), {ROOT / "README.md"}
+    while new:
+        page = new.pop()
+        seen.add(page)
+        targets = {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
+        new |= {target for target in targets if target.suffix == ".md"} - seen
+    assert {name_of(page) for page in PAGES} <= {name_of(page) for page in seen}
+
+
+@pytest.mark.parametrize("page", params(sorted((ROOT / "docs").rglob("*.md"))))
+def test_a_page_is_not_too_long(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 210

@@ -125,7 +125,10 @@ class KeyedFleet(Fleet):
                 return view if view is not None and predicate(view) else None
             return None
 
-        view = wait_until(look, timeout, f"{message}\n{self}", 0.02)
+        try:
+            view = wait_until(look, timeout, message, 0.02)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.view()}\n{self}") from None
         assert view is not None
         return view
 

@@ -65,3 +65,14 @@ def longest_pause(events: Iterable[Event], slots: Collection[int], since: int, u
         if at >= until:
             break
     return max(longest, 0) / SECOND
+
+
+def steps_back(events: Iterable[Event]) -> list[Event]:
+    """Return the starts of tasks of which a later one of the same key had started before: `m1 m2 m1`."""
+    newest: dict[str, int] = {}
+    back = []
+    for event in sorted((e for e in events if e.kind is Kind.START), key=lambda e: e.at):
+        if event.n < newest.get(event.key, 0):
+            back.append(event)
+        newest[event.key] = max(event.n, newest.get(event.key, 0))
+    return back

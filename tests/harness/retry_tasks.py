@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sticky.testing.recorder import Recorder
 from harness.tasks import recorded
@@ -90,12 +90,14 @@ def register(app: Celery, history: Path) -> None:
     def swallow(self: Task, key: str, n: int, how: str) -> None:
         """Ask for a retry once, and go on."""
         with recorded(recorder, self, key, n):
-            if self.request.retries:
+            if self.request.retries or self.request.sticky.attempt > 1:
                 return
             with suppress(Retry):
                 self.retry(countdown=0, throw=how != "unthrown")
             if how == "fails":
                 raise ValueError(n)
+            if how == "rejected":
+                raise Reject(requeue=True)
 
     @app.task(name="flaky-plain", shared=False, bind=True)
     def flaky_plain(self: Task, name: str, n: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.judge import takeovers
 from harness.keyed_fleet import PATIENCE, SLOTS, KeyedFleet, node
-from harness.measure import SECOND, changed_owner, figures, handovers, longest_pause, opened_after
+from harness.measure import SECOND, changed_owner, figures, handovers, longest_pause, opened_after, steps_back
 
 TASKS = int(os.environ.get("STICKY_TEST_TASKS", "2400"))
 KEYS = int(os.environ.get("STICKY_TEST_KEYS", "200"))
@@ -41,6 +41,7 @@ def finish(fleet: KeyedFleet) -> None:
     judged = fleet.judge()
     print("\n" + judged.describe())
     assert judged.ok, judged.describe()
+    assert not steps_back(fleet.events()), "a key went on before the broker had confirmed what it had done"
 
 
 def says_no_pause(fleet: KeyedFleet, slots: set[int], since: int) -> None:

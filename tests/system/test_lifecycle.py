@@ -228,18 +228,21 @@ def test_a_cold_shutdown_gives_everything_away_and_what_it_killed_runs_again(cre
     fleet.workers_up("a", "b")
     before = fleet.wait_members("a", "b")
     key = fleet.keys_of(before, "a")[0]
-    fleet.publish(key, 3.0)
+    note = fleet.workers["a"].log_path.parent / "note"
+    fleet.call("with_grandchild", key, 3, str(note))
     fleet.publish(key, 0.0)
     first = fleet.wait_started(key, 0)
+    wait_until(note.exists, message="the grandchild works")
+    grandchild = int(note.read_text().split()[0])
     publish_everywhere(fleet, 4)
     fleet.workers["a"].kill(signal.SIGQUIT)
     quit_at = time.monotonic_ns()
     fleet.wait_members("b")
     taken = time.monotonic_ns()
     fleet.workers["a"].wait()
-    assert not processes.running(first.pid)
+    assert not processes.running(first.pid) and not processes.running(grandchild)
     says_all_is_well(fleet)
-    assert len(runs_of(fleet, key)) in (1, 2)
+    assert len(runs_of(fleet, key)) == 2
     assert (taken - quit_at) / SECOND < PATIENCE + MOMENT
 
 
@@ -251,6 +254,7 @@ def test_publishing_goes_on_while_workers_stop_and_start(crew: Callable[..., Key
         worker.kill(signal.SIGTERM)
         while worker.alive:
             publish_everywhere(fleet)
+            time.sleep(0.1)  # keeps the backlog small
         assert worker.wait() == 0
         worker.start()
         while "ready." not in worker.log:
@@ -304,13 +308,22 @@ def test_a_task_in_c_code_is_killed_from_outside_at_the_end_of_trust(crew: Calla
     says_nothing_is_broken(fleet)
 
 
+def test_a_task_in_c_code_dies_with_its_parent(crew: Callable[..., KeyedFleet]) -> None:
+    fleet = crew()
+    (worker,) = fleet.workers_up("a")
+    fleet.call("holds_interpreter", "key", 30)
+    first = fleet.wait_started("key", 0)
+    worker.kill()
+    wait_until(lambda: not processes.running(first.pid), MOMENT, "it dies")
+
+
 def test_a_frozen_parent_does_not_keep_its_child_from_ending_in_time(crew: Callable[..., KeyedFleet]) -> None:
     """Guards: Trust, End of trust: the child watches the deadline itself; Gone: the thawed parent joins anew."""
     fleet = crew()
     fleet.workers_up("a", "b")
     before = fleet.wait_members("a", "b")
     key = fleet.keys_of(before, "a")[0]
-    fleet.publish(key, 60.0)
+    fleet.publish(key, 5.0)
     first = fleet.wait_started(key, 0)
     frozen = time.monotonic_ns()
     fleet.workers["a"].kill(signal.SIGSTOP)

@@ -293,6 +293,53 @@ def test_a_lost_broker_connection_that_comes_back_within_the_grace_moves_nothing
     assert after is not None and after.epoch == before.epoch
 
 
+def test_a_request_that_arrives_after_its_connection_was_given_up_is_refused(halves: Halves) -> None:
+    """Guards: open again with the next count. Else a late fetch takes messages that nobody then has."""
+    fleet = halves.fleet
+    before = fleet.wait_members("a", "b")
+    mine = fleet.keys_of(before, "a", count=6)
+    for key in mine:
+        for _ in range(10):
+            fleet.publish(key, 0.02)
+    fleet.wait_started(mine[0], 0)
+    for _ in range(3):
+        halves.broker.silence()
+        for key in mine:
+            fleet.publish(key)
+        time.sleep(0.9)  # longer than the courier waits for an answer, shorter than the grace
+        halves.broker.heal()
+        time.sleep(0.3)
+    says_all_is_well(fleet)
+    after = fleet.view()
+    assert after is not None and after.epoch == before.epoch
+
+
+def test_fences_of_a_forgotten_document_are_outbid(
+    crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer]
+) -> None:
+    """Guards: the refusal tells the fence, the owner swaps its epoch above it and opens again."""
+    broker, store = valkey(), valkey()
+    fleet = crew(broker=broker.url, sticky_store=store.url)
+    fleet.workers_up("a")
+    for _ in range(3):  # each time under higher epochs
+        fleet.workers["a"].kill_all()
+        fleet.workers["a"].start().wait_ready()
+        fleet.wait_members("a")
+    before = fleet.view()
+    assert before is not None
+    fleet.workers["a"].stop()
+    with store.client() as client:
+        client.flushall()
+    fleet.init()
+    fresh = fleet.view()
+    assert fresh is not None and max(fresh.epoch) < min(before.epoch), "the document has forgotten the epochs"
+    fleet.workers["a"].start()
+    publish_everywhere(fleet)
+    says_all_is_well(fleet)
+    after = fleet.wait_members("a")
+    assert all(new > old for new, old in zip(after.epoch, before.epoch, strict=True))
+
+
 def test_what_a_silent_network_delivers_late_is_refused(halves: Halves) -> None:
     """Guards: settle and fetch name the tenure, an old one is refused; Gone."""
     fleet = halves.fleet

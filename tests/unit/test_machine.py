@@ -36,7 +36,8 @@ from celery_sticky.ownership.events import (
     Tick,
     ViewChanged,
 )
-from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, Phase, SlotState, Terms
+from celery_sticky.ownership.holdings import SlotState
+from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, Phase, Terms
 from celery_sticky.ownership.view import Member, MemberState, View
 
 TTL, MARGIN, SETTLE, GRACE = 12.0, 2.0, 3.0, 30.0
@@ -574,8 +575,7 @@ def given_away() -> tuple[Bench, Swap]:
     assert bench.machine.slots == {s.slot: SlotState.STOPPING for s in stopped}
     first, *rest = stopped
     for stop in rest:
-        bench.machine._drained.add(stop.slot)  # together with the first, in one swap
-        bench.machine.slots[stop.slot] = SlotState.DRAINED
+        bench.machine.step(Drained(stop.slot), bench.now, more=True)  # together with the first, in one swap
     return bench, one(bench.step(Drained(first.slot)), Swap)
 
 
@@ -895,7 +895,7 @@ class Chaos(Bench):
             case float():
                 self.run(what)
             case ("opened", slot):
-                self.give(Opened(slot, self.machine._opened.get(slot, 0)))
+                self.give(Opened(slot, self.machine._holdings._epochs.get(slot, 0)))
             case ("refused", slot):
                 self.give(OpenRefused(slot, 1 + (self.view.max_epoch if self.view else 0)))
             case ("drained", slot):

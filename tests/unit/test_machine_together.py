@@ -43,8 +43,10 @@ from celery_sticky.ownership.events import (
     Tick,
     ViewChanged,
 )
-from celery_sticky.ownership.machine import Machine, Phase, SlotState, Terms
+from celery_sticky.ownership.holdings import Holdings, SlotState
+from celery_sticky.ownership.machine import Machine, Phase, Terms
 from celery_sticky.ownership.view import MemberState, View
+from celery_sticky.ownership.watches import Watches
 from celery_sticky.queues.base import Tenure
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.base import Changed, Signal
@@ -508,10 +510,10 @@ def test_without_any_signal_all_of_it_holds_too() -> None:
 
 
 @contextmanager
-def changed(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> Iterator[None]:
+def changed(monkeypatch: pytest.MonkeyPatch, part: type = Machine, **methods: Any) -> Iterator[None]:
     with monkeypatch.context() as patch:
         for name, method in methods.items():
-            patch.setattr(Machine, name, method)
+            patch.setattr(part, name, method)
         yield
 
 
@@ -548,7 +550,7 @@ def test_with_less_patience_an_eviction_too_early_is_found(monkeypatch: pytest.M
 
 
 def test_without_a_guard_a_needless_eviction_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with changed(monkeypatch, _guard=lambda self, members: {}):
+    with changed(monkeypatch, Watches, guard=lambda self, members: {}):
         assert violation(range(200), "too early", deaf=True)
 
 
@@ -582,10 +584,10 @@ def test_with_a_fresh_document_at_once_two_owners_are_found(monkeypatch: pytest.
 
 
 def test_without_outbidding_a_fence_a_slot_that_stays_shut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with changed(monkeypatch, _on_refused=lambda self, slot, fence, now: None):
+    with changed(monkeypatch, Holdings, refused=lambda self, slot, fence: False):
         assert violation(range(300), "not in order")
 
 
 def test_a_slot_given_away_before_it_has_drained_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with changed(monkeypatch, _given=lambda self, view: view.giving(self.terms.name)):
+    with changed(monkeypatch, Holdings, given=lambda self, view: view.giving(self._name)):
         assert violation(range(200), "is held by")

@@ -21,7 +21,7 @@ def workers(shared_kinds: Callable[..., KindsFleet]) -> Iterator[KindsFleet]:
     fleet = shared_kinds({"task_send_sent_event": True, "result_extended": True, "task_track_started": True})
     fleet.worker("w1", args=("-E",))
     yield fleet
-    assert [info["reason"] for info in fleet.dead()] == ["Reject('not wanted')"]
+    assert [info["reason"] for info in fleet.dead()] == ["reject requeue=False: not wanted"]
 
 
 @contextmanager
@@ -33,11 +33,11 @@ def captured(fleet: KindsFleet) -> Iterator[list[dict[str, Any]]]:
         ready, stop = threading.Event(), threading.Event()
 
         def listen() -> None:
-            with receiver.consumer_context(wakeup=False):
+            with receiver.consumer_context(wakeup=False) as (consuming, *_):
                 ready.set()
                 while not stop.is_set():
                     try:
-                        connection.drain_events(timeout=0.1)
+                        consuming.drain_events(timeout=0.1)
                     except TimeoutError:
                         pass
 
@@ -105,7 +105,7 @@ def test_a_rejected_task_is_told_as_failed_and_is_in_the_dead_queue(workers: Kin
     result = workers.call("rejects", key, 1, 9, False)
     workers.send(key, 2).get(timeout=30)
     info = wait_until(lambda: workers.buried(result.id))
-    assert (info["task"], info["key"], info["reason"]) == ("rejects", key, "Reject('not wanted')")
+    assert (info["task"], info["key"], info["reason"]) == ("rejects", key, "reject requeue=False: not wanted")
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_inspect_shows_the_running_task_and_what_waits_behind_it(workers: KindsF
     assert (active["id"], active["name"]) == (running.id, "record")
     assert active["delivery_info"]["routing_key"] == Sticky.of(workers.app).queue_for(key)
     assert workers.ask("w1", "query_task", ids=[running.id])[running.id][0] == "active"
+    wait_until(lambda: workers.ask("w1", "sticky")["tasks"]["running"] == 1, 10)
     described = workers.ask("w1", "sticky")
-    assert described["tasks"]["running"] == 1
     assert described["keyspaces"]["default"]["slots"] == CONF["sticky_slots"]
     assert described["keyspaces"]["default"]["running"] == 1
     for result in (running, *waiting):

@@ -177,6 +177,14 @@ def test_a_retry_that_the_task_does_not_raise_is_published(workers: Fleet, key: 
     wait_until(lambda: runs(workers, key) == [1, 1], timeout=30)
 
 
+def test_a_retry_is_not_published_besides_a_message_that_gets_another_turn(workers: Fleet) -> None:
+    key = lonely_key(workers.app)
+    send(workers, "swallow", key, 1, "rejected")
+    wait_until(lambda: len(runs(workers, key)) > 1, timeout=30)
+    wait_until(lambda: totals(depth_of(workers.app, key)) == (0, 0, 0), message="its slot is empty")
+    assert runs(workers, key) == [1, 1]
+
+
 def test_a_retry_with_another_key_goes_to_the_slot_of_that_key(workers: Fleet) -> None:
     sticky = Sticky.of(workers.app)
     here = lonely_key(workers.app)

@@ -1,0 +1,151 @@
+"""What this member does with each slot: the table `SLOTS`, and the states by slot."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from celery_sticky.ownership.events import CloseSlot, Effect, OpenSlot, StopSlot
+from celery_sticky.ownership.view import View
+
+
+class SlotState(StrEnum):
+    """What this member does with a slot."""
+
+    CLOSED = "closed"
+    OPENING = "opening"
+    OPEN = "open"
+    STOPPING = "stopping"
+    DRAINED = "drained"
+
+
+class Wish(StrEnum):
+    """What the view wants of this member for a slot."""
+
+    HOLD = "hold"
+    """Owner and target."""
+    GIVE = "give"
+    """Owner, not target."""
+    NONE = "none"
+    """Not owner."""
+
+
+class Do(StrEnum):
+    """What a change of a slot's state asks of the courier."""
+
+    OPEN = "open"
+    STOP = "stop"
+    CLOSE = "close"
+
+
+_S, _W = SlotState, Wish
+SLOTS: dict[tuple[SlotState, Wish], tuple[SlotState, Do | None]] = {
+    (_S.CLOSED, _W.HOLD): (_S.OPENING, Do.OPEN),
+    (_S.CLOSED, _W.GIVE): (_S.DRAINED, None),
+    (_S.CLOSED, _W.NONE): (_S.CLOSED, None),
+    (_S.OPENING, _W.HOLD): (_S.OPENING, None),
+    (_S.OPENING, _W.GIVE): (_S.STOPPING, Do.STOP),
+    (_S.OPENING, _W.NONE): (_S.CLOSED, Do.CLOSE),
+    (_S.OPEN, _W.HOLD): (_S.OPEN, None),
+    (_S.OPEN, _W.GIVE): (_S.STOPPING, Do.STOP),
+    (_S.OPEN, _W.NONE): (_S.CLOSED, Do.CLOSE),
+    # A stopped slot has forgotten its messages: even if the plan gives it back, it drains and is opened anew.
+    (_S.STOPPING, _W.HOLD): (_S.STOPPING, None),
+    (_S.STOPPING, _W.GIVE): (_S.STOPPING, None),
+    (_S.STOPPING, _W.NONE): (_S.CLOSED, Do.CLOSE),
+    (_S.DRAINED, _W.HOLD): (_S.OPENING, Do.OPEN),
+    (_S.DRAINED, _W.GIVE): (_S.DRAINED, None),
+    (_S.DRAINED, _W.NONE): (_S.CLOSED, None),
+}
+
+
+class Holdings:
+    """The states of the slots of one member, and under which epoch each was opened."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.states: dict[int, SlotState] = {}
+        self._epochs: dict[int, int] = {}
+        self._fences: dict[int, int] = {}
+        self._drained: set[int] = set()
+        self._told: set[int] = set()
+
+    # -- what the view wishes ------------------------------------------------------------------
+
+    def reconcile(self, view: View | None, incarnation: str, effects: list[Effect]) -> None:
+        """Bring every slot towards what the view wishes for it; None: this member is not in it."""
+        owned = view.owned_by(self._name) if view is not None else frozenset()
+        for slot in sorted(owned | self.states.keys()):
+            self._reconcile_slot(slot, view, incarnation, effects)
+
+    def _reconcile_slot(self, slot: int, view: View | None, incarnation: str, effects: list[Effect]) -> None:
+        wish = self._wish(slot, view)
+        epoch = view.epoch[slot] if view is not None else 0
+        state = self.states.get(slot, SlotState.CLOSED)
+        live = state in (SlotState.OPENING, SlotState.OPEN)
+        if live and wish is Wish.HOLD and self._epochs[slot] != epoch:
+            state = SlotState.CLOSED  # the epoch was raised: the slot is opened anew under it
+        new, do = SLOTS[state, wish]
+        self._put(slot, new)
+        match do:
+            case Do.OPEN:
+                self._epochs[slot] = epoch
+                self._told.discard(slot)
+                effects.append(OpenSlot(slot, epoch, incarnation))
+            case Do.STOP:
+                effects.append(StopSlot(slot))
+            case Do.CLOSE:
+                effects.append(CloseSlot(slot))
+
+    def _wish(self, slot: int, view: View | None) -> Wish:
+        if view is None or view.owner[slot] != self._name:
+            return Wish.NONE
+        return Wish.HOLD if view.target[slot] == self._name else Wish.GIVE
+
+    # -- what the courier reports --------------------------------------------------------------
+
+    def opened(self, slot: int, epoch: int) -> None:
+        """The slot was opened, if that is still what we want under this epoch."""
+        if self.states.get(slot) is SlotState.OPENING and self._epochs.get(slot) == epoch:
+            self._put(slot, SlotState.OPEN)
+
+    def refused(self, slot: int, fence: int) -> bool:
+        """The fence was found at this epoch; False if the slot is not wanted here any more."""
+        if self.states.get(slot) not in (SlotState.OPENING, SlotState.OPEN):
+            return False
+        self._fences[slot] = max(fence, self._fences.get(slot, 0))
+        return True
+
+    def drained(self, slot: int, view: View | None, incarnation: str, effects: list[Effect]) -> None:
+        """Nothing of a stopped slot is left here."""
+        if self.states.get(slot) is SlotState.STOPPING:
+            self._put(slot, SlotState.DRAINED)
+            self._reconcile_slot(slot, view, incarnation, effects)
+
+    # -- what is to be changed in the view -----------------------------------------------------
+
+    def outbid(self, view: View) -> dict[int, int]:
+        """Our slots whose fence is not below their epoch: slot -> fence."""
+        return {s: fence for s, fence in self._fences.items() if view.owner[s] == self._name and view.epoch[s] <= fence}
+
+    def given(self, view: View) -> frozenset[int]:
+        """Drained slots that this view wants given away."""
+        name = self._name
+        return frozenset(s for s in self._drained if view.owner[s] == name and view.target[s] != name)
+
+    def tell(self, slots: frozenset[int]) -> frozenset[int]:
+        """Return which of these the application was not yet told to have lost; it is told now."""
+        untold = slots - self._told
+        self._told |= untold
+        return untold
+
+    def _put(self, slot: int, state: SlotState) -> None:
+        if state is SlotState.DRAINED:
+            self._drained.add(slot)
+        else:
+            self._drained.discard(slot)
+        if state is SlotState.CLOSED:
+            for kept in (self.states, self._epochs, self._fences):
+                kept.pop(slot, None)
+            self._told.discard(slot)
+        else:
+            self.states[slot] = state

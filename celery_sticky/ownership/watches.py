@@ -1,0 +1,69 @@
+"""Watching the heartbeats of others: how long has each member's counter stood still, on our own clock?
+
+A counter that did not change while *we* looked is the only sign of death there is: no clocks of two machines are
+compared. After a gap in our own looking nothing can be concluded, and every stopwatch starts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from celery_sticky.ownership.view import Member
+
+
+@dataclass(slots=True)
+class Watch:
+    """A stopwatch on one incarnation."""
+
+    counter: int | None
+    """None: the store has no counter of this member; none can come back without a new version."""
+    since: float
+    changes: int = 0
+    """How often the counter has changed since we began to look."""
+
+
+class Watches:
+    """Stopwatches on all members of a view."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, Watch] = {}
+
+    def __getitem__(self, member: Member) -> Watch:
+        return self._watches[member.incarnation]
+
+    def read(self, members: Iterable[Member], counters: Mapping[str, int], now: float) -> None:
+        """Take in counters that were read with their view."""
+        for member in members:
+            counter = counters.get(member.incarnation)
+            watch = self._watches.setdefault(member.incarnation, Watch(counter, now))
+            if counter != watch.counter:
+                _see(watch, counter, now)
+
+    def hear(self, incarnation: str, counter: int, now: float) -> None:
+        """Take in a signal. It may be late: of a member gone meanwhile, or of a heartbeat already read."""
+        watch = self._watches.get(incarnation)
+        if watch is not None and (watch.counter is None or counter > watch.counter):
+            _see(watch, counter, now)
+
+    def keep(self, members: Iterable[Member], now: float) -> None:
+        """Watch these members, and nobody else."""
+        present = {member.incarnation for member in members}
+        for incarnation in present:
+            self._watches.setdefault(incarnation, Watch(0, now))
+        for incarnation in self._watches.keys() - present:
+            del self._watches[incarnation]
+
+    def restart(self, now: float) -> None:
+        """There was a gap: what looked the same before and after may have changed in between."""
+        for watch in self._watches.values():
+            watch.since = now
+
+    def guard(self, members: Iterable[Member]) -> dict[str, int]:
+        """Return the counters on which an eviction of these members rests."""
+        counters = {member.incarnation: self[member].counter for member in members}
+        return {incarnation: counter for incarnation, counter in counters.items() if counter is not None}
+
+
+def _see(watch: Watch, counter: int | None, now: float) -> None:
+    watch.counter, watch.since, watch.changes = counter, now, watch.changes + 1

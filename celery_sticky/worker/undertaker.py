@@ -1,0 +1,59 @@
+"""Outlives a worker's main process by a moment, and kills what the children of its pool have started.
+
+Celery has the kernel kill a pool's children together with their parent: at once, and so before any of them can kill the
+processes that its own task has started. This program is told of each child, which leads a process group, and waits for
+the end of its input: all that could write to it are dead then. It imports next to nothing, and runs without our package.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+
+FAREWELL = "farewell"
+"""Said by a main process that ends in order: nothing is to be killed."""
+
+
+def hire() -> subprocess.Popen[bytes]:
+    """Start the program. Make it before the pool forks: whatever inherits its input can write to it."""
+    command = [sys.executable, "-I", "-S", __file__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+
+
+def attend(lines: Iterable[str]) -> None:
+    """Take in the ids of group leaders, one a line; kill their groups when there are no more lines."""
+    started: dict[int, str] = {}
+    for line in lines:
+        word = line.strip()
+        if word == FAREWELL:
+            return
+        started[int(word)] = _start_of(int(word))
+    for leader, start in started.items():
+        # Its id is not given to another process while anything of its group lives.
+        if _start_of(leader) in (start, ""):
+            kill_group(leader)
+
+
+def kill_group(leader: int) -> None:
+    """SIGKILL a process group, if there is one of this id."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # it has ended by itself; or the id is somebody else's by now
+
+
+def _start_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    attend(sys.stdin)

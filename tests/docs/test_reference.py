@@ -1,0 +1,110 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+
+import click
+import pytest
+from harness.pages import ROOT, prose, rows
+
+import celery_sticky
+from celery_sticky.cli.main import sticky
+from celery_sticky.queues.memory import MemoryQueues
+from celery_sticky.queues.redis import RedisQueues
+from celery_sticky.settings import SETTING, Settings
+
+REFERENCE = ROOT / "docs/reference"
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = (REFERENCE / "settings.md").read_text()
+    documented = {row[0].strip("`"): row[1].strip("`") for row in rows(text) if row[0].startswith(f"`{SETTING}")}
+    assert documented == {SETTING + field.name: str(field.default) for field in fields(Settings)}
+
+
+def commands(group: click.Group, words: str) -> dict[str, click.Command]:
+    """Return the commands of a group and its groups, by what is typed."""
+    context, found = click.Context(group), dict[str, click.Command]()
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            found |= commands(command, f"{words} {name}")
+        elif command is not None:
+            found[f"{words} {name}"] = command
+    return found
+
+
+COMMANDS = commands(sticky, "celery sticky")
+
+
+def described(param: click.Parameter) -> tuple[str, str, str]:
+    """Return a parameter as the page shows it: how it is written, its default, its help."""
+    if isinstance(param, click.Argument):
+        return param.make_metavar(click.Context(click.Command("x"))), "", ""
+    assert isinstance(param, click.Option)
+    metavar = param.metavar or re.sub(r" RANGE$", "", param.type.name.upper())
+    shown = param.opts[-1] if param.is_flag else f"{param.opts[-1]} {metavar}"
+    default = (
+        "" if param.is_flag or param.multiple or not isinstance(param.default, str | int | float) else param.default
+    )
+    return shown, str(default), param.help or ""
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_is_documented_with_its_options(words: str) -> None:
+    text = (REFERENCE / "cli.md").read_text()
+    _, _, section = text.partition(f"\n## {words}\n")
+    assert section, f"there is no section {words!r}"
+    section = section.partition("\n## ")[0]
+    command = COMMANDS[words]
+    first = (command.help or "").strip().split("\n\n")[0]
+    assert section.strip().startswith(" ".join(first.split()))
+    documented = [tuple(cell.strip("`") for cell in row) for row in rows(section) if row[0].startswith("`")]
+    wanted = [described(param) for param in command.params if getattr(param, "help_group", None) != "Global Options"]
+    assert documented == [param for param in wanted if param[0] != "--help"]
+
+
+def test_no_command_is_documented_that_is_not_there() -> None:
+    headings = re.findall(r"^## (celery .*)$", (REFERENCE / "cli.md").read_text(), re.MULTILINE)
+    assert headings and set(headings) == set(COMMANDS)
+
+
+def test_every_public_name_is_documented() -> None:
+    text = (REFERENCE / "signals-and-api.md").read_text()
+    public = [name for name in celery_sticky.__all__ if name != "__version__"]
+    assert [name for name in public if f"`{name}" not in text and f"celery_sticky.{name}" not in text] == []
+
+
+def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
+    found = {row[0]: row[1:] for row in rows((ROOT / "docs/explanation/guarantees.md").read_text())}
+    for name, driver in (("Redis, Valkey", RedisQueues), ("memory (tests)", MemoryQueues)):
+        promised = driver.guarantees
+        columns = (promised.fenced, promised.ordered, promised.atomic, promised.deferred)
+        assert found[name] == ["yes" if kept else "no" for kept in columns]
+
+
+def test_the_tests_that_guard_the_protocol_are_there() -> None:
+    page = (ROOT / "docs/explanation/protocol.md").read_text()
+    sources = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "celery_sticky/testing").rglob("*.py")]
+    there = set(re.findall(r"def (test_\w+)", "".join(path.read_text() for path in sources)))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert named and named <= there, f"no such tests: {sorted(named - there)}"
+
+
+def test_the_glossary_stands_in_alphabetical_order() -> None:
+    words = [row[0].strip("*") for row in rows(prose(ROOT / "docs/glossary.md"))][1:]
+    assert words == sorted(words, key=str.lower) and len(words) == len(set(words))
+
+
+def test_the_signature_of_the_public_functions_is_the_documented_one() -> None:
+    text = (REFERENCE / "signals-and-api.md").read_text()
+    for function in (celery_sticky.slot_for, celery_sticky.queue_for):
+        parts = []
+        for parameter in inspect.signature(function).parameters.values():
+            given = parameter.default
+            shown = f'"{given}"' if isinstance(given, str) else given
+            parts.append(parameter.name if given is parameter.empty else f"{parameter.name}={shown}")
+        assert f"`celery_sticky.{function.__name__}({', '.join(parts)})`" in text

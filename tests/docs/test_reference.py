@@ -94,6 +94,20 @@ def test_the_tests_that_guard_the_protocol_are_there() -> None:
     assert named and named <= there, f"no such tests: {sorted(named - there)}"
 
 
+def test_the_map_of_the_code_names_what_is_there_and_leaves_no_room_out() -> None:
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    package = ROOT / "celery_sticky"
+    named = set(re.findall(r"\b(\w+\.(?:py|lua))\b", page))
+    assert named <= {path.name for path in package.rglob("*")}
+    for room in ("ownership", "worker", "bootsteps"):
+        essential = {path.name for path in (package / room).glob("*.py")} - {"__init__.py"}
+        assert essential - named <= SMALL, f"{room}: not on the map: {sorted(essential - named - SMALL)}"
+
+
+SMALL = {"envelope.py", "native.py", "outbox.py", "rounds.py", "eta.py", "part.py", "shield.py"}
+"""Modules that serve one other."""
+
+
 def test_the_glossary_stands_in_alphabetical_order() -> None:
     words = [row[0].strip("*") for row in rows(prose(ROOT / "docs/glossary.md"))][1:]
     assert words == sorted(words, key=str.lower) and len(words) == len(set(words))

@@ -1,0 +1,141 @@
+"""All five pools keep the promises, also while the pool itself changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from harness.kinds import CONF, KindsFleet
+from harness.waiting import wait_until
+
+KEYS, EACH = 10, 20
+SHORT = {"sticky_lease_ttl": 1.8, "sticky_lease_margin": 0.5}
+
+
+def send_all(fleet: KindsFleet, key: str, each: int = EACH, seconds: float = 0.0) -> None:
+    for n in range(each):
+        for one in range(KEYS):
+            fleet.send(f"{key}-{one}", n, seconds)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+def test_a_pool_runs_every_key_in_order_one_at_a_time_once(
+    kinds: Callable[..., KindsFleet], key: str, pool: str
+) -> None:
+    fleet = kinds()
+    fleet.worker("w1", pool=pool, concurrency=4)
+    for n in range(EACH):
+        for one in range(KEYS):
+            fleet.send(f"{key}-{one}", n, 0.002)
+        fleet.send_plain(n)
+    fleet.wait_finished(60)
+    judgement = fleet.judge()
+    assert judgement.ok, judgement.describe()
+    assert judgement.duplicates == ()
+    assert judgement.runs == EACH * (KEYS + 1)
+    wait_until(lambda: sum(fleet.depth(f"{key}-{one}").in_flight for one in range(KEYS)) == 0)
+    if pool != "solo":
+        assert most_at_once(fleet) > 1, "different keys ran side by side"
+    assert fleet.workers["w1"].stop() == 0
+    assert fleet.dead() == []
+
+
+def most_at_once(fleet: KindsFleet) -> int:
+    running = most = 0
+    for event in sorted((e for e in fleet.events() if e.run and e.key != "plain"), key=lambda e: e.at):
+        running += 1 if event.kind == "start" else -1
+        most = max(most, running)
+    return most
+
+
+@pytest.mark.parametrize("pool", ["solo", "gevent", "eventlet"])
+def test_a_task_that_computes_for_longer_than_the_lease_does_not_cost_it(
+    kinds: Callable[..., KindsFleet], key: str, pool: str
+) -> None:
+    fleet = kinds(SHORT)
+    fleet.worker("w1", pool=pool)
+    before = fleet.call("context", key).get(timeout=30)["sticky"]
+    fleet.worker("w2", pool=pool)  # would evict the other
+    wait_until(lambda: fleet.ask("w2", "sticky")["keyspaces"]["default"]["slots"] == CONF["sticky_slots"] // 2, 20)
+    mine = next(
+        one
+        for one in (f"{key}-{n}" for n in range(100))
+        if fleet.call("context", one).get(timeout=30)["sticky"]["worker"] == before["worker"]
+    )
+    epoch = fleet.call("context", mine).get(timeout=30)["epoch"]
+    fleet.call("burn", mine, 1, 4.0).get(timeout=30)
+    after = fleet.call("context", mine).get(timeout=30)
+    assert (after["sticky"]["worker"], after["epoch"]) == (before["worker"], epoch)
+    assert fleet.runs(mine).count(1) == 1
+    for worker in fleet.workers.values():
+        assert not re.search(r"the lease has ended|evicted", worker.log)
+
+
+def test_children_that_are_replaced_after_some_tasks_lose_and_disturb_nothing(
+    kinds: Callable[..., KindsFleet], key: str
+) -> None:
+    fleet = kinds()
+    worker = fleet.worker("w1", args=("--max-tasks-per-child", "5"))
+    first = set(worker.children)
+    send_all(fleet, key, 6)
+    fleet.wait_finished(60)
+    judgement = fleet.judge()
+    assert judgement.ok and judgement.duplicates == (), judgement.describe()
+    pids = {event.pid for event in fleet.events() if event.run}
+    assert len(pids) >= 10 and first & pids
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_pool_that_grows_and_shrinks_keeps_the_order(
+    kinds: Callable[..., KindsFleet], key: str, pool: str
+) -> None:
+    fleet = kinds()
+    fleet.worker("w1", pool=pool)
+    send_all(fleet, key, 10, 0.01)
+    if pool == "prefork":
+        assert "ok" in fleet.ask("w1", "pool_grow", n=2)
+        send_all_again(fleet, key, 10)
+        assert "ok" in fleet.ask("w1", "pool_shrink", n=3)
+    else:
+        fleet.ask("w1", "pool_grow", n=2)
+        send_all_again(fleet, key, 10)
+    fleet.wait_finished(60)
+    judgement = fleet.judge()
+    assert judgement.ok and judgement.duplicates == (), judgement.describe()
+
+
+def send_all_again(fleet: KindsFleet, key: str, first: int) -> None:
+    for n in range(first, first + 10):
+        for one in range(KEYS):
+            fleet.send(f"{key}-{one}", n, 0.01)
+
+
+def test_a_pool_that_scales_itself_uses_what_it_gained(kinds: Callable[..., KindsFleet], key: str) -> None:
+    fleet = kinds()
+    worker = fleet.worker("w1", args=("--autoscale", "4,1"), env={"AUTOSCALE_KEEPALIVE": "1"})
+    assert len(worker.children) == 1
+    send_all(fleet, key, 5, 0.05)
+    wait_until(lambda: len(worker.children) == 4, 20, "it grows to its most")
+    fleet.wait_finished(60)
+    judgement = fleet.judge()
+    assert judgement.ok and judgement.duplicates == (), judgement.describe()
+    assert len({event.pid for event in fleet.events() if event.run}) >= 3
+
+
+def test_a_pool_restart_loses_nothing(kinds: Callable[..., KindsFleet], key: str) -> None:
+    fleet = kinds({"worker_pool_restarts": True})
+    worker = fleet.worker("w1")
+    before = set(worker.children)
+    for one in range(KEYS):
+        fleet.send(f"{key}-{one}", 0, 0.2)
+    fleet.wait_started(f"{key}-0", 0)
+    fleet.app.control.pool_restart()
+    wait_until(lambda: not before & set(worker.children) and len(worker.children) == 2, 20, "new children")
+    for n in range(1, 6):
+        for one in range(KEYS):
+            fleet.send(f"{key}-{one}", n, 0.01)
+    fleet.wait_finished(60)
+    judgement = fleet.judge()
+    assert judgement.ok, judgement.describe()

@@ -23,10 +23,10 @@ from celery_sticky.errors import RefusedToStart
 from celery_sticky.keys import DEFAULT_KEYSPACE, HASH_NAME
 from celery_sticky.ownership.events import Event
 from celery_sticky.ownership.machine import Terms
-from celery_sticky.queues import open_queues
+from celery_sticky.queues import SlotQueues, open_queues
 from celery_sticky.settings import OnLeaseLoss, Settings, read_keyspaces
 from celery_sticky.signals import slots_gained, slots_lost
-from celery_sticky.stores import open_store
+from celery_sticky.stores import Store, open_store
 from celery_sticky.worker.claim import Claim, runtime_dir
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.lease import Lease
@@ -55,8 +55,13 @@ class Membership(bootsteps.StartStopStep):
         lease = Lease(keyspaces)
         app = worker.app
         patience = _patience(settings)
+
+        def connect() -> SlotQueues:
+            return open_queues(app.connection_for_read(), prefix=settings.key_prefix, socket_timeout=patience)
+
+        connect().close()  # nothing is sent: a broker we have no driver for is refused here and now
         courier = Courier(
-            lambda: open_queues(app.connection_for_read(), prefix=settings.key_prefix, socket_timeout=patience),
+            connect,
             self._report,
             lease.trusted,
             keyspaces=tuple(keyspaces),
@@ -75,6 +80,7 @@ class Membership(bootsteps.StartStopStep):
             courier=courier,
         )
         where = app.connection_for_write(url=settings.store) if settings.store else app.connection_for_write()
+        open_store(where, DEFAULT_KEYSPACE).close()  # likewise
         part.store_url = where.as_uri()
         hooks = _Hooks(worker)
         for keyspace, slots in keyspaces.items():
@@ -84,16 +90,17 @@ class Membership(bootsteps.StartStopStep):
         for task in app.tasks.values():
             fence_retry(task)  # all: a message may bring a key of its own to a task without one
         wiring.lease = lease
-        self._watch = self._make_watch(part, worker, keyed)
+        self._watch = self._make_watch(part, worker)
         return part
 
-    def _make_watch(self, part: Part, worker: Any, keyed: Collection[str]) -> Children | Interrupts:
+    def _make_watch(self, part: Part, worker: Any) -> Children | Interrupts:
         ends_tasks = part.settings.on_lease_loss is OnLeaseLoss.TERMINATE
         if part.has_processes:
             return Children(part, ends_tasks=ends_tasks)
         interrupts = Interrupts(part, green=worker.pool_cls.is_green, ends_tasks=ends_tasks)
-        for name in keyed:
-            interrupts.guard(worker.app.tasks[name])
+        for name, task in worker.app.tasks.items():
+            if not name.startswith("celery."):  # a message may bring a key of its own to a task without one
+                interrupts.guard(task)
         return interrupts
 
     def _make_member(self, part: Part, hooks: _Hooks, keyspace: str, slots: int, where: Any) -> Member:
@@ -116,11 +123,14 @@ class Membership(bootsteps.StartStopStep):
                 jitter=int(origin, 16) % 1000 / 1000,
             )
 
+        def connect() -> Store:
+            return open_store(where, keyspace, prefix=settings.key_prefix, socket_timeout=_patience(settings))
+
         claim = Claim(runtime_dir(settings.runtime_dir), f"{part.store_url} {settings.key_prefix}", keyspace, name)
         return Member(
             keyspace,
             terms,
-            lambda: open_store(where, keyspace, prefix=settings.key_prefix, socket_timeout=_patience(settings)),
+            connect,
             part.courier,
             part.lease,
             claim,

@@ -27,6 +27,8 @@ logger = logging.getLogger("celery_sticky.courier")
 
 BATCH = 64
 """Messages a fetch brings at most."""
+IN_A_SLOT = 4
+"""Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
 AHEAD = 32
 """Runnable messages kept beyond what the pool can run at a time."""
 IDLE = 30.0
@@ -373,8 +375,10 @@ class Courier:
             return []  # a round trip for a handful of messages is a waste while the pool is busy
         # One hot key must not fill the whole waiting room.
         a_slot = max(BATCH, self._max_waiting // 8)
-        slots = self._rounds.pick(room, lambda slot: gate.held(slot) < a_slot and gate.is_open(slot))
-        return [Want(self._tenures[slot], max(1, min(BATCH, room) // len(slots))) for slot in slots]
+        batch = min(BATCH, room)
+        most = max(1, batch // IN_A_SLOT)
+        slots = self._rounds.pick(most, lambda slot: gate.held(slot) < a_slot and gate.is_open(slot))
+        return [Want(self._tenures[slot], batch // len(slots)) for slot in slots]
 
     def _take_in(self, fetched: Fetched) -> None:
         drained: list[SlotId] = []

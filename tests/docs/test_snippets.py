@@ -111,12 +111,12 @@ def check_celery(command: click.Command, words: list[str], app: Any) -> None:
         return
     own = command.params + (list(app.user_options["worker"]) if command.name == "worker" else [])
     whole = click.Command(command.name, params=own)
-    context = click.Context(whole, resilient_parsing=True)
+    context = click.Context(whole)
     values, left, _ = whole.make_parser(context).parse_args(list(words))
     assert not left, f"left over: {left}"
     for param in own:
         if isinstance(param, click.Argument) and param.required:
-            assert values.get(str(param.name)), f"{param.human_readable_name} is missing"
+            assert isinstance(values.get(str(param.name)), str), f"{param.human_readable_name} is missing"
         elif isinstance(param.type, click.Choice) and str(param.name) in values:
             assert values[str(param.name)] in param.type.choices, f"{param.opts[0]} has no such choice"
 

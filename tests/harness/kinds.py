@@ -19,6 +19,7 @@ from harness import kind_tasks
 from harness.app import AppConfig
 from harness.fleet import Fleet
 from harness.guard import Guard
+from harness.waiting import wait_until
 from harness.worker import WorkerProcess
 
 CONF = {"sticky_slots": 16, "sticky_lease_ttl": 3.0, "sticky_lease_margin": 0.8, "sticky_settle": 0.3}
@@ -43,8 +44,9 @@ class KindsFleet(Fleet):
     def ask(self, name: str, command: str, **arguments: Any) -> Any:
         """Send a worker a remote control command and return its answer."""
         node = f"{name}@{os.uname().nodename}"
-        reply = self.app.control.broadcast(command, arguments, destination=[node], reply=True, timeout=10, limit=1)
-        assert reply, f"{node} did not answer {command!r}\n{self}"
+        broadcast = partial(self.app.control.broadcast, command, arguments, destination=[node], reply=True, limit=1)
+        # A worker that has just started may not listen yet, and nobody keeps the question for it.
+        reply = wait_until(lambda: broadcast(timeout=1), 10, f"{node} answers {command!r}\n{self}")
         return reply[0][node]
 
     def runs(self, key: str) -> list[int]:

@@ -234,7 +234,6 @@ def test_a_cold_shutdown_gives_everything_away_and_what_it_killed_runs_again(cre
     first = fleet.wait_started(key, 0)
     wait_until(note.exists, message="the grandchild works")
     grandchild = int(note.read_text().split()[0])
-    publish_everywhere(fleet, 4)
     fleet.workers["a"].kill(signal.SIGQUIT)
     quit_at = time.monotonic_ns()
     fleet.wait_members("b")

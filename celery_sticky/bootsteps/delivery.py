@@ -46,7 +46,7 @@ class Delivery(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._part: Part | None = getattr(consumer.controller, "sticky", None)
+        self._part: Any = getattr(consumer.controller, "sticky", None)
         self._consumer: Any = None
         self._timezone = consumer.app.timezone
         self._strategies: dict[str, Any] = {}
@@ -64,12 +64,17 @@ class Delivery(bootsteps.StartStopStep):
 
     def create(self, consumer: Any) -> Delivery:
         """Return the service that is started and stopped: this step."""
-        consumer.controller.sticky_delivery = self
+        cancel = consumer.cancel_active_requests
+
+        def give_up() -> None:
+            self._part.give_up()
+            cancel()
+
+        consumer.cancel_active_requests = give_up  # called by a cold shutdown, and by nothing else
         return self
 
     def start(self, consumer: Any) -> None:
         """Celery is connected: build the strategies, and take what is ready."""
-        assert self._part is not None
         self._strategies = {name: self._strategy(task, consumer) for name, task in consumer.app.tasks.items()}
         self._consumer = consumer
         self._green = consumer.pool.is_green
@@ -84,7 +89,6 @@ class Delivery(bootsteps.StartStopStep):
     def stop(self, consumer: Any) -> None:
         """Celery's connection is lost, or the worker stops: it has dropped what was handed out but not started."""
         self._consumer = None
-        assert self._part is not None
         self._part.courier.put_back_all()
 
     terminate = stop
@@ -121,7 +125,6 @@ class Delivery(bootsteps.StartStopStep):
         Raises:
             InvalidKey: the message is in the wrong slot, or its key cannot be read.
         """
-        assert self._part is not None
         keyspace, number = slot
         spec = self._part.tasks.spec_for(envelope.task)
         header = envelope.headers.get(STAMP_HEADER)
@@ -140,7 +143,6 @@ class Delivery(bootsteps.StartStopStep):
 
     def _stamp(self, slot: SlotId, envelope: Envelope) -> dict[str, Any]:
         """Work out the stamp of a message that a producer without celery-sticky has put into the right queue."""
-        assert self._part is not None
         spec = self._part.tasks.spec_for(envelope.task)
         if spec is None:
             raise InvalidKey(f"the message has no stamp, and task {envelope.task!r} has no key")
@@ -202,7 +204,7 @@ class Delivery(bootsteps.StartStopStep):
 
     def _take(self) -> int:
         consumer, part = self._consumer, self._part
-        if consumer is None or part is None:
+        if consumer is None:
             return 0
         room = consumer.pool.num_processes or 1
         entries = part.courier.take(room + (SPARE if part.has_processes else 0))

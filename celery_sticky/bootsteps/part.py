@@ -31,6 +31,14 @@ class Part:
     """The runs whose start is reserved and that have not ended."""
     store_url: str = ""
     """Where the store is, without passwords."""
+    ending: bool = False
+    """A cold shutdown gives up on the running tasks: they run again elsewhere, and are not to blame."""
+
+    def give_up(self) -> None:
+        """End the running tasks: Celery kills processes, elsewhere the end of trust interrupts them."""
+        self.ending = True
+        if not self.has_processes:
+            self.lease.close()
 
     def describe(self) -> dict[str, Any]:
         """Return what `inspect stats`, `inspect sticky` and the command line show: plain JSON."""

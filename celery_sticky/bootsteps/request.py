@@ -11,12 +11,17 @@ import functools
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import TimeLimitExceeded
 from celery.exceptions import TaskRevokedError
 from celery.local import Proxy
 from celery.worker.request import Request
+from celery.worker.state import task_ready
 
 from celery_sticky.bootsteps.retry import DeferredRetry
 from celery_sticky.bootsteps.run import Run
+
+KILLED = (False, None, None)
+"""What Celery's gevent and eventlet pools say of a task whose greenlet was killed; success has a runtime."""
 
 
 class _Kept(Proxy):
@@ -67,7 +72,8 @@ class StickyRequest:
         try:
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
         finally:
-            self._run.let_go()
+            if not (self._run.part.has_processes and isinstance(_exception(exc_info), TimeLimitExceeded)):
+                self._run.let_go()  # else `on_timeout` follows
 
     def on_retry(self, exc_info: Any) -> None:
         """The task retries: its message is replaced, if the retry brings another one."""
@@ -83,13 +89,21 @@ class StickyRequest:
         try:
             return super().on_timeout(soft, timeout)  # type: ignore[misc]
         finally:
-            if not soft:
+            if not soft and self._run.part.has_processes:
+                self._run.let_go_when_dead()  # it is killed after this
+            elif not soft:
                 self._run.let_go()
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """Celery gives up on the running task: in a cold shutdown, or it lost a connection that is none of ours."""
+        part = self._run.part
+        if part.ending and part.has_processes:
+            super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
         # A terminated task lets go when its process is dead, which on_failure tells; other pools do not tell.
-        if not (terminated and self._run.dies_with_process):
+        if not (terminated and self._run.part.has_processes):
             self._run.let_go()
 
 
@@ -123,6 +137,9 @@ def _letting_go(on_success: Any) -> Any:
     @functools.wraps(on_success)
     def ended(self: Any, outcome: Any, **kwargs: Any) -> Any:
         try:
+            if outcome == KILLED:
+                task_ready(self)
+                return
             on_success(self, outcome, **kwargs)
             if not outcome[0]:
                 self.acknowledge()  # Celery has asked the task itself, not ours, whether it acknowledges late

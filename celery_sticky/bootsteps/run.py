@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from celery_sticky.ownership.gate import Entry
 from celery_sticky.queues.base import Act
 from celery_sticky.worker.courier import End, Item
 from celery_sticky.worker.deadline import Held
+from celery_sticky.worker.native import start_native_thread
 
 ACK = End(Act.ACK)
 
@@ -22,8 +25,7 @@ class Run:
 
     def __init__(self, entry: Entry, held: Held, part: Part, ended: Callable[[], None]) -> None:
         self.entry, self.turn, self.held = entry, entry.turn, held
-        self.dies_with_process = part.has_processes
-        """Whether a terminated task has ended only when its process is dead."""
+        self.part = part
         self._courier, self._lease, self._registry = part.courier, part.lease, part.runs
         self._ended = ended
         self.end: End | None = None
@@ -64,9 +66,20 @@ class Run:
         if self.end is not None:
             self._courier.end(self.entry, self.end)
         else:
-            # No verdict: its process was lost. If we ended it ourselves, with our trust, the task is not to blame.
-            self._courier.again(self.entry, counted=self._lease.trusted(*self.held))
+            # No verdict: its process was lost. If we ended it ourselves the task is not to blame.
+            to_blame = self._lease.trusted(*self.held) and not self.part.ending
+            self._courier.again(self.entry, counted=to_blame)
         self._ended()
+
+    def let_go_when_dead(self) -> None:
+        """The task has ended once its process is dead."""
+        start_native_thread(self._outlive)
+
+    def _outlive(self) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ChildProcessError):  # the pool has seen it dead before
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self.let_go()
 
     def unstart(self) -> None:
         """The reserved start never took place."""

@@ -34,12 +34,19 @@ class Lease:
             self._at[keyspace] = size
             size += _HEAD.size + (slots + 7) // 8 * 8  # aligned, so that no reader sees half a number
         self._memory = mmap.mmap(-1, max(size, 1))
+        self._closed = False
         for keyspace in self._slots:
             self.grant(keyspace, NEVER, 0)
 
     def grant(self, keyspace: str, until: float, term: int) -> None:
         """Trust this membership (`term` counts them) until then; an earlier one is trusted no more."""
-        _HEAD.pack_into(self._memory, self._at[keyspace], until, term)
+        _HEAD.pack_into(self._memory, self._at[keyspace], NEVER if self._closed else until, term)
+
+    def close(self) -> None:
+        """Trust nothing from now on: this process ends."""
+        self._closed = True
+        for keyspace in self._slots:
+            self.grant(keyspace, NEVER, self.term(keyspace))
 
     def until(self, keyspace: str) -> float:
         """Return when trust ends."""

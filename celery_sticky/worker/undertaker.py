@@ -2,7 +2,7 @@
 
 Celery has the kernel kill a pool's children together with their parent: at once, and so before any of them can kill the
 processes that its own task has started. This program is told of each child, which leads a process group, and waits for
-the end of its input: all that could write to it are dead then. It imports next to nothing, and runs without our package.
+the end of its input: all that could write to it are dead then. It imports next to nothing, nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 FAREWELL = "farewell"
 """Said by a main process that ends in order: nothing is to be killed."""
@@ -39,10 +40,8 @@ def attend(lines: Iterable[str]) -> None:
 
 def kill_group(leader: int) -> None:
     """SIGKILL a process group, if there is one of this id."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # it has ended; or the id is somebody else's by now
         os.killpg(leader, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # it has ended by itself; or the id is somebody else's by now
 
 
 def _start_of(pid: int) -> str:

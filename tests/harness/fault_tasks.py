@@ -45,5 +45,7 @@ while True:
     note.with_suffix(".new").rename(note)
     time.sleep(0.02)
 """
-            with subprocess.Popen([sys.executable, "-c", script]):
-                time.sleep(seconds)
+            process = subprocess.Popen([sys.executable, "-c", script])  # not waited for where the task is interrupted
+            time.sleep(seconds)
+            process.kill()
+            process.wait()

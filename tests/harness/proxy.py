@@ -17,6 +17,7 @@ class Proxy:
         self._to = port
         self._mode = "ok"
         self._writers: set[asyncio.StreamWriter] = set()
+        self._stranded: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.port = 0
@@ -36,6 +37,10 @@ class Proxy:
         """Pass nothing on, and close nothing: what is sent waits here and arrives late, when it is healed."""
         self._mode = "silent"
 
+    def strand(self) -> None:
+        """Be silent on the connections there are; new ones are as good as ever."""
+        self._do(lambda: self._stranded.update(self._writers))
+
     def cut(self) -> None:
         """Reset every connection, and refuse new ones."""
         self._mode = "refuse"
@@ -48,6 +53,7 @@ class Proxy:
     def heal(self) -> None:
         """Pass everything on again."""
         self._mode = "ok"
+        self._do(self._stranded.clear)
 
     def teardown(self) -> None:
         """Leave no connection behind. May be called twice."""
@@ -83,6 +89,7 @@ class Proxy:
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
+        self._stranded.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._mode == "refuse":
@@ -105,7 +112,7 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65536):
-                while self._mode == "silent":
+                while self._mode == "silent" or writer in self._stranded:
                     await asyncio.sleep(0.02)
                 writer.write(data)
                 await writer.drain()

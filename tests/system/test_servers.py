@@ -299,17 +299,15 @@ def test_a_request_that_arrives_after_its_connection_was_given_up_is_refused(hal
     before = fleet.wait_members("a", "b")
     mine = fleet.keys_of(before, "a", count=6)
     for key in mine:
-        for _ in range(10):
-            fleet.publish(key, 0.02)
-    fleet.wait_started(mine[0], 0)
-    for _ in range(3):
-        halves.broker.silence()
-        for key in mine:
-            fleet.publish(key)
-        time.sleep(0.9)  # longer than the courier waits for an answer, shorter than the grace
-        halves.broker.heal()
-        time.sleep(0.3)
+        for _ in range(60):
+            fleet.publish(key, 0.01)
+    fleet.wait_started(mine[0], 3)
+    halves.broker.strand()
+    a = fleet.workers["a"]
+    a.wait_for_log("broker is back")
+    halves.broker.heal()
     says_all_is_well(fleet)
+    assert not fleet.judge().duplicates
     after = fleet.view()
     assert after is not None and after.epoch == before.epoch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -244,3 +245,19 @@ def test_a_worker_that_joins_later_knows_what_was_revoked(kinds: Callable[..., K
     with pytest.raises(TaskRevokedError):
         result.get(timeout=30)
     assert fleet.runs(key) == []
+
+
+def test_another_worker_gets_the_slot_of_a_task_past_its_time_limit_only_when_that_is_dead(
+    kinds: Callable[..., KindsFleet], key: str
+) -> None:
+    fleet = kinds()
+    first = fleet.worker("w1")
+    fleet.call("stubborn", key, 1, 20.0, time_limit=3)
+    fleet.wait_started(key, 1)
+    after = fleet.send(key, 2)
+    fleet.worker("w2", ready=False)
+    first.kill(signal.SIGTERM)  # its slots go to the other as soon as nothing of them runs
+    after.get(timeout=30)
+    start = fleet.starts(key)[1]
+    assert start.worker.startswith("w2@")
+    assert start.at > int((fleet.config.history.parent / f"{key}.alive").read_text())

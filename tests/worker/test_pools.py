@@ -10,6 +10,8 @@ from harness.kinds import CONF, KindsFleet
 from harness.waiting import wait_until
 from harness.worker import WorkerProcess
 
+from celery_sticky.testing.judge import judge
+
 KEYS, EACH = 10, 20
 SHORT = {"sticky_lease_ttl": 1.8, "sticky_lease_margin": 0.5}
 
@@ -37,9 +39,9 @@ def test_a_pool_runs_every_key_in_order_one_at_a_time_once(
             fleet.send(f"{key}-{one}", n, 0.005)
         fleet.send_plain(n)
     fleet.wait_finished(60)
-    judgement = fleet.judge()
+    judgement = judge([event for event in fleet.events() if event.key != "plain"])
     assert judgement.ok and judgement.duplicates == (), judgement.describe()
-    assert judgement.runs == EACH * (KEYS + 1)
+    assert (judgement.runs, len(fleet.starts("plain"))) == (EACH * KEYS, EACH)
     wait_until(lambda: sum(fleet.depth(f"{key}-{one}").in_flight for one in range(KEYS)) == 0)
     assert (most_at_once(fleet) > 1) is (pool != "solo"), "different keys run side by side"
     assert fleet.workers["w1"].stop() == 0
@@ -83,12 +85,12 @@ def test_children_that_are_replaced_after_some_tasks_lose_and_disturb_nothing(
     fleet = kinds()
     worker = fleet.worker("w1", args=("--max-tasks-per-child", "5"))
     first = pool_of(worker)
-    send_all(fleet, key, 6)
+    send_all(fleet, key, 3)
     fleet.wait_finished(60)
     judgement = fleet.judge()
     assert judgement.ok and judgement.duplicates == (), judgement.describe()
     pids = {event.pid for event in fleet.events() if event.run}
-    assert len(pids) >= 10 and first & pids
+    assert len(pids) >= 5 and first & pids
 
 
 def test_a_pool_that_grows_and_shrinks_keeps_the_order(kinds: Callable[..., KindsFleet], key: str) -> None:

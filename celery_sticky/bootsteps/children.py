@@ -11,14 +11,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
 from typing import Any
 
 from celery import signals
 
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.worker.deadline import Deadline, Held
-from celery_sticky.worker.undertaker import FAREWELL, hire
+from celery_sticky.worker.undertaker import FAREWELL, hire, kill_group
 
 logger = logging.getLogger("celery_sticky")
 
@@ -96,14 +95,3 @@ class Children:
             if run.held == ended and run.pid:
                 logger.error("sticky: the lease has ended; killing process %d, which runs %s", run.pid, run.request)
                 kill_group(run.pid)
-
-
-def kill_group(pid: int) -> None:
-    """Kill a process and whatever it started; nothing if it has ended."""
-    try:
-        if os.getpgid(pid) == pid:
-            os.killpg(pid, signal.SIGKILL)
-        else:
-            os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended by itself

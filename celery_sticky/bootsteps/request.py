@@ -72,6 +72,8 @@ class StickyRequest:
         try:
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
         finally:
+            if isinstance(_exception(exc_info), WorkerLostError | Terminated):
+                self._run.kill_remains()
             if not (self._run.part.has_processes and isinstance(_exception(exc_info), TimeLimitExceeded)):
                 self._run.let_go()  # else `on_timeout` follows
 

@@ -79,7 +79,13 @@ class Run:
         if self.pid is not None:
             with contextlib.suppress(ChildProcessError):  # the pool has seen it dead before
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self.kill_remains()
         self.let_go()
+
+    def kill_remains(self) -> None:
+        """The task's process is dead: so shall be what it has started, before the key is free."""
+        if self.part.has_processes and self.pid is not None:
+            kill_group(self.pid)
 
     def unstart(self) -> None:
         """The reserved start never took place."""

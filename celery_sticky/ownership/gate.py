@@ -265,6 +265,11 @@ class Gate:
             self._verdicts.popitem(last=False)
 
     @property
+    def keys(self) -> int:
+        """How many keys are locked or waited for."""
+        return len(self._lines)
+
+    @property
     def has_ready(self) -> bool:
         """Whether entries may be taken."""
         return bool(self._ready)

@@ -201,7 +201,7 @@ class Courier:
             self._wake()
 
     def counts(self) -> dict[str, int]:
-        """Return how many entries run, are runnable, wait behind their key, or await their confirmation."""
+        """Return how many entries run, are runnable, wait behind their key, or await confirmation, and of how many keys."""
         with self._lock:
             gate = self._gate
             running = sum(gate.slots_running().values())
@@ -210,6 +210,7 @@ class Courier:
                 "runnable": gate.runnable,
                 "waiting": gate.waiting,
                 "unconfirmed": len(self._outbox),
+                "keys": gate.keys,
             }
 
     def running_by_slot(self) -> dict[SlotId, int]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from contextlib import suppress
 
 FAREWELL = "farewell"
 """Said by a main process that ends in order: nothing is to be killed."""
@@ -39,9 +40,12 @@ def attend(lines: Iterable[str]) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL a process group, if there is one of this id."""
-    with suppress(ProcessLookupError, PermissionError):  # it has ended; or the id is somebody else's by now
-        os.killpg(leader, signal.SIGKILL)
+    """SIGKILL a process and what it has started, also when itself is gone; nothing if all is."""
+    with suppress(ProcessLookupError, PermissionError):  # gone; or the id is somebody else's by now
+        try:
+            os.killpg(leader, signal.SIGKILL)
+        except ProcessLookupError:
+            os.kill(leader, signal.SIGKILL)  # it has not become the leader of a group yet
 
 
 def _start_of(pid: int) -> str:

@@ -94,9 +94,7 @@ def shared_kinds(
 
 
 @pytest.fixture
-def kinds(
-    guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path
-) -> Iterator[Callable[..., KindsFleet]]:
+def kinds(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> Iterator[Callable[..., KindsFleet]]:
     """Makes fleets for one test, each on a server of its own: where a module shares one, its database is in use."""
     fleets: list[KindsFleet] = []
 

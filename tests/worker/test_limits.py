@@ -96,7 +96,7 @@ def test_an_eta_waits_in_the_broker_and_not_in_the_worker(workers: KindsFleet, k
     with redis.Redis.from_url(workers.config.broker) as client:
         wait_until(lambda: client.zcard(f"{queue}:deferred") == 1, 2.5, "it stands among the deferred")
         assert client.hlen(f"{queue}:flight") == 0 == client.llen(queue)
-    assert workers.ask("w1", "sticky")["tasks"] == {"running": 0, "runnable": 0, "waiting": 0, "unconfirmed": 0}
+    assert workers.ask("w1", "sticky")["tasks"] == {"running": 0, "runnable": 0, "waiting": 0, "unconfirmed": 0, "keys": 0}
     assert workers.ask("w1", "scheduled") == []
 
     due = epoch_of(result.get(timeout=30)["eta"])

@@ -202,9 +202,7 @@ def test_a_message_that_is_garbage_is_buried_and_its_slot_goes_on(workers: Kinds
 
 
 @pytest.mark.parametrize("wrong", ["content type", "body", "arguments", "stamp"])
-def test_a_task_that_cannot_be_decoded_is_buried(
-    workers: KindsFleet, stranger: Celery, key: str, wrong: str
-) -> None:
+def test_a_task_that_cannot_be_decoded_is_buried(workers: KindsFleet, stranger: Celery, key: str, wrong: str) -> None:
     slot, task_id = slot_for(key, SLOTS), f"undecodable-{key}"
     stamp = Stamp(key, "default", slot, SLOTS, time.time()).to_header()
     headers = {**stranger.amqp.as_task_v2(task_id, "record", [key, 1], {}).headers, STAMP_HEADER: stamp}
@@ -329,9 +327,7 @@ def test_a_worker_without_sticky_runs_unkeyed_tasks_alone(kinds: Callable[..., K
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_signals_and_owns_tell_of_slots_that_come_and_go(
-    kinds: Callable[..., KindsFleet], key: str, pool: str
-) -> None:
+def test_signals_and_owns_tell_of_slots_that_come_and_go(kinds: Callable[..., KindsFleet], key: str, pool: str) -> None:
     fleet = kinds()
     first = fleet.worker("w1", pool=pool)
     everything, half = set(range(SLOTS)), SLOTS // 2

@@ -16,6 +16,7 @@ from celery_sticky.queues.base import Act
 from celery_sticky.worker.courier import End, Item
 from celery_sticky.worker.deadline import Held
 from celery_sticky.worker.native import start_native_thread
+from celery_sticky.worker.undertaker import kill_group
 
 ACK = End(Act.ACK)
 

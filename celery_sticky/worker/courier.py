@@ -201,7 +201,7 @@ class Courier:
             self._wake()
 
     def counts(self) -> dict[str, int]:
-        """Return how many entries run, are runnable, wait behind their key, or await confirmation, and of how many keys."""
+        """Return how many entries run, are runnable, wait behind their key, or await confirmation, and their keys."""
         with self._lock:
             gate = self._gate
             running = sum(gate.slots_running().values())

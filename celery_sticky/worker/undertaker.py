@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from contextlib import suppress
 
 FAREWELL = "farewell"
 """Said by a main process that ends in order: nothing is to be killed."""

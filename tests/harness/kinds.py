@@ -22,7 +22,8 @@ from harness.guard import Guard
 from harness.waiting import wait_until
 from harness.worker import WorkerProcess
 
-CONF = {"sticky_slots": 16, "sticky_lease_ttl": 3.0, "sticky_lease_margin": 0.8, "sticky_settle": 0.3}
+SLOTS = 16
+CONF = {"sticky_slots": SLOTS, "sticky_lease_ttl": 3.0, "sticky_lease_margin": 0.8, "sticky_settle": 0.3}
 
 
 class KindsFleet(Fleet):
@@ -80,6 +81,12 @@ class KindsFleet(Fleet):
         """Return what was noted of each buried message."""
         with self.queues() as queues:
             return [json.loads(one.info) for one in queues.dead("default")]
+
+    def wait_buried(self, task_id: str) -> dict[str, Any]:
+        """Wait until the message of a task is buried, and return what was noted of it."""
+        found = wait_until(lambda: self.buried(task_id), 30, f"{task_id} is buried\n{self}", 0.05)
+        assert found is not None
+        return found
 
     def buried(self, task_id: str) -> dict[str, Any] | None:
         """Return what was noted of a buried message, if there is one of this task."""

@@ -54,7 +54,9 @@ def changed_owner(views: Sequence[View]) -> set[int]:
 
 def longest_pause(events: Iterable[Event], slots: Collection[int], since: int, until: int) -> float:
     """Return the longest time, in seconds, in which nothing of these slots, taken together, was running."""
-    moments = [(e.at, 1 if e.kind is Kind.START else -1) for e in events if e.slot in slots and e.kind is not Kind.PUBLISHED]
+    moments = [
+        (e.at, 1 if e.kind is Kind.START else -1) for e in events if e.slot in slots and e.kind is not Kind.PUBLISHED
+    ]
     running, idle_since, longest = 0, since, 0
     for at, change in sorted(moments):
         if running == 0 and change == 1 and at > since:

@@ -69,9 +69,10 @@ class Proxy:
     # -- in the loop ---------------------------------------------------------------------------
 
     def _do(self, what: Callable[[], Any]) -> None:
-        done = threading.Event()
-        self._loop.call_soon_threadsafe(lambda: (what(), done.set()))
-        done.wait(timeout=10)
+        async def do() -> None:
+            what()
+
+        asyncio.run_coroutine_threadsafe(do(), self._loop).result(timeout=10)
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)

@@ -11,19 +11,26 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 
-from celery_sticky.testing.history import Kind
-from celery_sticky.testing.judge import takeovers
 from harness.keyed_fleet import PATIENCE, SLOTS, KeyedFleet, node
 from harness.measure import SECOND, changed_owner, figures, handovers, longest_pause, opened_after, steps_back
+
+from celery_sticky.testing.history import Kind
+from celery_sticky.testing.judge import takeovers
 
 TASKS = int(os.environ.get("STICKY_TEST_TASKS", "2400"))
 KEYS = int(os.environ.get("STICKY_TEST_KEYS", "200"))
 SECONDS = 0.004
 LOADED = float(os.environ.get("STICKY_TEST_SLACK", "2.0"))
 """Seconds a loaded machine may add to what the protocol bounds."""
+
+
+def tell(text: str) -> None:
+    """Write a figure down; it is seen with `pytest -s`."""
+    sys.stdout.write(f"{text}\n")
 
 
 def backlog(crew: Callable[..., KeyedFleet], **settings: object) -> KeyedFleet:
@@ -39,7 +46,7 @@ def finish(fleet: KeyedFleet) -> None:
     fleet.wait_ended(TASKS, timeout=100)
     fleet.wait_finished()
     judged = fleet.judge()
-    print("\n" + judged.describe())
+    tell("\n" + judged.describe())
     assert judged.ok, judged.describe()
     assert not steps_back(fleet.events()), "a key went on before the broker had confirmed what it had done"
 
@@ -49,14 +56,14 @@ def says_no_pause(fleet: KeyedFleet, slots: set[int], since: int) -> None:
     events = [e for e in fleet.events() if e.slot in slots]
     until = min(max(e.at for e in events), since + int((PATIENCE + 1) * SECOND))
     pause = longest_pause(events, slots, since, until)
-    print(f"longest pause of {len(slots)} slots that stay: {pause * 1000:.0f} ms")
+    tell(f"longest pause of {len(slots)} slots that stay: {pause * 1000:.0f} ms")
     assert pause < LOADED
 
 
 def says_takeover(fleet: KeyedFleet, slots: set[int], since: int) -> None:
     opened = opened_after(fleet.slot_events(), since, slots)
     first_runs = takeovers(fleet.events(), node("a"), since).values()
-    print(f"slots open elsewhere: {figures(opened.values())}; first task: {figures(t / SECOND for t in first_runs)}")
+    tell(f"slots open elsewhere: {figures(opened.values())}; first task: {figures(t / SECOND for t in first_runs)}")
     assert set(opened) == slots
     assert max(opened.values()) <= PATIENCE + 0.5 + LOADED
 
@@ -83,14 +90,14 @@ def test_a_worker_told_to_stop_hands_over_at_once(crew: Callable[..., KeyedFleet
     finish(fleet)
     assert fleet.workers["a"].wait() == 0
     gaps = handovers(fleet.slot_events())
-    print(f"handover under load: {figures(gaps)}")
+    tell(f"handover under load: {figures(gaps)}")
     assert len(gaps) >= len(leaving)
     opened = opened_after(fleet.slot_events(), since, leaving)
-    print(f"from SIGTERM to open elsewhere: {figures(opened.values())}")
+    tell(f"from SIGTERM to open elsewhere: {figures(opened.values())}")
     assert max(opened.values()) < PATIENCE, "it waited for the lease"
     says_no_pause(fleet, set(alive), since)
     assert changed_owner(fleet.observer.since(since)) == leaving
-    assert not [d for d in fleet.judge().duplicates], "a warm shutdown runs nothing twice"
+    assert not fleet.judge().duplicates, "a warm shutdown runs nothing twice"
 
 
 def test_a_worker_frozen_past_its_lease_comes_back_without_harm(crew: Callable[..., KeyedFleet]) -> None:
@@ -117,7 +124,7 @@ def test_a_worker_that_joins_takes_its_share_and_no_more(crew: Callable[..., Key
     finish(fleet)
     after = fleet.wait_members("a", "b", "c")
     moved = changed_owner(fleet.observer.since(since))
-    print(f"moved {len(moved)} of {SLOTS}, the least is {SLOTS // 3}; handover under load: "
+    tell(f"moved {len(moved)} of {SLOTS}, the least is {SLOTS // 3}; handover under load: "
           f"{figures(handovers(fleet.slot_events()))}")  # fmt: skip
     assert moved == after.owned_by(node("c")) and len(moved) == SLOTS // 3
     says_no_pause(fleet, set(range(SLOTS)) - moved, since)
@@ -132,6 +139,6 @@ def test_idle_slots_change_hands_in_the_blink_of_an_eye(crew: Callable[..., Keye
     fleet.workers["c"].kill(signal.SIGTERM)
     fleet.wait_members("a", "b")
     gaps = handovers(fleet.slot_events())
-    print(f"\nhandover of idle slots: {figures(gaps)}")
+    tell(f"\nhandover of idle slots: {figures(gaps)}")
     assert len(gaps) >= 2 * 85
     assert sorted(gaps)[int(0.99 * len(gaps))] < LOADED

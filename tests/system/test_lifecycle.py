@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from harness import processes
 from harness.keyed_fleet import MARGIN, PATIENCE, SLOTS, TTL, KeyedFleet, node
-from harness.measure import SECOND, changed_owner, opened_after
+from harness.measure import SECOND, changed_owner, opened_after, steps_back
 from harness.waiting import wait_until
 
 from celery_sticky.ownership import changes
@@ -370,23 +370,29 @@ def test_a_frozen_worker_without_slots_is_evicted_too(crew: Callable[..., KeyedF
 def test_a_task_that_kills_its_whole_worker_is_buried_and_its_neighbours_are_not(
     crew: Callable[..., KeyedFleet],
 ) -> None:
-    """Guards: starts are counted, not fetches; a start mark survives the death of the whole worker."""
+    """Guards: starts are counted, not fetches; a start mark survives the death of the whole worker.
+
+    And: a key's next task starts after the broker has confirmed the verdict of the one before, or `bad` #0, which ends
+    the moment before its successor kills the worker, would run again after it.
+    """
     fleet = crew(sticky_max_attempts=3, sticky_slots=1)
     (worker,) = fleet.workers_up("a")
     fleet.publish("neighbour", 0.0)
+    fleet.publish("bad", 0.3)
     fleet.call("poison", "bad")
     for _ in range(3):
         fleet.publish("neighbour", 0.0)
     fleet.publish("bad", 0.0)
     for _ in range(6):
-        wait_until(lambda: not worker.alive or fleet.started("bad", 1), 20, "it dies, or the task is buried")
+        wait_until(lambda: not worker.alive or fleet.started("bad", 2), 20, "it dies, or the task is buried")
         if worker.alive:
             break
         worker.wait_gone()
         worker.start()
-    fleet.wait_started("bad", 1)
-    wait_until(lambda: [e.n for e in fleet.judge().lost] == [0], 20, "the neighbours run")
-    assert [e.attempt for e in runs_of(fleet, "bad")] == [1, 2, 3]
+    fleet.wait_started("bad", 2)
+    wait_until(lambda: [e.n for e in fleet.judge().lost] == [1], 20, "the neighbours run")
+    assert [e.attempt for e in runs_of(fleet, "bad", 1)] == [1, 2, 3]
+    assert not steps_back(fleet.events())
     assert {e.key for e in fleet.judge().lost} == {"bad"}
     says_nothing_is_broken(fleet)
 

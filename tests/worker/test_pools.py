@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from harness.kinds import CONF, KindsFleet
+from harness.kinds import SLOTS, KindsFleet
 from harness.waiting import wait_until
 from harness.worker import WorkerProcess
 
@@ -64,7 +64,7 @@ def test_a_task_that_computes_for_longer_than_the_lease_does_not_cost_it(
     fleet.worker("w1", pool=pool)
     before = fleet.call("context", key).get(timeout=30)["sticky"]
     fleet.worker("w2", pool=pool)  # would evict the other
-    wait_until(lambda: fleet.ask("w2", "sticky")["keyspaces"]["default"]["slots"] == CONF["sticky_slots"] // 2, 20)
+    wait_until(lambda: fleet.ask("w2", "sticky")["keyspaces"]["default"]["slots"] == SLOTS // 2, 20)
     mine = next(
         one
         for one in (f"{key}-{n}" for n in range(100))

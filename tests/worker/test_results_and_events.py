@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from celery.result import ResultSet
-from harness.kinds import CONF, KindsFleet
+from harness.kinds import SLOTS, KindsFleet
 from harness.waiting import wait_until
 
 from celery_sticky import Sticky
@@ -36,10 +36,8 @@ def captured(fleet: KindsFleet) -> Iterator[list[dict[str, Any]]]:
             with receiver.consumer_context(wakeup=False) as (consuming, *_):
                 ready.set()
                 while not stop.is_set():
-                    try:
+                    with suppress(TimeoutError):
                         consuming.drain_events(timeout=0.1)
-                    except TimeoutError:
-                        pass
 
         thread = threading.Thread(target=listen)
         thread.start()
@@ -104,7 +102,7 @@ def test_ignoring_in_the_task_settles_its_message(workers: KindsFleet, key: str)
 def test_a_rejected_task_is_told_as_failed_and_is_in_the_dead_queue(workers: KindsFleet, key: str) -> None:
     result = workers.call("rejects", key, 1, 9, False)
     workers.send(key, 2).get(timeout=30)
-    info = wait_until(lambda: workers.buried(result.id))
+    info = workers.wait_buried(result.id)
     assert (info["task"], info["key"], info["reason"]) == ("rejects", key, "reject requeue=False: not wanted")
 
 
@@ -158,7 +156,7 @@ def test_inspect_shows_the_running_task_and_what_waits_behind_it(workers: KindsF
     assert workers.ask("w1", "query_task", ids=[running.id])[running.id][0] == "active"
     wait_until(lambda: workers.ask("w1", "sticky")["tasks"]["running"] == 1, 10)
     described = workers.ask("w1", "sticky")
-    assert described["keyspaces"]["default"]["slots"] == CONF["sticky_slots"]
+    assert described["keyspaces"]["default"]["slots"] == SLOTS
     assert described["keyspaces"]["default"]["running"] == 1
     for result in (running, *waiting):
         result.get(timeout=30)

@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from harness.kinds import CONF, KindsFleet
+from harness.kinds import SLOTS, KindsFleet
 from harness.waiting import wait_until
 from harness.worker import WorkerProcess
 
 from celery_sticky import slot_for
 from celery_sticky.keys import queue_name
 from celery_sticky.message import STAMP_HEADER, Stamp
-
-SLOTS = CONF["sticky_slots"]
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +49,6 @@ def put(app: Celery, slot: int, task: str, args: Any, task_id: str, headers: dic
             headers={**message.headers, **(headers or {})},
             **message.properties,
         )
-
-
-def wait_buried(workers: KindsFleet, task_id: str) -> dict[str, Any]:
-    return wait_until(lambda: workers.buried(task_id), 30, f"{task_id} is buried\n{workers}", 0.05)
 
 
 # -- what a task sees ------------------------------------------------------------------------------
@@ -174,7 +168,7 @@ def test_beat_sends_keyed_tasks(kinds: Callable[..., KindsFleet], key: str) -> N
 @pytest.mark.smoke
 def test_a_task_that_the_worker_does_not_know_is_buried(workers: KindsFleet, key: str) -> None:
     result = workers.app.send_task("no-such-task", (1,), headers={"sticky-key": key})
-    info = wait_buried(workers, result.id)
+    info = workers.wait_buried(result.id)
     assert "no task 'no-such-task'" in info["reason"] and info["key"] == key
     workers.send(key, 2).get(timeout=30)
 
@@ -186,7 +180,7 @@ def test_a_message_in_the_wrong_slot_is_buried(workers: KindsFleet, stranger: Ce
     stamp = Stamp(key, "default", right, SLOTS, time.time()).to_header()
     put(stranger, wrong, "record", [key, 1], f"stamped-{key}", {STAMP_HEADER: stamp})
     for task_id in (f"unstamped-{key}", f"stamped-{key}"):
-        assert "stands in keyspace 'default', slot" in wait_buried(workers, task_id)["reason"]
+        assert "stands in keyspace 'default', slot" in workers.wait_buried(task_id)["reason"]
     assert workers.runs(key) == []
 
 
@@ -230,7 +224,7 @@ def test_a_task_that_cannot_be_decoded_is_buried(workers: KindsFleet, stranger: 
         # Celery decodes what a task is called with where it runs: it fails, like any task that raises.
         wait_until(lambda: workers.depth(key).in_flight == workers.depth(key).waiting == 0, 30)
     else:
-        assert wait_buried(workers, task_id)["reason"]
+        assert workers.wait_buried(task_id)["reason"]
     workers.send(key, 2).get(timeout=30)
     assert workers.runs(key) == [2]
 
@@ -240,7 +234,7 @@ def test_a_task_that_cannot_be_decoded_is_buried(workers: KindsFleet, stranger: 
 
 def test_a_rejected_message_is_buried_with_its_reason(workers: KindsFleet, key: str) -> None:
     result = workers.call("rejects", key, 1, 9, False)
-    assert "not wanted" in wait_buried(workers, result.id)["reason"]
+    assert "not wanted" in workers.wait_buried(result.id)["reason"]
     workers.send(key, 2).get(timeout=30)
     assert workers.runs(key) == [1, 2]
 
@@ -254,7 +248,7 @@ def test_a_requeued_message_runs_again_in_its_place_and_is_counted(workers: Kind
 
 def test_a_message_that_is_requeued_for_ever_is_buried_at_the_limit(workers: KindsFleet, key: str) -> None:
     result = workers.call("rejects", key, 1, 99, True)
-    assert "started 3 times" in wait_buried(workers, result.id)["reason"]
+    assert "started 3 times" in workers.wait_buried(result.id)["reason"]
     workers.send(key, 2).get(timeout=30)
     assert workers.runs(key) == [1, 1, 1, 2]
 
@@ -270,7 +264,7 @@ def test_a_task_whose_process_dies_runs_again_in_its_place(workers: KindsFleet, 
 @pytest.mark.smoke
 def test_a_task_that_kills_its_process_each_time_is_buried_at_the_limit(workers: KindsFleet, key: str) -> None:
     result = workers.call("dies", key, 1, 99, "exit")
-    info = wait_buried(workers, result.id)
+    info = workers.wait_buried(result.id)
     assert "started 3 times" in info["reason"] and info["task"] == "dies"
     workers.send(key, 2).get(timeout=30)
     assert workers.runs(key) == [1, 1, 1, 2]

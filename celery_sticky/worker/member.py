@@ -156,6 +156,7 @@ class Member:
                 try:
                     if self._store is None:
                         self._store = self._open_store()
+                        self._store.watch(0.0)  # subscribes: what others do from our first look on is heard
                     self._turn(self._store)
                 except StoreUnavailable as error:
                     logger.warning("keyspace %s: %s", self.keyspace, error)

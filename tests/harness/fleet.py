@@ -94,4 +94,13 @@ class Fleet:
         """Leave no process and no connection behind."""
         for worker in self.workers.values():
             worker.teardown()
+        self._forget_results()
         self.app.close()
+
+    def _forget_results(self) -> None:
+        # A result that nobody has waited for unsubscribes when it is collected: the server may be gone by then.
+        backend = self.app.backend
+        if (consumer := getattr(backend, "result_consumer", None)) is not None:
+            consumer.subscribed_to.clear()
+            consumer.stop()
+            backend.client.connection_pool.disconnect()

@@ -109,6 +109,8 @@ class Proxy:
             pass  # torn down
         finally:
             self._writers -= pair
+            for one in pair:
+                one.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

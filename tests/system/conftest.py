@@ -1,4 +1,37 @@
-"""Fixtures for tests of real worker processes under real faults."""
+"""Fixtures for tests of real worker processes under real faults.
+
+Each rule of the protocol has a test that was seen to fail when the rule is taken out of the code:
+
+    rule taken out                                what fails then
+    trust ends without a renewal                  servers: cut_off_from_the_store[cut] (the task is not ended)
+    evict only after ttl + margin                 servers: cut_off_from_the_store[silence] (the next owner is too early)
+    the counter guards the eviction               unit/test_machine: the_counter_that_stood_still_guards_the_eviction
+    stopwatches restart after a gap               unit/test_machine: stopwatches_start_again_after_a_gap
+    a gone incarnation is not revived             contract/test_stores: a_refused_swap_and_a_quiet_beat_are_not_heard
+    another store_id is a lost store              servers: restarts_with_its_data (26 of 49 tasks are not run)
+    a fresh document waits ttl + margin           servers: a_wiped_store
+    open refuses under a higher or equal epoch    contract/test_queues_redis: late_requests_of_an_old_connection
+    the owner outbids a fence                     servers: fences_of_a_forgotten_document (nothing runs)
+    in flight goes back to the front              backlog: a_killed_worker (30 out of order)
+    ... in its order                              lifecycle: there_and_back_again (16 out of order)
+    the next open count                           servers: given_up (324 of 360 messages are with nobody)
+    fetch and settle are fenced                   servers: late_is_refused
+    what is not started is forgotten              unit/test_gate: nothing_of_a_lost_slot_starts
+    next task after the verdict is confirmed      servers: cut_off_from_the_broker (#1 starts before #0 is confirmed)
+    a running key stays locked when reopened      servers: connections_that_are_killed (tasks run twice)
+    no start without trust                        unit/test_gate: nothing_starts_without_trust
+    release when the task has ended               lifecycle: a_slot_with_a_long_task
+    ... and is confirmed                          unit/test_gate: what_was_handed_out_but_came_to_nothing
+    a child ends itself at the end of trust       lifecycle: a_frozen_parent
+    the main process kills what holds the GIL     lifecycle: a_task_in_c_code_is_killed_from_outside
+    what a task started dies with it              lifecycle: the_pool_dies_with_its_parent; a_cold_shutdown
+    a start mark survives the whole worker        lifecycle: a_task_that_kills_its_whole_worker (it kills for ever)
+    two changes of a counter prove a rival        lifecycle: a_name_that_lives_elsewhere
+    a slot is not held for a verdict for ever     servers: cut_off_from_the_broker
+
+Not seen to fail alone, for a second rule covers it: ignoring the answer *gone* (the view lacks the member, too), and a
+start in a lost slot (its entries are forgotten already).
+"""
 
 from __future__ import annotations
 

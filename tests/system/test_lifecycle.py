@@ -247,7 +247,7 @@ def test_a_cold_shutdown_gives_everything_away_and_what_it_killed_runs_again(cre
 
 def test_publishing_goes_on_while_workers_stop_and_start(crew: Callable[..., KeyedFleet]) -> None:
     fleet = crew()
-    fleet.workers_up("a", "b")
+    fleet.workers_up("a", "b", concurrency=1)
     for name in ("a", "b", "a", "b", "a"):
         worker = fleet.workers[name]
         worker.kill(signal.SIGTERM)

@@ -239,7 +239,10 @@ def test_a_worker_cut_off_from_the_store_ends_its_tasks_before_others_start_them
 
 @pytest.mark.parametrize("halves", ["threads"], indirect=True)  # prefork: see the test below
 def test_a_worker_cut_off_from_the_broker_finishes_its_task_leaves_and_comes_back(halves: Halves) -> None:
-    """Guards: a verdict that could not be said is not forgotten; a slot is not held for ever because of it."""
+    """Guards: a key's next task starts after the broker has confirmed the previous verdict.
+
+    And: a verdict that could not be said is kept, but no slot is held for ever because of it.
+    """
     fleet = halves.fleet
     before = fleet.wait_members("a", "b")
     mine = fleet.keys_of(before, "a", count=3)
@@ -258,6 +261,7 @@ def test_a_worker_cut_off_from_the_broker_finishes_its_task_leaves_and_comes_bac
     fleet.publish(mine[0], 0.0)
     says_all_is_well(fleet)
     assert Counter(e.worker for e in runs_of(fleet, mine[0], 0)) == {node("a"): 1, node("b"): 1}
+    assert [e.worker for e in runs_of(fleet, mine[0], 1)] == [node("b")], "it did not start while #0 was unconfirmed"
 
 
 @pytest.mark.parametrize("fault", ["silence", "cut"])

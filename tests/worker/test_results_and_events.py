@@ -34,10 +34,10 @@ def captured(fleet: KindsFleet) -> Iterator[list[dict[str, Any]]]:
 
         def listen() -> None:
             with receiver.consumer_context(wakeup=False) as (consuming, *_):
-                ready.set()
                 while not stop.is_set():
                     with suppress(TimeoutError):
                         consuming.drain_events(timeout=0.1)
+                    ready.set()  # only with the first look does Kombu subscribe
 
         thread = threading.Thread(target=listen)
         thread.start()

@@ -68,6 +68,10 @@ class Delivery(bootsteps.StartStopStep):
 
         def give_up() -> None:
             self._part.give_up()
+            if self._part.has_processes:
+                # We are in a signal handler, and the loop that writes jobs to the children does not go on: the pool
+                # would wait for ever for what it has not written.
+                consumer.pool.flush()
             cancel()
 
         consumer.cancel_active_requests = give_up  # called by a cold shutdown, and by nothing else

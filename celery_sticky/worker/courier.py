@@ -19,7 +19,7 @@ from celery_sticky.ownership.events import BrokerDown, BrokerUp, Drained, Event,
 from celery_sticky.ownership.gate import Entry, Gate, SlotId
 from celery_sticky.queues.base import Act, Delivery, Fetched, SlotQueues, Tenure, Verdict, Want
 from celery_sticky.worker.envelope import Envelope, parse
-from celery_sticky.worker.native import native_lock, start_thread
+from celery_sticky.worker.native import Section, start_thread
 from celery_sticky.worker.outbox import Outbox
 from celery_sticky.worker.rounds import Rounds
 
@@ -90,7 +90,7 @@ class Courier:
         self._connect, self._report, self._trusted = connect, report, trusted
         self._keyspaces, self._worker = keyspaces, worker
         self._max_waiting, self._max_attempts, self._broker_grace = max_waiting, max_attempts, broker_grace
-        self._lock = native_lock()
+        self._lock = Section()
         self._gate = Gate()
         self._outbox = Outbox()
         self._rounds = Rounds()
@@ -185,6 +185,8 @@ class Courier:
 
         Counted, it is marked at the broker first, and buried at the limit.
         """
+        if self._lock.later(lambda: self.again(entry, counted=counted)):
+            return
         with self._lock:
             drained = not self._gate.again(entry, counted=counted) and self._is_drained(entry.slot)
         if drained:
@@ -193,6 +195,8 @@ class Courier:
 
     def end(self, entry: Entry, end: End) -> None:
         """The task has let go of its key: settle its message, then free the key. Only the first call counts."""
+        if self._lock.later(lambda: self.end(entry, end)):
+            return
         with self._lock:
             if not self._gate.end(entry):
                 return

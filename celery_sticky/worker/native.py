@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 
 def _original(module: str, name: str) -> Any:
@@ -20,9 +20,31 @@ def _original(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
-def native_lock() -> AbstractContextManager[bool]:
-    """Return a lock that excludes operating system threads: hold it for microseconds, never across I/O."""
-    return cast(AbstractContextManager[bool], _original("_thread", "allocate_lock")())
+class Section:
+    """A lock among operating system threads that also knows signal handlers: hold it for microseconds, never over I/O.
+
+    A handler runs in the main thread between any two bytecodes, perhaps those of a section, and cannot wait for itself.
+    So what may be called from one asks `later` first, and is then called when the section is left.
+    """
+
+    def __init__(self) -> None:
+        self._lock = _original("_thread", "RLock")()  # for its `_is_owned`: no section is entered twice
+        self._left: deque[Callable[[], None]] = deque()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        while self._left:
+            self._left.popleft()()
+
+    def later(self, call: Callable[[], None]) -> bool:
+        """Whether this thread is in the section; then `call` is made when it is left."""
+        if not self._lock._is_owned():
+            return False
+        self._left.append(call)
+        return True
 
 
 def start_native_thread(target: Callable[[], None]) -> None:

@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
-import asyncio
+import socket
+import struct
 import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from contextlib import suppress
 
-from harness.waiting import wait_until
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing resets the connection instead of ending it in order."""
+
+
+class _Line:
+    """One connection through the proxy: two sockets, and a thread for each direction."""
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self.silent = self._dead = False
+        self._sockets = (near, far)
+        ways = ((near, far), (far, near))
+        self._threads = [threading.Thread(target=self._pump, args=ends, daemon=True) for ends in ways]
+        for thread in self._threads:
+            thread.start()
+
+    def reset(self) -> None:
+        """Throw both ends out."""
+        self._dead = True
+        for end in self._sockets:
+            with suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                end.shutdown(socket.SHUT_RD)  # wakes the thread that reads
+        for thread in self._threads:
+            thread.join(timeout=10)
+        for end in self._sockets:
+            end.close()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):  # an end is gone: so is the other one
+            while data := source.recv(65536):
+                while self.silent and not self._dead:
+                    time.sleep(0.02)
+                if self._dead:
+                    return
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
 
 
 class Proxy:
-    """Listens on a loopback port and passes everything on, unless told not to. Its loop has a thread of its own."""
+    """Listens on a loopback port and passes everything on, unless told not to."""
 
     def __init__(self, port: int) -> None:
         self._to = port
-        self._mode = "ok"
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._stranded: set[asyncio.StreamWriter] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self.port = 0
+        self._lock = threading.Lock()
+        self._lines: list[_Line] = []
+        self._silent = self._refuses = self._ended = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
 
     @property
     def url(self) -> str:
@@ -28,98 +64,75 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> Proxy:
-        """Begin to listen."""
+        """Begin to let connections in."""
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(timeout=10)
         return self
 
     def silence(self) -> None:
         """Pass nothing on, and close nothing: what is sent waits here and arrives late, when it is healed."""
-        self._mode = "silent"
+        with self._lock:
+            self._silent = True
+            self._hush(silent=True)
 
     def strand(self) -> None:
         """Be silent on the connections there are; new ones are as good as ever."""
-        self._do(lambda: self._stranded.update(self._writers))
+        with self._lock:
+            self._hush(silent=True)
 
     def cut(self) -> None:
         """Reset every connection, and refuse new ones."""
-        self._mode = "refuse"
-        self._do(self._abort_all)
+        with self._lock:
+            self._refuses = True
+            self._reset()
 
     def reset(self) -> None:
         """Reset every connection; new ones are welcome."""
-        self._do(self._abort_all)
+        with self._lock:
+            self._reset()
 
     def heal(self) -> None:
         """Pass everything on again."""
-        self._mode = "ok"
-        self._do(self._stranded.clear)
+        with self._lock:
+            self._silent = self._refuses = False
+            self._hush(silent=False)
 
     def teardown(self) -> None:
         """Leave no connection behind. May be called twice."""
-        if not self._loop.is_closed():
-            self._mode = "refuse"
-            self._do(self._abort_all)
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(timeout=10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            wait_until(lambda: not self._loop.is_running(), message="the proxy's loop ends")
-            self._thread.join(timeout=10)
-            self._loop.close()
+        self._ended = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._thread.join(timeout=10)
+        self._listener.close()
+        self.cut()
 
-    # -- in the loop ---------------------------------------------------------------------------
+    def _hush(self, *, silent: bool) -> None:
+        for line in self._lines:
+            line.silent = silent
 
-    def _do(self, what: Callable[[], Any]) -> None:
-        async def do() -> None:
-            what()
+    def _reset(self) -> None:
+        for line in self._lines:
+            line.reset()
+        self._lines.clear()
 
-        asyncio.run_coroutine_threadsafe(do(), self._loop).result(timeout=10)
+    def _accept(self) -> None:
+        while not self._ended:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return  # torn down
+            with self._lock:
+                self._let_in(near)
 
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _close(self) -> None:
-        self._server.close()
-        await asyncio.sleep(0.05)  # who has just been let in is thrown out by `_serve`
-        self._abort_all()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        await asyncio.sleep(0.05)
-
-    def _abort_all(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-        self._stranded.clear()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._mode == "refuse":
-            writer.transport.abort()
+    def _let_in(self, near: socket.socket) -> None:
+        far = None
+        if not self._refuses:
+            with suppress(OSError):
+                far = socket.create_connection(("127.0.0.1", self._to), timeout=5)
+        if far is None:
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            near.close()
             return
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        except (OSError, asyncio.CancelledError):
-            writer.transport.abort()
-            return
-        pair = {writer, far_writer}
-        self._writers |= pair
-        try:
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-        except asyncio.CancelledError:
-            pass  # torn down
-        finally:
-            self._writers -= pair
-            for one in pair:
-                one.transport.abort()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                while self._mode == "silent" or writer in self._stranded:
-                    await asyncio.sleep(0.02)
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass  # the other end is gone: so is this one
-        finally:
-            writer.transport.abort() if self._mode == "refuse" else writer.close()
+        far.settimeout(None)
+        line = _Line(near, far)
+        line.silent = self._silent
+        self._lines.append(line)

@@ -28,3 +28,19 @@ def test_a_task_cut_off_by_a_cold_shutdown_runs_again_elsewhere(crew: Callable[.
     assert max(event.attempt for event in runs) <= 2
     judgement = fleet.judge()
     assert not judgement.lost and not judgement.inversions
+
+
+def test_a_busy_worker_survives_none_of_its_cold_shutdowns(crew: Callable[..., KeyedFleet]) -> None:
+    """Guards: the shutdown runs in a signal handler; it must not wait for a lock or a loop that it has interrupted."""
+    fleet = crew()
+    fleet.workers_up("a", "b")
+    for _ in range(4):
+        fleet.publish_many(800, 40, 0.001)
+        worker = fleet.workers["a"]
+        worker.wait_for_log("received")
+        worker.kill(signal.SIGQUIT)
+        worker.wait(timeout=30)
+        worker.start().wait_ready()
+    fleet.wait_finished(timeout=60)
+    judgement = fleet.judge()
+    assert judgement.ok, judgement.describe()

@@ -54,7 +54,7 @@ def test_a_second_worker_of_the_same_name_refuses_to_start_and_harms_nobody(crew
     del fleet.workers["a"]
     second = fleet.worker("a", ready=False)
     fleet.workers["first"] = first
-    assert second.wait(timeout=20) != 0
+    assert second.wait(timeout=40) != 0
     assert "named 'a@" in second.log and "-n" in second.log
     publish_everywhere(fleet)
     says_all_is_well(fleet)
@@ -69,7 +69,7 @@ def test_a_name_that_lives_elsewhere_is_refused_after_two_of_its_heartbeats(crew
     del fleet.workers["a"]
     second = fleet.worker("a", ready=False, env=fleet.environ_with(sticky_runtime_dir=str(first.log_path.parent / "x")))
     fleet.workers["first"] = first
-    assert second.wait(timeout=20) != 0
+    assert second.wait(timeout=40) != 0
     assert "another live worker is named" in second.log
     assert fleet.view() == before
 
@@ -407,6 +407,6 @@ def test_a_worker_with_another_number_of_slots_refuses_to_start_and_names_both(
     fleet.workers_up("a")
     before = fleet.view()
     other = fleet.worker("b", ready=False, env=fleet.environ_with(sticky_slots=SLOTS + 1))
-    assert other.wait(timeout=20) != 0
+    assert other.wait(timeout=40) != 0
     assert f"{SLOTS} slots" in other.log and f"{SLOTS + 1} slots" in other.log
     assert fleet.view() == before

@@ -64,7 +64,10 @@ class Delivery(bootsteps.StartStopStep):
 
     def create(self, consumer: Any) -> Delivery:
         """Return the service that is started and stopped: this step."""
-        cancel = consumer.cancel_active_requests
+        name = "cancel_active_requests"
+        if not hasattr(consumer, name):
+            name = "cancel_all_unacked_requests"  # Celery 5.5
+        cancel = getattr(consumer, name)
 
         def give_up() -> None:
             self._part.give_up()
@@ -74,7 +77,7 @@ class Delivery(bootsteps.StartStopStep):
                 consumer.pool.flush()
             cancel()
 
-        consumer.cancel_active_requests = give_up  # called by a cold shutdown, and by nothing else
+        setattr(consumer, name, give_up)  # called by a cold shutdown, and by nothing else
         return self
 
     def start(self, consumer: Any) -> None:

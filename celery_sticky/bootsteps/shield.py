@@ -23,6 +23,9 @@ def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
     def shielded() -> None:
         pending = {id(job) for job in processes.outbound_buffer}
         sent = [(run, job) for run in unaccepted(runs) if (job := _job(run)) is not None and id(job) not in pending]
+        books = [job for run in tuple(runs.values()) if run.accepted and (job := _job(run)) is not None]
+        if not processes._active_writers:
+            books += [job for _, job in sent]  # written to the end; before 5.7 all books are burnt then
         for _, job in sent:
             job._accepted = True
         try:
@@ -30,6 +33,9 @@ def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
         finally:
             for _, job in sent:
                 job._accepted = False
+            for job in books:
+                if not job.ready():
+                    processes._cache.setdefault(job._job, job)
         for run in unaccepted(runs):
             job = _job(run)
             if job is None or job._job not in processes._cache:

@@ -144,14 +144,14 @@ def test_celery_itself_does_not_pay_for_our_commands() -> None:
 def test_an_app_without_celery_sticky_is_told_in_one_line_how_to_name_one(words: tuple[str, ...]) -> None:
     result = run(Celery("plain", broker="memory://", set_as_current=False), *words)
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
-    assert "celery -A yourapp sticky" in result.stderr
+    assert result.output.startswith("Error: ") and result.output.count("\n") == 1
+    assert "celery -A yourapp sticky" in result.output
 
 
 def test_wrong_settings_are_told_in_one_line(app: Any) -> None:
     app.conf.sticky_slot = 5
     result = run(app, "status", *QUICK)
-    assert result.exit_code == 1 and "did you mean 'sticky_slots'?" in result.stderr
+    assert result.exit_code == 1 and "did you mean 'sticky_slots'?" in result.output
 
 
 # -- status ------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_owner_exits_with_1_where_nobody_owns_the_key(app: Any, session: Session
 @pytest.mark.parametrize("words", [("owner", ""), ("owner", "7", "--keyspace", "a.b"), ("plan", "--keyspace", "a.b")])
 def test_what_cannot_be_a_key_or_a_keyspace_is_refused_in_one_line(app: Any, words: tuple[str, ...]) -> None:
     result = run(app, *words)
-    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert result.exit_code == 1 and result.output.count("\n") == 1
 
 
 # -- plan --------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_plan_foresees_that_one_leaves_and_a_heavier_one_comes(app: Any, session
 def test_plan_refuses_a_worker_that_is_not_there_and_names_those_that_are(app: Any, session: Session) -> None:
     write(session, Member("a@h", "i-1"))
     result = run(app, "plan", "--remove", "z@h")
-    assert result.exit_code == 1 and result.stderr == "Error: 'z@h' is not a member; there are: a@h\n"
+    assert result.exit_code == 1 and result.output == "Error: 'z@h' is not a member; there are: a@h\n"
 
 
 # -- dead --------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_a_message_is_given_another_try_in_its_own_queue(app: Any, session: Sess
 def test_a_name_that_may_mean_two_messages_is_refused(app: Any, session: Session) -> None:
     names = [bury(session, "t-1", "same"), bury(session, "t-1", "same")]
     result = run(app, "dead", "drop", "same")
-    assert result.exit_code == 1 and all(name in result.stderr for name in names)
+    assert result.exit_code == 1 and all(name in result.output for name in names)
     assert len(session.queues.dead("default")) == 2
 
 

@@ -233,7 +233,7 @@ def test_a_store_behind_sentinel_follows_the_master_and_tells_another_id(
     run(str(get_binary_path()), str(config), "--sentinel")
     wait_until(lambda: answers(port), timeout=10)
     with redis.Redis(port=port, password="spw", decode_responses=True) as sentinel:
-        wait_until(lambda: sentinel.sentinel_master("main")["num-slaves"] == 1, timeout=20)
+        wait_until(lambda: sentinel.sentinel_masters()["main"]["num-slaves"] == 1, timeout=20)
     options = {"master_name": "main", "sentinel_kwargs": {"password": "spw"}}
     connection = Connection(f"sentinel://127.0.0.1:{port}", transport_options=options)
     store = open_store(connection, "k", socket_timeout=1.0)

@@ -23,7 +23,7 @@ from celery_sticky.bootsteps.eta import due_of
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
-from celery_sticky.bootsteps.shield import shield_flush
+from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
 from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
@@ -72,9 +72,7 @@ class Delivery(bootsteps.StartStopStep):
         def give_up() -> None:
             self._part.give_up()
             if self._part.has_processes:
-                # We are in a signal handler, and the loop that writes jobs to the children does not go on: the pool
-                # would wait for ever for what it has not written.
-                consumer.pool.flush()
+                drop_unaccepted(consumer.pool)
             cancel()
 
         setattr(consumer, name, give_up)  # called by a cold shutdown, and by nothing else

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_sticky.bootsteps.run import Run, unaccepted
+from celery_sticky.worker.undertaker import kill_group
 
 
 def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
@@ -43,6 +44,22 @@ def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
 
     shielded.sticky = True  # type: ignore[attr-defined]
     pool.flush = shielded
+
+
+def drop_unaccepted(pool: Any) -> None:
+    """Take from the pool what no child has confirmed: for a cold shutdown, which runs in a signal handler.
+
+    The loop that writes jobs to the children does not go on meanwhile, perhaps it was interrupted in the middle of one,
+    and the pool would wait for ever. A child that was being sent a job, or has just got it, is killed.
+    """
+    processes: Any = getattr(pool, "_pool", None)
+    for job in tuple(getattr(processes, "_cache", {}).values()):
+        if not job._accepted:
+            if (process := getattr(job, "_write_to", None)) is not None:
+                kill_group(process.pid)
+            job.discard()
+    if (buffer := getattr(processes, "outbound_buffer", None)) is not None:
+        buffer.clear()
 
 
 def _job(run: Run) -> Any:

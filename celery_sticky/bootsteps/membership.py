@@ -31,6 +31,7 @@ from celery_sticky.worker.claim import Claim, runtime_dir
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.lease import Lease
 from celery_sticky.worker.member import Member
+from celery_sticky.worker.native import share_with_threads
 
 logger = logging.getLogger("celery_sticky")
 
@@ -151,6 +152,7 @@ class Membership(bootsteps.StartStopStep):
         if not self.enabled:
             return
         signals.worker_shutting_down.connect(self._leave, weak=False)
+        share_with_threads(slots_gained, slots_lost)  # logging is set up by now
         self._watch.start()
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
         logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)

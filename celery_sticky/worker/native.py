@@ -5,6 +5,7 @@ A heartbeat must not depend on greenlets giving way: a loop that computes for a 
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections import deque
@@ -45,6 +46,19 @@ class Section:
             return False
         self._left.append(call)
         return True
+
+
+def share_with_threads(*others: Any) -> None:
+    """Give logging, and `others` with a `lock` of their own, locks that operating system threads may meet at.
+
+    Two of those that meet at a lock of eventlet both stand still (eventlet/eventlet#432); gevent's bear it.
+    """
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is None or not patcher.is_monkey_patched("thread"):
+        return
+    handlers = [handler for handler in (reference() for reference in list(logging._handlerList)) if handler]
+    for owner, name in [(logging, "_lock"), *((one, "lock") for one in (*handlers, *others))]:
+        setattr(owner, name, _original("_thread", "RLock")())
 
 
 def start_native_thread(target: Callable[[], None]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from kombu import Connection
 
 from celery_sticky.errors import InvalidSettings
-from celery_sticky.stores.base import Beat, Changed, Heard, Reading, Signal, Store
+from celery_sticky.stores.base import Beat, Reading, Signal, Store
 from celery_sticky.stores.memory import MemoryStore, memory_server
 
-__all__ = ["Beat", "Changed", "Heard", "Reading", "Signal", "Store", "open_store"]
+__all__ = ["Beat", "Reading", "Signal", "Store", "open_store"]
 
 SCHEMES = "memory://, redis://, rediss://, redis+socket://, sentinel://"
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
 
 
@@ -39,22 +40,8 @@ class Beat:
     store_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """Signal: the view was replaced."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """Signal: a member's counter was seen at this value."""
-
-    incarnation: str
-    counter: int
-
-
-Signal = Changed | Heard
+Signal = ViewChanged | BeatHeard
+"""What a store passes on of what other members do: it goes to the machine as it is."""
 
 
 class Store(Protocol):
@@ -74,14 +61,14 @@ class Store(Protocol):
         Refused (False) also if a counter named in `guard` no longer has the given value, or if `new.store_id` is not
         the store's: a swap thought out before a restart must not land on data the restart may have rolled back. On
         success the counters of incarnations new in `new` are created at 0, those of incarnations not in `new` are
-        removed, and `Changed` is signalled. All of that is one atomic step.
+        removed, and `ViewChanged` is signalled. All of that is one atomic step.
 
         Raises:
             StoreUnavailable: the swap may have happened; read again.
         """
 
     def beat(self, incarnation: str, *, announce: bool = True) -> Beat:
-        """Add one to the member's counter, if it has one; with `announce`, signal `Heard` to the others.
+        """Add one to the member's counter, if it has one; with `announce`, signal `BeatHeard` to the others.
 
         Raises:
             StoreUnavailable: the counter may have grown.

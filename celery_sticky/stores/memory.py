@@ -14,8 +14,9 @@ from threading import Condition
 from uuid import uuid4
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
-from celery_sticky.stores.base import Beat, Changed, Heard, Reading, Signal
+from celery_sticky.stores.base import Beat, Reading, Signal
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class MemoryStore:
             incarnations = [member.incarnation for member in new.members.values()]
             records.documents[self._keyspace] = new.to_bytes()
             records.beats[self._keyspace] = {incarnation: beats.get(incarnation, 0) for incarnation in incarnations}
-            self._server.signal(self._keyspace, Changed(new.version))
+            self._server.signal(self._keyspace, ViewChanged(new.version))
             return True
 
     def beat(self, incarnation: str, *, announce: bool = True) -> Beat:
@@ -138,7 +139,7 @@ class MemoryStore:
             if alive:
                 beats[incarnation] += 1
                 if announce:
-                    heard = Heard(incarnation, beats[incarnation])
+                    heard = BeatHeard(incarnation, beats[incarnation])
                     self._server.signal(self._keyspace, heard, sender=self._subscription)
             version, generation = written or (0, 0)
             return Beat(alive, version, generation, self._server.run_id)

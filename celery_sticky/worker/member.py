@@ -15,7 +15,6 @@ from typing import Protocol
 from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StickyError, StoreUnavailable
 from celery_sticky.ownership.events import (
     BeatDone,
-    BeatHeard,
     CloseSlot,
     Effect,
     Event,
@@ -33,12 +32,11 @@ from celery_sticky.ownership.events import (
     Swap,
     SwapDone,
     Tick,
-    ViewChanged,
 )
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Machine, Phase, Terms
 from celery_sticky.ownership.view import View
-from celery_sticky.stores.base import Changed, Signal, Store
+from celery_sticky.stores.base import Store
 from celery_sticky.worker.claim import Claim
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.lease import Lease, boottime
@@ -181,7 +179,7 @@ class Member:
         pause = self._machine.wake_at(now) - now
         if pause > 0:
             # In the order in which they came about: a report from here must not be overtaken by what others have done.
-            self._inbox.extend(_event_of(signal) for signal in store.watch(min(pause, LONGEST_WATCH)))
+            self._inbox.extend(store.watch(min(pause, LONGEST_WATCH)))
         if not self._inbox:
             self._step(Tick())
 
@@ -292,9 +290,3 @@ class Member:
     def _share_revokes(self, store: Store) -> None:
         if fresh := self._hooks.fresh_revokes():
             store.revoke(fresh, ttl=self._revoke_ttl, limit=self._revoke_limit)
-
-
-def _event_of(signal: Signal) -> Event:
-    if isinstance(signal, Changed):
-        return ViewChanged(signal.version)
-    return BeatHeard(signal.incarnation, signal.counter)

@@ -56,7 +56,7 @@ def share_with_threads(*others: Any) -> None:
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is None or not patcher.is_monkey_patched("thread"):
         return
-    handlers = [handler for handler in (reference() for reference in list(logging._handlerList)) if handler]
+    handlers = [handler for handler in (reference() for reference in list(logging._handlerList)) if handler]  # type: ignore[attr-defined]
     for owner, name in [(logging, "_lock"), *((one, "lock") for one in (*handlers, *others))]:
         setattr(owner, name, _original("_thread", "RLock")())
 

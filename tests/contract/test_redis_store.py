@@ -17,8 +17,9 @@ from harness.waiting import wait_until
 from kombu import Connection
 
 from celery_sticky.errors import DocumentDamaged, StoreUnavailable
+from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.stores import open_store
-from celery_sticky.stores.base import Changed, Store
+from celery_sticky.stores.base import Store
 from celery_sticky.stores.redis import RedisStore, subscription
 from celery_sticky.testing.store_contract import first_view, hear, joined, revived
 
@@ -87,7 +88,7 @@ def test_a_subscription_whose_server_froze_is_given_up(
     server.thaw()
     revived(lambda: store.watch(0))
     view = first_view(store)
-    hear(store, Changed(view.version))
+    hear(store, ViewChanged(view.version))
 
 
 def test_short_watches_too_notice_a_frozen_server(
@@ -120,7 +121,7 @@ def test_what_is_no_signal_is_passed_over(store: Store, client: Any) -> None:
     for payload in (b"", b"changed:x", b"\xff\xfe", b"heard:1", b"later:1:2:3"):
         client.publish("sticky:default:signals:0", payload)
     client.publish("sticky:default:signals:0", "changed:7")
-    assert hear(store, Changed(7)) == [Changed(7)]
+    assert hear(store, ViewChanged(7)) == [ViewChanged(7)]
 
 
 def test_signals_stay_in_their_database(server: ValkeyServer, store: Store) -> None:
@@ -129,7 +130,7 @@ def test_signals_stay_in_their_database(server: ValkeyServer, store: Store) -> N
     joined(elsewhere, first_view(elsewhere), "a")
     elsewhere.close()
     first_view(store)
-    assert hear(store, Changed(1)) == [Changed(1)]
+    assert hear(store, ViewChanged(1)) == [ViewChanged(1)]
     assert list(store.watch(0)) == []
 
 
@@ -168,7 +169,7 @@ def test_the_global_prefix_stands_before_every_key(server: ValkeyServer, client:
     other.watch(0)
     view = joined(store, first_view(store), "a")
     store.revoke(["t"], ttl=60, limit=1)
-    hear(other, Changed(view.version))
+    hear(other, ViewChanged(view.version))
     assert set(client.keys()) == {"app7:sticky:k:view", "app7:sticky:k:beats", "app7:sticky:revoked"}
     assert client.pubsub_channels() == ["app7:sticky:k:signals:0"]
     store.close()
@@ -231,7 +232,7 @@ def test_a_watch_lets_other_greenlets_run(server: ValkeyServer, patch: str, tmp_
         )
     )
     done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=30)
-    assert done.stdout == "[0, 0, 0, 0, 0] [['Changed(version=1)'], []]\n", done.stderr
+    assert done.stdout == "[0, 0, 0, 0, 0] [['ViewChanged(version=1)'], []]\n", done.stderr
 
 
 def test_an_unconnected_store_can_be_woken_and_closed() -> None:

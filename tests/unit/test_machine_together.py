@@ -21,7 +21,6 @@ import pytest
 from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.ownership.events import (
     BeatDone,
-    BeatHeard,
     BrokerDown,
     BrokerUp,
     CloseSlot,
@@ -41,7 +40,6 @@ from celery_sticky.ownership.events import (
     Swap,
     SwapDone,
     Tick,
-    ViewChanged,
 )
 from celery_sticky.ownership.holdings import Holdings, SlotState
 from celery_sticky.ownership.machine import Machine, Phase, Terms
@@ -49,7 +47,6 @@ from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.ownership.watches import Watches
 from celery_sticky.queues.base import Tenure
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.stores.base import Changed, Signal
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 
 KEYSPACE = "ks"
@@ -264,12 +261,6 @@ class Courier:
         self.report(BrokerUp())
 
 
-def _event_of(signal: Signal) -> Event:
-    if isinstance(signal, Changed):
-        return ViewChanged(signal.version)
-    return BeatHeard(signal.incarnation, signal.counter)
-
-
 class World:
     """Processes, store, broker and time."""
 
@@ -368,7 +359,7 @@ class World:
             for signal in signals:
                 if self.deaf or self.now < process.cut_until or self.rng.random() < self.losses:
                     continue
-                self.after(self.rng.uniform(0, 0.2), partial(process.post, _event_of(signal)))
+                self.after(self.rng.uniform(0, 0.2), partial(process.post, signal))
 
     def _judge(self, writer: Process, old: View | None, new: View) -> None:
         for member in new.members.values():

@@ -13,9 +13,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.redis_clients import client_from_connection, close_client, key_prefix, translate_errors
-from celery_sticky.stores.base import Beat, Changed, Heard, Reading, Signal
+from celery_sticky.stores.base import Beat, Reading, Signal
 from celery_sticky.stores.redis.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ class RedisStore:
         with suppress(ValueError):
             match payload.decode().split(":", 2):
                 case ["changed", version]:
-                    return Changed(int(version))
+                    return ViewChanged(int(version))
                 case ["heard", counter, incarnation] if incarnation not in self._own:
-                    return Heard(incarnation, int(counter))
+                    return BeatHeard(incarnation, int(counter))
         return None
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.ownership import changes
+from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import Member
-from celery_sticky.stores.base import Changed, Heard, Store
+from celery_sticky.stores.base import Store
 from celery_sticky.testing.store_contract.server import (
     PATIENCE,
     Opening,
@@ -43,9 +44,9 @@ class SignalContract(Opening):
     def test_others_hear_a_change_and_a_heartbeat(self, store: Store, other: Store) -> None:
         other.watch(0)
         view = joined(store, first_view(store), "a")
-        hear(other, Changed(view.version))
+        hear(other, ViewChanged(view.version))
         store.beat("a-1")
-        hear(other, Heard("a-1", 1))
+        hear(other, BeatHeard("a-1", 1))
 
     def test_a_refused_swap_and_a_quiet_beat_are_not_heard(self, store: Store, other: Store) -> None:
         view = joined(store, first_view(store), "a")
@@ -54,21 +55,21 @@ class SignalContract(Opening):
         store.beat("a-1", announce=False)
         assert not store.beat("gone").alive
         store.beat("a-1")
-        assert hear(other, Heard("a-1", 2)) == [Heard("a-1", 2)]
+        assert hear(other, BeatHeard("a-1", 2)) == [BeatHeard("a-1", 2)]
 
     def test_nobody_is_woken_by_their_own_heartbeat(self, store: Store) -> None:
         view = joined(store, first_view(store), "a")
         store.watch(0)
         store.beat("a-1")
         new = joined(store, view, "b")
-        assert hear(store, Changed(new.version)) == [Changed(new.version)]
+        assert hear(store, ViewChanged(new.version)) == [ViewChanged(new.version)]
 
     def test_signals_stay_in_their_keyspace(self, store: Store, other: Store, open_store: OpenStore) -> None:
         elsewhere = open_store("elsewhere")
         other.watch(0)
         first_view(elsewhere)
         view = joined(store, first_view(store), "a")
-        assert hear(other, Changed(view.version)) == [Changed(1), Changed(view.version)]
+        assert hear(other, ViewChanged(view.version)) == [ViewChanged(1), ViewChanged(view.version)]
 
     def test_a_watch_under_way_is_woken_by_another_thread(self, store: Store) -> None:
         store.watch(0)
@@ -96,7 +97,7 @@ class SignalContract(Opening):
         store.watch(0)
         sender = threading.Timer(0.1, first_view, [other])
         sender.start()
-        assert list(store.watch(PATIENCE)) == [Changed(1)]
+        assert list(store.watch(PATIENCE)) == [ViewChanged(1)]
         sender.join()
 
 
@@ -113,7 +114,7 @@ class FaultContract(Opening):
         assert list(store.watch(PATIENCE)) == []
         revived(other.read)
         first_view(other)
-        hear(store, Changed(1))
+        hear(store, ViewChanged(1))
 
     def test_a_lost_signal_is_made_good_by_a_beat(self, server: StoreServer, store: Store, other: Store) -> None:
         view = joined(store, first_view(store), "a")

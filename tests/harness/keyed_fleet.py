@@ -93,11 +93,11 @@ class KeyedFleet(Fleet):
             for i in range(tasks):
                 self.publish(f"k{i % keys}", seconds, producer=producer)
 
-    def call(self, task: str, key: str, *args: Any) -> int:
+    def call(self, task: str, key: str, *args: Any, **options: Any) -> int:
         """Send a task of `fault_tasks` as the next one of `key`; return its number."""
         n = self._numbers[key]
         self._numbers[key] += 1
-        result = self.app.tasks[task].apply_async((key, n, *args))
+        result = self.app.tasks[task].apply_async((key, n, *args), **options)
         self.history.published(key, n, result.id)
         return n
 

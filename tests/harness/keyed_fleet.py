@@ -60,7 +60,8 @@ class KeyedFleet(Fleet):
         self.observer = Observer(self._open())
 
     def _open(self) -> Store:
-        return open_store(Connection(self._store_url), "default")
+        options = self.app.conf.broker_transport_options
+        return open_store(Connection(self._store_url, transport_options=options), "default")
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
         """Start a worker, see `Fleet.worker`; it also knows `fault_tasks`."""

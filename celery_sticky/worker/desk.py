@@ -117,13 +117,13 @@ class Desk:
     def opened(self, tenure: Tenure) -> None:
         """The broker has opened the slot for this tenure."""
         slot = (tenure.keyspace, tenure.slot)
-        if self.to_open.get(slot) is not tenure:
-            # Stopped, closed or opened anew meanwhile. What runs of a stopped slot is settled under this tenure.
-            if slot in self._stopping:
-                self._tenures[slot] = tenure
-            return
-        del self.to_open[slot]
-        self._tenures[slot] = tenure
+        wanted = self.to_open.get(slot) is tenure  # else stopped, closed or opened anew meanwhile
+        if wanted:
+            del self.to_open[slot]
+        if wanted or slot in self._stopping:
+            self._tenures[slot] = tenure
+        if not wanted or slot in self._stopping:
+            return  # what runs of a stopped slot is settled under this tenure, and nothing more starts
         self.gate.open(slot)
         self.rounds.note((slot,))
         self._report(tenure.keyspace, Opened(tenure.slot, tenure.epoch))

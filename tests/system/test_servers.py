@@ -18,6 +18,7 @@ from harness.proxy import Proxy
 from harness.valkey import ValkeyServer
 from harness.waiting import wait_until
 
+from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
 
 KEYS = 24
@@ -43,15 +44,27 @@ def publish_everywhere(fleet: KeyedFleet, rounds: int = 1) -> None:
 # -- one server for both roles -----------------------------------------------------------------
 
 
-def test_a_server_that_restarts_with_its_data_stops_nobody_for_long(
-    crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer]
-) -> None:
-    """Guards: lost or rolled-back store (a restart may have lost writes: a new run id is not trusted)."""
-    server = valkey(appendonly=True)
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Workers `a` and `b` that share the slots, as `before` says, and their one server."""
+
+    server: ValkeyServer
+    fleet: KeyedFleet
+    before: View
+
+
+@pytest.fixture
+def pair(crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer], request: pytest.FixtureRequest) -> Pair:
+    server = valkey(**getattr(request, "param", {}))
     fleet = crew(broker=server.url)
     fleet.workers_up("a", "b")
-    before = fleet.view()
-    assert before is not None
+    return Pair(server, fleet, fleet.wait_members("a", "b"))
+
+
+@pytest.mark.parametrize("pair", [{"appendonly": True}], indirect=True)
+def test_a_server_that_restarts_with_its_data_stops_nobody_for_long(pair: Pair) -> None:
+    """Guards: lost or rolled-back store (a restart may have lost writes: a new run id is not trusted)."""
+    server, fleet, before = pair.server, pair.fleet, pair.before
     key = fleet.keys_of(before, "a")[0]
     fleet.publish(key, 1.0)
     publish_everywhere(fleet)
@@ -65,14 +78,8 @@ def test_a_server_that_restarts_with_its_data_stops_nobody_for_long(
     assert len(runs_of(fleet, key, 0)) == 1, "a task that runs is not started a second time"
 
 
-def test_a_server_that_restarts_empty_is_populated_anew(
-    crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer]
-) -> None:
-    server = valkey()
-    fleet = crew(broker=server.url)
-    fleet.workers_up("a", "b")
-    before = fleet.view()
-    assert before is not None
+def test_a_server_that_restarts_empty_is_populated_anew(pair: Pair) -> None:
+    server, fleet, before = pair.server, pair.fleet, pair.before
     publish_everywhere(fleet)
     says_all_is_well(fleet)
     server.restart()
@@ -82,15 +89,9 @@ def test_a_server_that_restarts_empty_is_populated_anew(
     says_all_is_well(fleet)
 
 
-def test_a_wiped_store_stops_running_tasks_only_at_the_end_of_trust(
-    crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer]
-) -> None:
+def test_a_wiped_store_stops_running_tasks_only_at_the_end_of_trust(pair: Pair) -> None:
     """Guards: lost store (nobody renews; after `ttl + margin` a fresh document, with epochs above any seen)."""
-    server = valkey()
-    fleet = crew(broker=server.url)
-    fleet.workers_up("a", "b")
-    before = fleet.view()
-    assert before is not None
+    server, fleet, before = pair.server, pair.fleet, pair.before
     key = fleet.keys_of(before, "a")[0]
     fleet.publish(key, 60.0)
     fleet.wait_started(key, 0)
@@ -111,15 +112,9 @@ def test_a_wiped_store_stops_running_tasks_only_at_the_end_of_trust(
     assert not (judged.overlaps or judged.stale or judged.shared), judged.describe()
 
 
-def test_connections_that_are_killed_are_made_anew_and_nothing_runs_twice(
-    crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer]
-) -> None:
+def test_connections_that_are_killed_are_made_anew_and_nothing_runs_twice(pair: Pair) -> None:
     """Guards: open again with the next count after a lost connection; a running key stays locked meanwhile."""
-    server = valkey()
-    fleet = crew(broker=server.url)
-    fleet.workers_up("a", "b")
-    before = fleet.view()
-    assert before is not None
+    server, fleet, before = pair.server, pair.fleet, pair.before
     for i in range(KEYS):
         fleet.publish(f"k{i}", 0.3)
         fleet.publish(f"k{i}", 0.01)
@@ -137,14 +132,8 @@ def test_connections_that_are_killed_are_made_anew_and_nothing_runs_twice(
     assert after is not None and after.epoch == before.epoch, "no slot has moved"
 
 
-def test_a_server_frozen_for_a_moment_costs_nobody_the_lease(
-    crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer]
-) -> None:
-    server = valkey()
-    fleet = crew(broker=server.url)
-    fleet.workers_up("a", "b")
-    before = fleet.view()
-    assert before is not None
+def test_a_server_frozen_for_a_moment_costs_nobody_the_lease(pair: Pair) -> None:
+    server, fleet, before = pair.server, pair.fleet, pair.before
     publish_everywhere(fleet, 3)
     server.freeze()
     time.sleep(1.0)  # the fault itself
@@ -156,15 +145,9 @@ def test_a_server_frozen_for_a_moment_costs_nobody_the_lease(
     assert after.epoch == before.epoch, "no slot has moved"
 
 
-def test_a_server_frozen_longer_than_a_lease_ends_tasks_and_evicts_nobody(
-    crew: Callable[..., KeyedFleet], valkey: Callable[..., ValkeyServer]
-) -> None:
+def test_a_server_frozen_longer_than_a_lease_ends_tasks_and_evicts_nobody(pair: Pair) -> None:
     """Guards: Trust (tasks end without a renewal), stopwatches start anew after a gap in one's own reads."""
-    server = valkey()
-    fleet = crew(broker=server.url)
-    fleet.workers_up("a", "b")
-    before = fleet.view()
-    assert before is not None
+    server, fleet, before = pair.server, pair.fleet, pair.before
     key = fleet.keys_of(before, "a")[0]
     fleet.publish(key, 60.0)
     start = fleet.wait_started(key, 0)
@@ -194,6 +177,7 @@ class Halves:
     fleet: KeyedFleet
     broker: Proxy
     store: Proxy
+    before: View
 
 
 @pytest.fixture
@@ -211,15 +195,13 @@ def halves(
     )
     fleet.worker("a", ready=False, pool=pool, env=fleet.environ_with(broker=broker.url, sticky_store=store.url))
     fleet.worker("b", ready=False)
-    fleet.wait_members("a", "b")
-    return Halves(fleet, broker, store)
+    return Halves(fleet, broker, store, fleet.wait_members("a", "b"))
 
 
 @pytest.mark.parametrize("fault", ["silence", "cut"])
 def test_a_worker_cut_off_from_the_store_ends_its_tasks_before_others_start_them(halves: Halves, fault: str) -> None:
     """Guards: Trust (`ttl - margin` after the last beat it sent), Gone (it comes back as another incarnation)."""
-    fleet = halves.fleet
-    before = fleet.wait_members("a", "b")
+    fleet, before = halves.fleet, halves.before
     key = fleet.keys_of(before, "a")[0]
     fleet.publish(key, 5.0)
     fleet.publish(key, 0.0)
@@ -243,8 +225,7 @@ def test_a_worker_cut_off_from_the_broker_finishes_its_task_leaves_and_comes_bac
 
     And: a verdict that could not be said is kept, but no slot is held for ever because of it.
     """
-    fleet = halves.fleet
-    before = fleet.wait_members("a", "b")
+    fleet, before = halves.fleet, halves.before
     mine = fleet.keys_of(before, "a", count=3)
     fleet.publish(mine[0], 1.0)
     fleet.publish(mine[0], 0.0)
@@ -267,8 +248,7 @@ def test_a_worker_cut_off_from_the_broker_finishes_its_task_leaves_and_comes_bac
 @pytest.mark.parametrize("fault", ["silence", "cut"])
 def test_a_pool_of_processes_without_its_broker_gives_away_what_it_does_not_run(halves: Halves, fault: str) -> None:
     """Celery's loop waits for the broker, and so does not learn that a task of its pool has ended: that slot waits."""
-    fleet = halves.fleet
-    before = fleet.wait_members("a", "b")
+    fleet, before = halves.fleet, halves.before
     busy, *idle = fleet.keys_of(before, "a", count=3)
     fleet.publish(busy, 1.0)
     fleet.wait_started(busy, 0)
@@ -284,8 +264,7 @@ def test_a_pool_of_processes_without_its_broker_gives_away_what_it_does_not_run(
 
 def test_a_lost_broker_connection_that_comes_back_within_the_grace_moves_nothing(halves: Halves) -> None:
     """Guards: open again with the next count; a running key stays locked across it; what was fetched goes back."""
-    fleet = halves.fleet
-    before = fleet.wait_members("a", "b")
+    fleet, before = halves.fleet, halves.before
     mine = fleet.keys_of(before, "a", count=6)
     for key in mine:
         for _ in range(4):
@@ -302,8 +281,7 @@ def test_a_lost_broker_connection_that_comes_back_within_the_grace_moves_nothing
 
 def test_a_request_that_arrives_after_its_connection_was_given_up_is_refused(halves: Halves) -> None:
     """Guards: open again with the next count. Else a late fetch takes messages that nobody then has."""
-    fleet = halves.fleet
-    before = fleet.wait_members("a", "b")
+    fleet, before = halves.fleet, halves.before
     mine = fleet.keys_of(before, "a", count=6)
     for key in mine:
         for _ in range(60):
@@ -347,8 +325,7 @@ def test_fences_of_a_forgotten_document_are_outbid(
 
 def test_what_a_silent_network_delivers_late_is_refused(halves: Halves) -> None:
     """Guards: settle and fetch name the tenure, an old one is refused; Gone."""
-    fleet = halves.fleet
-    before = fleet.wait_members("a", "b")
+    fleet, before = halves.fleet, halves.before
     mine = fleet.keys_of(before, "a", count=4)
     for key in mine:
         for _ in range(5):

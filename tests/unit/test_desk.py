@@ -1,0 +1,183 @@
+"""What a courier knows and decides, against the memory broker, without threads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from celery_sticky.errors import Fenced
+from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
+from celery_sticky.ownership.gate import Entry
+from celery_sticky.queues.base import Act
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.worker.desk import Desk, End, Item
+from celery_sticky.worker.envelope import Envelope
+
+SLOT = ("ks", 1)
+NOW = 1000.0
+ACK = End(Act.ACK)
+
+
+class Worker:
+    """A desk whose courier does everything at once. Bodies are `<key>:<n>`."""
+
+    def __init__(self, broker: MemoryBroker, incarnation: str = "w-0") -> None:
+        self.reports: list[Event] = []
+        self.incarnation = incarnation
+        self.broker = broker
+        self.queues = MemoryQueues(broker)
+        self.desk = Desk(
+            lambda _, event: self.reports.append(event),
+            worker="w",
+            concurrency=lambda: 2,
+            max_waiting=100,
+            max_attempts=2,
+        )
+
+    def open(self, epoch: int) -> None:
+        self.desk.open(SLOT, epoch, self.incarnation)
+        self.open_all()
+
+    def open_all(self) -> None:
+        while (opening := self.desk.next_to_open()) is not None:
+            tenure, keep = opening
+            try:
+                self.queues.open(tenure, keep)
+            except Fenced as fenced:
+                self.desk.fenced(tenure, fenced.epoch)
+            else:
+                self.desk.opened(tenure)
+
+    def reconnect(self) -> None:
+        self.queues = MemoryQueues(self.broker)
+        self.desk.reopen_all(NOW)
+        self.open_all()
+
+    def turn(self) -> None:
+        verdicts = self.desk.verdicts(NOW + 60)
+        fetched = self.queues.fetch(self.desk.wants(NOW, company=True), verdicts, NOW)
+        self.desk.take_in(fetched, NOW)
+        for delivery in fetched.deliveries:
+            body = delivery.body.decode()
+            item = Item(delivery, Envelope({"task": "task", "id": body}, {}, "", "", b""))
+            self.desk.admit(Entry(SLOT, delivery.tag, body[0], item, attempts=delivery.attempts), None, NOW)
+
+    def start(self) -> dict[str, Entry]:
+        started = {}
+        for entry in self.desk.gate.take(10):
+            assert self.desk.gate.start(entry, entry.turn, trusted=True)
+            started[entry.content.envelope.task_id] = entry
+        return started
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    broker = MemoryBroker()
+    for body in ("a:1", "a:2", "b:1"):
+        broker.publish(SLOT, body.encode())
+    return broker
+
+
+def reasons(worker: Worker) -> list[Any]:
+    return [json.loads(one.info)["reason"] for one in worker.queues.dead("ks")]
+
+
+def test_one_task_of_a_key_at_a_time_and_the_next_only_when_the_verdict_is_confirmed(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    assert sorted(started) == ["a:1", "b:1"]
+    worker.desk.end(started["a:1"], ACK, NOW)
+    assert worker.start() == {}, "the verdict is not confirmed yet"
+    worker.turn()
+    assert sorted(worker.start()) == ["a:2"]
+    assert worker.reports == [Opened(1, 1)]
+
+
+def test_a_stopped_slot_is_drained_when_its_last_verdict_is_confirmed(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.desk.stop(SLOT)
+    for entry in started.values():
+        assert worker.desk.end(entry, ACK, NOW), "somebody waits for the slot"
+    assert Drained(1) not in worker.reports
+    worker.turn()
+    assert worker.reports == [Opened(1, 1), Drained(1)]
+
+
+def test_a_stopped_slot_is_not_opened_for_more_when_the_connection_is_a_new_one(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.desk.stop(SLOT)
+    worker.reconnect()
+    assert not worker.desk.gate.is_open(SLOT) and worker.reports == [Opened(1, 1)]
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.turn()
+    assert worker.reports == [Opened(1, 1), Drained(1)], "its verdicts count under the new tenure"
+    assert worker.start() == {}
+
+
+def test_what_a_new_connection_finds_running_is_kept_and_the_rest_comes_again(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.reconnect()
+    worker.turn()
+    assert worker.start() == {}, "a:2 waits behind its key"
+    worker.desk.end(started["a:1"], ACK, NOW)
+    worker.turn()
+    assert sorted(worker.start()) == ["a:2"]
+
+
+def test_a_verdict_refused_under_a_lost_tenure_is_remembered_for_the_message(broker: MemoryBroker) -> None:
+    worker, other = Worker(broker), Worker(broker, "o-0")
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    other.open(2)
+    worker.open(1)
+    assert worker.reports == [Opened(1, 1), OpenRefused(1, 2)]
+    worker.desk.end(started["a:1"], ACK, NOW)
+    worker.turn()
+    worker.open(3)
+    worker.turn()
+    worker.turn()
+    assert "a:1" not in worker.start(), "it has run here"
+
+
+def test_a_task_that_never_comes_to_an_end_is_marked_and_buried_at_the_limit(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()["a:1"]
+    worker.desk.again(started, counted=True)
+    assert worker.start() == {}, "its start must be marked first"
+    worker.turn()
+    worker.desk.again(worker.start()["a:1"], counted=True)
+    worker.turn()
+    worker.turn()
+    assert reasons(worker) == ["started 2 times and never came to an end: its process died each time"]
+    assert sorted(worker.start()) == ["a:2"]
+
+
+def test_what_waits_for_a_broker_that_is_away_too_long_is_given_up_unless_it_runs(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.desk.stop(SLOT)
+    worker.desk.end(started["a:1"], ACK, NOW)
+    worker.desk.give_up_ended()
+    assert Drained(1) not in worker.reports, "b:1 runs"
+    worker.desk.end(started["b:1"], ACK, NOW)
+    worker.desk.give_up_ended()
+    assert worker.reports == [Opened(1, 1), Drained(1)]

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.backends.base import DisabledBackend
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state as worker_state
 
@@ -88,6 +89,8 @@ class Membership(bootsteps.StartStopStep):
             part.members[keyspace] = self._make_member(part, hooks, keyspace, slots, where)
         for name in keyed:
             _keep_when_lost(app.tasks[name])
+            if worker.pool_cls.is_green and isinstance(app.backend, DisabledBackend):
+                app.tasks[name].backend = app.backend  # Celery would make one in each greenlet: a third of a no-op task
         for task in app.tasks.values():
             fence_retry(task)  # all: a message may bring a key of its own to a task without one
         wiring.lease = lease

@@ -112,6 +112,7 @@ def test_a_worker_frozen_past_its_lease_comes_back_without_harm(crew: Callable[.
     frozen = before.owned_by(node("a"))
     since = time.monotonic_ns()
     fleet.workers["a"].freeze()
+    fleet.publish_many(KEYS, KEYS, SECONDS)  # so that something waits in its slots, however fast it has been
     fleet.wait_members("b")
     wait_until(lambda: takeovers(fleet.events(), node("a"), since), 60, "b runs what a has left", 0.2)
     thawed = time.monotonic_ns()

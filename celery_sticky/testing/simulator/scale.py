@@ -1,0 +1,3 @@
+"""A keyspace of a thousand members."""
+def measure():
+    return []

@@ -124,6 +124,8 @@ class Desk:
             return
         del self.to_open[slot]
         self._tenures[slot] = tenure
+        if slot in self._stopping:
+            return  # opened anew after a lost connection, and only to settle what has run
         self.gate.open(slot)
         self.rounds.note((slot,))
         self._report(tenure.keyspace, Opened(tenure.slot, tenure.epoch))

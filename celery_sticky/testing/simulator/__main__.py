@@ -65,7 +65,7 @@ def _figures(totals: Totals, seconds: float) -> str:
 
 
 def _report(failure: Failure) -> int:
-    click.echo(f"seed {failure.scenario.seed} broke {failure.violation.invariant}; cutting it down …")
+    click.echo(f"seed {failure.scenario.seed} broke {failure.invariant}; cutting it down …")
     click.echo(str(shrink(failure)))
     click.echo(f"again: python -m celery_sticky.testing.simulator --seed {failure.scenario.seed}")
     return 1

@@ -37,6 +37,8 @@ class SteppedCourier:
         self._queues: SlotQueues | None = None
         self._asking = self._reopening = False
         self._down_since: float | None = None
+        self.gave_up = False
+        """Whether the broker has ever been away for longer than its grace: such slots go with verdicts unconfirmed."""
         self._alarm = 0
         self._pause = RETRY_FIRST
 
@@ -213,6 +215,7 @@ class SteppedCourier:
             self._down_since = self._world.now
             self._process.report(KEYSPACE, BrokerDown())
         elif self._world.now >= self._down_since + BROKER_GRACE:
+            self.gave_up = True
             self.desk.give_up_ended()
         self._go_on_in(self._pause)
         self._pause = min(self._pause * 2, RETRY_LAST)

@@ -181,8 +181,9 @@ class Witness:
         what = str(run)
         if progress.settled:
             raise Violation(Invariant.RUN_AFTER_SETTLED, what)
-        if progress.finished_by is not None and not progress.finished_by.failed:
-            raise Violation(Invariant.RERUN_WITHOUT_FAULT, f"{what}, finished by {progress.finished_by.origin}")
+        before = progress.finished_by
+        if before is not None and not (before.failed or before.courier.gave_up):
+            raise Violation(Invariant.RERUN_WITHOUT_FAULT, f"{what}, finished by {before.origin}")
         self._check_order(run, progress)
         self._check_epoch(run)
         for other in self._running[run.key]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from celery_sticky.testing.simulator.invariants import Violation
+from celery_sticky.testing.simulator.invariants import Invariant, Violation
 from celery_sticky.testing.simulator.scenario import Scenario
 from celery_sticky.testing.simulator.world import World
 
@@ -23,13 +23,14 @@ class Failure:
     """A scenario, what it broke, and how."""
 
     scenario: Scenario
-    violation: Violation
+    invariant: Invariant
+    text: str
     at: float
     trace: tuple[str, ...]
 
     def __str__(self) -> str:
         scenario = self.scenario
-        head = f"seed {scenario.seed}, at {self.at:.3f} s: {self.violation}"
+        head = f"seed {scenario.seed}, at {self.at:.3f} s: {self.text}"
         world = f"workers {', '.join(scenario.names)}; {scenario.slots} slots; losses {scenario.losses:.0%} of requests"
         faults = [f"  fault {fault}" for fault in scenario.faults]
         tasks = [f"  task  {task}" for task in scenario.tasks]
@@ -42,7 +43,7 @@ def live(scenario: Scenario) -> World | Failure:
     try:
         return world.live()
     except Violation as violation:
-        return Failure(scenario, violation, world.now, tuple(world.lines(LINES)))
+        return Failure(scenario, violation.invariant, str(violation), world.now, tuple(world.lines(LINES)))
 
 
 def shrink(failure: Failure, most: int = LIVES) -> Failure:
@@ -55,7 +56,7 @@ def shrink(failure: Failure, most: int = LIVES) -> Failure:
             return False
         lives += 1
         outcome = live(scenario)
-        same = isinstance(outcome, Failure) and outcome.violation.invariant is failure.violation.invariant
+        same = isinstance(outcome, Failure) and outcome.invariant is failure.invariant
         if same and isinstance(outcome, Failure):
             found = outcome
         return same

@@ -8,8 +8,8 @@ import time
 import click
 
 from celery_sticky.testing.simulator.run import Totals, cores, live_all
-from celery_sticky.testing.simulator.scenario import draw
 from celery_sticky.testing.simulator.scale import measure
+from celery_sticky.testing.simulator.scenario import draw
 from celery_sticky.testing.simulator.shrink import Failure, live, shrink
 
 EVERY = 60.0

@@ -282,5 +282,3 @@ class Process:
             self.held = frozenset()
             self.store.close()
             self.pool.die_with_parent()
-
-

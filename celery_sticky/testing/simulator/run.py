@@ -51,7 +51,9 @@ def live_seeds(
     return totals, None
 
 
-def live_all(first: int, seeds: int, jobs: int, seconds: float = float("inf")) -> Iterator[tuple[Totals, Failure | None]]:
+def live_all(
+    first: int, seeds: int, jobs: int, seconds: float = float("inf")
+) -> Iterator[tuple[Totals, Failure | None]]:
     """Live through seeds in `jobs` processes, for at most `seconds`; yield totals so far after each batch."""
     totals, until = Totals(), time.monotonic() + seconds
     batches = [range(at, min(at + BATCH, first + seeds)) for at in range(first, first + seeds, BATCH)]

@@ -202,7 +202,9 @@ class World:
 
     # -- the store's side ----------------------------------------------------------------------
 
-    def serve(self, process: Process, effect: Read | SendBeat | Swap, sent: float) -> BeatDone | ReadDone | SwapDone | StoreFailed:
+    def serve(
+        self, process: Process, effect: Read | SendBeat | Swap, sent: float
+    ) -> BeatDone | ReadDone | SwapDone | StoreFailed:
         """Do at the store what was asked for."""
         if self.now < self._out_until:
             return StoreFailed(sent)
@@ -218,9 +220,10 @@ class World:
                 self._pass_signals_on()
                 return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id)
             case Swap(old, new, guard):
+                before = store.read().view
                 done = store.swap(old, new, guard)
                 if done:
-                    self._judge(process, old, new)
+                    self._judge(process, before, new)
                 self._pass_signals_on()
                 return SwapDone(sent, new, done)
 

@@ -85,7 +85,7 @@ class Progress:
     """What is known of one task."""
 
     place: int = 0
-    """Its place in the order in which the broker took the messages of its key and priority."""
+    """Its place in the order in which the broker took the messages of its key and priority; 0: none yet."""
     runs: int = 0
     finished_by: Process | None = None
     buried: bool = False
@@ -113,9 +113,9 @@ class Witness:
 
     # -- the broker ----------------------------------------------------------------------------
 
-    def publishes(self, body: bytes, slot: int, name: str) -> None:
-        """The broker has taken a message."""
-        self.tasks[body] = Progress(self._next_place())
+    def publishes(self, body: bytes, slot: int, name: str, *, waits: bool) -> None:
+        """The broker has taken a message; one that `waits` for its time has no place yet."""
+        self.tasks[body] = Progress(0 if waits else self._next_place())
         self.names[body] = name
         self._books[slot] += 1
 
@@ -209,6 +209,8 @@ class Witness:
         raise Violation(_overlap(run, other), f"{run} beside {other}")
 
     def _check_order(self, run: Run, progress: Progress) -> None:
+        if not progress.place:
+            return  # it waited for its time in flight, for the verdict that defers it was lost
         queue = (run.key, run.priority)
         place, later = self._highest.get(queue, (0, ""))
         if progress.place >= place:

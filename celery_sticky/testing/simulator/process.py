@@ -1,4 +1,4 @@
-"""A worker's main process: its member, which is the real machine, its clock, its line to the store, and what befalls it."""
+"""A worker's main process: its member (the real machine), its clock, its line to the store, and what befalls it."""
 
 from __future__ import annotations
 

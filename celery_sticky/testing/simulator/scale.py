@@ -7,13 +7,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from random import Random
 
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import (
     BeatDone,
-    CloseSlot,
     Drained,
     Effect,
     Event,
@@ -160,9 +160,12 @@ class Crowd:
                 self._perform(worker, machine.step(Tick(), self.now))
             else:
                 worker.wake += 1
-                wake = worker.wake
-                self._at(due - self.now + 1e-6, lambda: self._turn(worker) if wake == worker.wake else None)
+                self._at(due - self.now + 1e-6, partial(self._woken, worker, worker.wake))
                 return
+
+    def _woken(self, worker: _Worker, wake: int) -> None:
+        if wake == worker.wake:
+            self._turn(worker)
 
     def _perform(self, worker: _Worker, effects: list[Effect]) -> None:
         for effect in effects:
@@ -175,8 +178,6 @@ class Crowd:
                     worker.inbox.append(Drained(slot))
                 case Refuse(reason):
                     raise AssertionError(reason)
-                case CloseSlot() | _:
-                    pass
 
     def _ask(self, worker: _Worker, effect: Read | SendBeat | Swap) -> None:
         worker.busy = True

@@ -1,4 +1,4 @@
-"""What is to happen in a simulated world, as data drawn from a seed before it lives: so it can be cut down and replayed."""
+"""What is to happen in a simulated world: data, drawn from a seed before it lives, so it can be cut down and replayed."""
 
 from __future__ import annotations
 

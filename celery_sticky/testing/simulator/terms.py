@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class _Keyspace(str):
-    """A name whose hash is the same in every process: sets of slots keep their order, so a seed stays the same world."""
+    """A name with one hash in every process: sets of slots keep their order, so a seed stays the same world."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Workers, a store, a broker and time. Everything that happens is an event in one heap, so a world can be lived again."""
+"""Workers, a store, a broker and time: what happens is an event in one heap, so a world can be lived again."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ class World:
         slot = task.key % self.scenario.slots
         due = self.now + EPOCH + task.countdown if task.countdown else 0.0
         body = envelope(task.key, task.n, due=due)
-        self.witness.publishes(body, slot, f"key {task.key} #{task.n}")
+        self.witness.publishes(body, slot, f"key {task.key} #{task.n}", waits=due > 0)
         self.broker.publish((KEYSPACE, slot), body, task.priority)
         for process in self.processes:
             process.courier.hear((KEYSPACE, slot))

@@ -34,7 +34,7 @@ def test_whatever_happens_no_promise_is_broken(first: int) -> None:
 
 
 def test_without_faults_nobody_is_evicted_and_a_lost_answer_now_and_then_is_no_fault() -> None:
-    assert lived(*live_seeds(range(40), lambda seed: draw(seed, faults=False))).evictions == 0
+    assert lived(*live_seeds(range(40), lambda seed: draw(seed, kinds=()))).evictions == 0
 
 
 def test_without_any_signal_no_promise_is_broken_either() -> None:

@@ -1,7 +1,8 @@
-"""What is to happen in a simulated world: data, drawn from a seed before it lives, so it can be cut down and replayed."""
+"""What is to happen in a simulated world: data, drawn from a seed before it lives, to be cut down and replayed."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -136,12 +137,13 @@ class Scenario:
     tasks: tuple[Task, ...] = ()
 
 
-def draw(seed: int, *, faults: bool = True, tasks: bool = True, deaf: bool = False) -> Scenario:
-    """Return the scenario of a seed."""
+def draw(seed: int, *, kinds: Collection[Kind] = tuple(LIKELY), deaf: bool = False) -> Scenario:
+    """Return the scenario of a seed, with faults of these kinds."""
     rng = Random(seed)
     names = NAMES[: rng.choice((2, 3, 3, 3, 4, 5))]
     slots = rng.choice((4, 6, 6, 8))
-    struck = sorted((_fault(rng, names) for _ in range(rng.randint(1, 6))), key=lambda fault: fault.at)
+    number = rng.randint(1, 6) if kinds else 0
+    struck = sorted((_fault(rng, names, kinds) for _ in range(number)), key=lambda fault: fault.at)
     if any(fault.kind is Kind.JOIN for fault in struck):
         slots = 40
     sent = tuple(_tasks(rng, slots))
@@ -155,13 +157,13 @@ def draw(seed: int, *, faults: bool = True, tasks: bool = True, deaf: bool = Fal
         broker_losses=rng.choice((0.0, 0.0, 0.02, 0.05)),
         deaf=deaf or rng.random() < 0.05,
         founded=rng.random() < 0.8,
-        faults=tuple(struck) if faults else (),
-        tasks=sent if tasks else (),
+        faults=tuple(struck),
+        tasks=sent,
     )
 
 
-def _fault(rng: Random, names: str) -> Fault:
-    kind = rng.choices(list(LIKELY), list(LIKELY.values()))[0]
+def _fault(rng: Random, names: str, kinds: Collection[Kind]) -> Fault:
+    kind = rng.choices(list(kinds), [LIKELY[kind] for kind in kinds])[0]
     at, seconds = rng.uniform(4, TROUBLE), rng.choice(LENGTHS) * rng.uniform(0.8, 1.2)
     if kind is Kind.JOIN:
         return Fault(at, kind, number=rng.randint(5, 15))

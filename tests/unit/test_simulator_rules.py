@@ -322,6 +322,7 @@ RULES = [
         "settled",
         settled_frees_nothing,
         breaks={Invariant.RUN_AFTER_LATER},
+        first=12,
     ),
     rule(
         "a running key stays locked when its slot is lost",
@@ -333,7 +334,7 @@ RULES = [
         recall_frees_keys,
         breaks={Invariant.OVERLAP_SAME_WORKER},
     ),
-    rule("a start is a reservation", Gate, "start", start_whatever, breaks={Invariant.OVERLAP_TRUSTED}),
+    rule("a start is a reservation", Gate, "start", start_whatever, breaks={Invariant.OVERLAP_TRUSTED}, first=281),
     rule(
         "what has not started is forgotten",
         Gate,

@@ -169,8 +169,9 @@ def ack_at_start(self: SteppedCourier, entry: Entry, turn: int) -> bool:
 # -- The broker without … ----------------------------------------------------------------------
 
 
-def refuses_lower_epochs_only(fence: Tenure, tenure: Tenure) -> bool:
-    return fence.epoch > tenure.epoch
+def refuses_no_equal_epoch(fence: Tenure, tenure: Tenure) -> bool:
+    old = fence.incarnation == tenure.incarnation and fence.open_count >= tenure.open_count
+    return fence.epoch > tenure.epoch or (fence.epoch == tenure.epoch and old)
 
 
 def refuses_no_old_count(fence: Tenure, tenure: Tenure) -> bool:
@@ -340,7 +341,7 @@ RULES = [
         Gate,
         "_forget_unstarted",
         forget_nothing,
-        breaks={Invariant.OVERLAP_TRUSTED},
+        breaks={Invariant.RERUN_WITHOUT_FAULT},
     ),
     rule(
         "verdicts are confirmed before a release",
@@ -350,7 +351,14 @@ RULES = [
         breaks={Invariant.RERUN_WITHOUT_FAULT},
     ),
     rule("a slot given away stays shut", Desk, "opened", opened_although_stopping, breaks={Invariant.NOT_SETTLED}),
-    rule("acked is what has run", SteppedCourier, "start_entry", ack_at_start, breaks={Invariant.ACKED_NEVER_RUN}),
+    rule(
+        "acked is what has run",
+        SteppedCourier,
+        "start_entry",
+        ack_at_start,
+        breaks={Invariant.ACKED_NEVER_RUN},
+        first=1,
+    ),
     rule(
         "verdicts of a lost connection go again", Outbox, "back", lambda self, now: None, breaks={Invariant.NOT_DRAINED}
     ),
@@ -401,8 +409,9 @@ RULES = [
         "an opening under an equal epoch of another is refused",
         queues,
         "_refuses",
-        refuses_lower_epochs_only,
+        refuses_no_equal_epoch,
         breaks={Invariant.FENCE_SHARED},
+        kinds=(Kind.WIPE, Kind.FAIL_OVER, Kind.CRASH),
     ),
     rule(
         "a late opening is refused by its count",

@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip -qq
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	"$$p" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: demo test check bench constraints clean help
+.PHONY: demo test simulate check bench constraints clean help
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ test: $(STAMP) ## All tests (TEST_ARGS="-k name"); the quick ones in parallel, t
 	$(BIN)/python -m pytest -q -n 2 -m "unit or contract or docs" $(TEST_ARGS) || status=$$?; [ $$status -eq 5 ] && status=0; \
 	$(BIN)/python -m pytest -q -m "worker or system" $(TEST_ARGS) || { last=$$?; [ $$last -eq 5 ] || status=$$last; }; \
 	exit $$status
+
+simulate: $(STAMP) ## Workers, store and broker under random faults and virtual time (SEEDS=2000, SIMULATE_ARGS="--seed 7")
+	@$(BIN)/python -m celery_sticky.testing.simulator --seeds $(or $(SEEDS),2000) $(SIMULATE_ARGS)
 
 check: $(STAMP) ## Style, types, import contracts, and that the wheel works alone
 	@$(BIN)/ruff check --quiet

@@ -64,7 +64,10 @@ class MemoryBroker:
 
     def slot(self, keyspace: str, number: int) -> _Slot:
         """Return a slot, empty if it was never used."""
-        return self.slots.setdefault((keyspace, number), _Slot())
+        place = (keyspace, number)
+        if place not in self.slots:
+            self.slots[place] = _Slot()
+        return self.slots[place]
 
 
 @cache

@@ -9,7 +9,7 @@ import copy
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from threading import Condition
 from uuid import uuid4
 
@@ -112,7 +112,7 @@ class MemoryStore:
         with self._server.changed:
             records = self._records()
             document = records.documents.get(self._keyspace)
-            view = None if document is None else View.from_bytes(document)
+            view = None if document is None else _parsed(document)
             return Reading(view, dict(records.beats.get(self._keyspace, {})), self._server.run_id, time.time())
 
     def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
@@ -202,10 +202,16 @@ class MemoryStore:
         document = self._server.records.documents.get(self._keyspace)
         if document is None:
             return None
-        view = View.from_bytes(document)
+        view = _parsed(document)
         return view.version, view.generation
 
     def _subscribe(self) -> None:
         self._subscription = Subscription(self._keyspace)
         self._server.subscriptions.add(self._subscription)
         self._woken = False
+
+
+@lru_cache(maxsize=8)
+def _parsed(document: bytes) -> View:
+    # Views are never changed: who reads the same bytes may have the same view.
+    return View.from_bytes(document)

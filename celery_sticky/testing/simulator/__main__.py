@@ -1,0 +1,75 @@
+"""`python -m celery_sticky.testing.simulator`: simulate many seeds, or one of them with its trace."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from celery_sticky.testing.simulator.run import Totals, cores, live_all
+from celery_sticky.testing.simulator.scale import measure
+from celery_sticky.testing.simulator.scenario import draw
+from celery_sticky.testing.simulator.shrink import Failure, live, shrink
+
+EVERY = 60.0
+"""Seconds between lines about how far it is."""
+
+
+@click.command()
+@click.option("--seeds", default=2000, show_default=True, help="How many seeds.")
+@click.option("--first", default=0, show_default=True, help="The first of them.")
+@click.option("--jobs", default=cores(), help="Processes; all cores if not given.")
+@click.option("--seconds", default=float("inf"), help="Stop after so long, however many seeds are left.")
+@click.option("--seed", type=int, help="Only this one, with its trace.")
+@click.option("--scale", is_flag=True, help="Instead: figures of a keyspace of 1,000 members and 16,384 slots.")
+def main(seeds: int, first: int, jobs: int, seconds: float, seed: int | None, scale: bool) -> None:
+    """Simulate workers, a store and a broker under random faults; exit with 1 if a promise was broken."""
+    if scale:
+        for line in measure():
+            click.echo(line)
+    elif seed is not None:
+        sys.exit(_replay(seed))
+    else:
+        sys.exit(_simulate(first, seeds, jobs, seconds))
+
+
+def _replay(seed: int) -> int:
+    outcome = live(draw(seed))
+    if isinstance(outcome, Failure):
+        return _report(outcome)
+    click.echo("\n".join(outcome.lines(len(outcome.trace))))
+    click.echo(f"seed {seed}: no promise was broken in {outcome.now:.1f} s")
+    return 0
+
+
+def _simulate(first: int, seeds: int, jobs: int, seconds: float) -> int:
+    begun = told = time.monotonic()
+    totals = Totals()
+    for totals, failure in live_all(first, seeds, jobs, seconds):
+        if failure is not None:
+            return _report(failure)
+        if time.monotonic() > told + EVERY:
+            told = time.monotonic()
+            click.echo(_figures(totals, told - begun))
+    click.echo(f"{_figures(totals, time.monotonic() - begun)}: no promise was broken")
+    return 0
+
+
+def _figures(totals: Totals, seconds: float) -> str:
+    return (
+        f"{totals.seeds:,} seeds in {seconds:.0f} s ({totals.seeds / seconds:.0f} a second): {totals.events:,} events, "
+        f"{totals.faults:,} faults, {totals.tasks:,} tasks in {totals.runs:,} runs, {totals.evictions:,} evictions, "
+        f"{totals.seconds / 3600:.0f} h of virtual time"
+    )
+
+
+def _report(failure: Failure) -> int:
+    click.echo(f"seed {failure.scenario.seed} broke {failure.invariant}; cutting it down …")
+    click.echo(str(shrink(failure)))
+    click.echo(f"again: python -m celery_sticky.testing.simulator --seed {failure.scenario.seed}")
+    return 1
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m celery_sticky.testing.simulator")

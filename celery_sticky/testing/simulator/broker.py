@@ -1,0 +1,63 @@
+"""The memory broker, with a witness at each of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import takewhile
+
+from celery_sticky.queues.base import Fetched, Tenure, Verdict, Want
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.testing.simulator.invariants import Witness
+
+
+class Broker(MemoryBroker):
+    """A broker that is watched."""
+
+    def __init__(self, witness: Witness) -> None:
+        super().__init__()
+        self.witness = witness
+
+
+class WitnessedQueues(MemoryQueues):
+    """A client of it. What the witness sees is what stood at the broker before each verb, and after."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self._witness = broker.witness
+
+    def open(self, tenure: Tenure, keep: Collection[int]) -> None:
+        """Set the fence."""
+        super().open(tenure, keep)
+        self._witness.opens(tenure)
+        self._count(tenure.keyspace, {tenure.slot})
+
+    def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
+        """Settle, then bring."""
+        tenures = [*(want.tenure for want in wants), *(verdict.tenure for verdict in verdicts)]
+        fences = {tenure.slot: self.broker.slot(tenure.keyspace, tenure.slot).fence for tenure in tenures}
+        fetched = super().fetch(wants, verdicts, now)
+        self._witness.brings(fetched, fences)
+        for keyspace in {tenure.keyspace for tenure in tenures}:
+            self._count(keyspace, fences)
+        return fetched
+
+    def _settle(self, verdict: Verdict, fetched: Fetched) -> None:
+        slot = self.broker.slot(verdict.tenure.keyspace, verdict.tenure.slot)
+        message = slot.flight.get(verdict.tag)
+        settled = len(fetched.confirmed)
+        super()._settle(verdict, fetched)
+        if message is not None and len(fetched.confirmed) > settled:
+            self._witness.settles(verdict, slot.fence, message.body)
+
+    def _bring(self, want: Want, now: float, fetched: Fetched) -> None:
+        slot = self.broker.slot(want.tenure.keyspace, want.tenure.slot)
+        if slot.fence == want.tenure:
+            for _, _, message in takewhile(lambda item: item[0] <= now, slot.deferred):
+                self._witness.comes_due(message.body)
+        super()._bring(want, now, fetched)
+
+    def _count(self, keyspace: str, slots: Collection[int]) -> None:
+        for number in slots:
+            slot = self.broker.slot(keyspace, number)
+            waiting = sum(len(messages) for messages in slot.lists.values())
+            self._witness.counts(number, waiting + len(slot.flight) + len(slot.deferred))

@@ -1,0 +1,221 @@
+"""A courier without a thread: the real desk says what to say to the broker; each request and each answer is a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from celery_sticky.errors import Fenced
+from celery_sticky.ownership.events import BrokerDown, BrokerUp
+from celery_sticky.ownership.gate import Entry, SlotId
+from celery_sticky.queues.base import Delivery, Fetched, SlotQueues, Tenure
+from celery_sticky.testing.simulator.scenario import Point
+from celery_sticky.testing.simulator.terms import BROKER_GRACE, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING
+from celery_sticky.worker.courier import IDLE, RETRY_FIRST, RETRY_LAST
+from celery_sticky.worker.desk import Desk, End, Item
+from celery_sticky.worker.envelope import parse
+
+if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.process import Process
+
+T = TypeVar("T")
+
+
+class SteppedCourier:
+    """Does what `worker.courier.Courier` does, in its order."""
+
+    def __init__(self, process: Process) -> None:
+        self._process, self._world, self._pool = process, process.world, process.pool
+        self.desk = Desk(
+            process.report,
+            worker=process.name,
+            concurrency=process.pool.concurrency,
+            max_waiting=MAX_WAITING,
+            max_attempts=MAX_ATTEMPTS,
+        )
+        self._queues: SlotQueues | None = None
+        self._asking = self._reopening = False
+        self._down_since: float | None = None
+        self.gave_up = False
+        """Whether the broker has ever been away for longer than its grace: such slots go with verdicts unconfirmed."""
+        self._alarm = 0
+        self._pause = RETRY_FIRST
+
+    @property
+    def _now(self) -> float:
+        return self._world.now + EPOCH
+
+    # -- for the member ------------------------------------------------------------------------
+
+    def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
+        """See `Courier.open`."""
+        self.desk.open(slot, epoch, incarnation)
+        self._wake()
+
+    def stop(self, slot: SlotId) -> None:
+        """See `Courier.stop`."""
+        self.desk.stop(slot)
+        self._wake()
+
+    def close(self, slot: SlotId) -> None:
+        """See `Courier.close`."""
+        self.desk.close(slot)
+        self._wake()
+
+    # -- for the pool --------------------------------------------------------------------------
+
+    def take(self, most: int) -> list[Entry]:
+        """See `Courier.take`."""
+        gate = self.desk.gate
+        return gate.take(most - gate.out, lambda _: self._process.trusts)
+
+    def start_entry(self, entry: Entry, turn: int) -> bool:
+        """See `Courier.start_entry`."""
+        if self.desk.gate.start(entry, turn, trusted=self._process.trusts):
+            return True
+        self.desk.gate.put_back(entry, turn)
+        return False
+
+    def again(self, entry: Entry, *, counted: bool) -> None:
+        """See `Courier.again`."""
+        self.desk.again(entry, counted=counted)
+        self._wake()
+
+    def end(self, entry: Entry, end: End) -> None:
+        """See `Courier.end`."""
+        if self.desk.end(entry, end, self._now):
+            self._wake()
+
+    # -- one request at a time -----------------------------------------------------------------
+
+    def hear(self, slot: SlotId) -> None:
+        """A slot has got a message."""
+        if self.desk.gate.is_open(slot):
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._asking:
+            self._go_on_in(self._process.rng.uniform(0, 0.005))
+
+    def _go_on_in(self, delay: float) -> None:
+        self._alarm += 1
+        self._world.after(delay, partial(self._rings, self._alarm))
+
+    def _rings(self, alarm: int) -> None:
+        if alarm == self._alarm:
+            self._process.act(self._go_on)
+
+    def _go_on(self) -> None:
+        """Make the next request, or idle until there is one."""
+        if self._asking:
+            return
+        queues, desk = self._queues, self.desk
+        if queues is None:
+            self._ask(Point.FETCH_ASKED, Point.FETCH_ANSWERED, self._world.connect, self._connected)
+        elif (opening := desk.next_to_open()) is not None:
+            self._open(queues, *opening)
+        else:
+            self._reopened()
+            now = self._now
+            verdicts = desk.verdicts(now)
+            wants = desk.wants(now, company=bool(verdicts))
+            if verdicts or wants:
+                fetch = partial(queues.fetch, wants, verdicts, now)
+                self._ask(Point.FETCH_ASKED, Point.FETCH_ANSWERED, fetch, partial(self._fetched, now))
+            else:
+                self._idle(queues, now)
+
+    def _idle(self, queues: SlotQueues, now: float) -> None:
+        desk = self.desk
+        woken = queues.idle(0.0)
+        desk.rounds.note(slot for slot in woken if desk.gate.is_open(slot))
+        if desk.gate.has_ready:
+            self._pool.ready()
+        ends = [now + (0.25 if desk.gate.has_ready else IDLE)]
+        ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due) if end is not None]
+        self._go_on_in(1e-4 if woken else max(0.0, min(ends) - now) + 1e-4)
+
+    def _connected(self, queues: SlotQueues) -> None:
+        self._queues = queues
+        self.desk.reopen_all(self._now)
+        self._reopening = True
+
+    def _reopened(self) -> None:
+        if self._reopening and self._down_since is not None:
+            self._down_since = None
+            self._process.report(KEYSPACE, BrokerUp())
+        self._reopening = False
+
+    def _open(self, queues: SlotQueues, tenure: Tenure, keep: tuple[int, ...]) -> None:
+        def serve() -> Fenced | None:
+            try:
+                queues.open(tenure, keep)
+            except Fenced as fenced:
+                return fenced
+            return None
+
+        def take(fenced: Fenced | None) -> None:
+            if fenced is None:
+                self.desk.opened(tenure)
+            else:
+                self.desk.fenced(tenure, fenced.epoch)
+
+        self._ask(Point.OPEN_ASKED, Point.OPEN_ANSWERED, serve, take)
+
+    def _fetched(self, asked: float, fetched: Fetched) -> None:
+        self.desk.take_in(fetched, asked)
+        for delivery in fetched.deliveries:
+            self._admit(delivery, asked)
+        if self.desk.gate.has_ready:
+            self._pool.ready()
+
+    def _admit(self, delivery: Delivery, now: float) -> None:
+        slot = (delivery.tenure.keyspace, delivery.tenure.slot)
+        envelope = parse(delivery.body)
+        key = self._pool.lock_of(slot, envelope)
+        entry = Entry(slot, delivery.tag, key, Item(delivery, envelope), attempts=delivery.attempts)
+        self.desk.admit(entry, self._pool.due_of(envelope), now)
+
+    # -- the line to the broker ----------------------------------------------------------------
+
+    def _ask(self, asked: Point, answered: Point, serve: Callable[[], T], take: Callable[[T], None]) -> None:
+        self._asking = True
+        process, world = self._process, self._world
+
+        def take_in(answer: T) -> None:
+            if process.passes(answered):
+                process.act(partial(take_in, answer))
+                return
+            self._asking = False
+            self._pause = RETRY_FIRST
+            take(answer)
+            self._go_on()
+
+        def send() -> None:
+            world.ask(
+                process.rng,
+                world.broker_losses,
+                world.now < process.broker_cut_until,
+                serve=serve,
+                answered=lambda answer: process.act(partial(take_in, answer)),
+                failed=lambda: process.act(self._failed),
+            )
+
+        # Whoever stands still as it asks has sent its request already, or sends it when it wakes.
+        if process.passes(asked) and process.rng.random() < 0.5:
+            process.act(send)
+        else:
+            send()
+
+    def _failed(self) -> None:
+        self._asking = False
+        self._queues = None
+        if self._down_since is None:
+            self._down_since = self._world.now
+            self._process.report(KEYSPACE, BrokerDown())
+        elif self._world.now >= self._down_since + BROKER_GRACE:
+            self.gave_up = True
+            self.desk.give_up_ended()
+        self._go_on_in(self._pause)
+        self._pause = min(self._pause * 2, RETRY_LAST)

@@ -1,0 +1,284 @@
+"""What must always hold, each under a name: the witness looks at every step that could break it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from celery_sticky.ownership.holdings import SlotState
+from celery_sticky.ownership.view import MemberState, View
+from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict
+
+if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.pool import Run
+    from celery_sticky.testing.simulator.process import Process
+
+HELD = (SlotState.OPENING, SlotState.OPEN, SlotState.STOPPING)
+
+
+class Invariant(StrEnum):
+    """The name of a promise, as it stands in a report once it is broken."""
+
+    TWO_OWNERS = "two-owners"
+    """Two members trust their lease and hold one slot."""
+    OVERLAP_TRUSTED = "overlap-trusted"
+    """Two tasks of a key run at the same time, in workers that trust their lease."""
+    OVERLAP_ZOMBIE = "overlap-zombie"
+    """… one of them in a worker whose trust is over."""
+    OVERLAP_ORPHAN = "overlap-orphan"
+    """… one of them in a child of a dead worker."""
+    OVERLAP_SAME_WORKER = "overlap-same-worker"
+    """… both in one worker."""
+    FIRST_RUN_ORDER = "first-run-order"
+    """A task runs first after a later one of its key has run."""
+    RUN_AFTER_LATER = "run-after-later"
+    """A task runs again after a later one of its key has run."""
+    RERUN_WITHOUT_FAULT = "rerun-without-fault"
+    """A finished task runs again, though the worker that finished it met no fault."""
+    RUN_AFTER_SETTLED = "run-after-settled"
+    """A task runs whose message the broker has settled."""
+    ACKED_NEVER_RUN = "acked-never-run"
+    """A message is acked whose task never finished; or buried though it neither asked for that nor ever ran."""
+    LOST = "lost"
+    """A message is in none of the broker's books."""
+    NOT_DRAINED = "not-drained"
+    """Messages are left, long after the last fault."""
+    NOT_OWNED = "not-owned"
+    """Slots are not open at their owner, under the fence, long after the last fault."""
+    NOT_SETTLED = "not-settled"
+    """Members do not agree on a settled view, long after the last fault."""
+    EPOCH_BACK = "epoch-back"
+    """A slot's epoch fell."""
+    EPOCH_SHARED = "epoch-shared"
+    """Two members had a slot under one epoch."""
+    FENCE_BACK = "fence-back"
+    """A slot's fence fell, or stood still, at an opening."""
+    FENCE_SHARED = "fence-shared"
+    """Two members opened a slot under one epoch."""
+    STALE_START = "stale-start"
+    """A task started under a lower epoch than one before in its slot."""
+    FORMER_TENURE = "former-tenure"
+    """The broker did what another tenure than the fence's asked for."""
+    NEEDLESS_EVICTION = "needless-eviction"
+    """A member is evicted that met no fault, or before its time."""
+    UNBALANCED_PLAN = "unbalanced-plan"
+    """A plan does not give each member its share by weight within one slot."""
+    VERSION_GAP = "version-gap"
+    """A view does not follow the one before it, or a member went back to an older one."""
+    REFUSED = "refused"
+    """A worker is refused for no reason."""
+
+
+class Violation(AssertionError):
+    """The world has seen what must not be."""
+
+    def __init__(self, invariant: Invariant, text: str) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of one task."""
+
+    place: int = 0
+    """Its place in the order in which the broker took the messages of its key and priority; 0: none yet."""
+    runs: int = 0
+    finished_by: Process | None = None
+    buried: bool = False
+    """It asked to be buried."""
+    settled: bool = False
+
+
+@dataclass(slots=True)
+class Witness:
+    """Sees every step, and objects."""
+
+    slots: int
+    tasks: dict[bytes, Progress] = field(default_factory=dict)
+    """By message."""
+    names: dict[bytes, str] = field(default_factory=dict)
+    begun: int = 0
+    """Runs so far."""
+    evicted: list[str] = field(default_factory=list)
+    _places: int = 0
+    _highest: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
+    _running: dict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    _books: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _fences: dict[int, Tenure] = field(default_factory=dict)
+    _started: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    # -- the broker ----------------------------------------------------------------------------
+
+    def publishes(self, body: bytes, slot: int, name: str, *, waits: bool) -> None:
+        """The broker has taken a message; one that `waits` for its time has no place yet."""
+        self.tasks[body] = Progress(0 if waits else self._next_place())
+        self.names[body] = name
+        self._books[slot] += 1
+
+    def comes_due(self, body: bytes) -> None:
+        """A deferred message takes its place."""
+        self.tasks[body].place = self._next_place()
+
+    def replaces(self, old: bytes, new: bytes) -> None:
+        """A retry's message is that of the same task."""
+        self.tasks[new], self.names[new] = self.tasks[old], self.names[old]
+
+    def _next_place(self) -> int:
+        self._places += 1
+        return self._places
+
+    def opens(self, tenure: Tenure) -> None:
+        """The broker has set a fence."""
+        old = self._fences.get(tenure.slot)
+        self._fences[tenure.slot] = tenure
+        if old is None:
+            return
+        if tenure.epoch == old.epoch and tenure.incarnation != old.incarnation:
+            raise Violation(Invariant.FENCE_SHARED, f"slot {tenure.slot}: {tenure} after {old}")
+        if tenure.epoch < old.epoch or (tenure.epoch == old.epoch and tenure.open_count <= old.open_count):
+            raise Violation(Invariant.FENCE_BACK, f"slot {tenure.slot}: {tenure} after {old}")
+
+    def settles(self, verdict: Verdict, fence: Tenure | None, body: bytes) -> None:
+        """The broker has confirmed a verdict about this message."""
+        if verdict.tenure != fence:
+            raise Violation(Invariant.FORMER_TENURE, f"{verdict.act} by {verdict.tenure}, the fence is {fence}")
+        if verdict.act not in (Act.ACK, Act.BURY):
+            return
+        progress = self.tasks[body]
+        asked = progress.finished_by is not None if verdict.act is Act.ACK else progress.buried or progress.runs > 0
+        if not asked:
+            raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {verdict.act}")
+        progress.settled = True
+        self._books[verdict.tenure.slot] -= 1
+
+    def brings(self, fetched: Fetched, fences: dict[int, Tenure | None]) -> None:
+        """The broker has brought deliveries under these fences."""
+        for delivery in fetched.deliveries:
+            if delivery.tenure != (fence := fences[delivery.tenure.slot]):
+                raise Violation(Invariant.FORMER_TENURE, f"fetched by {delivery.tenure}, the fence is {fence}")
+
+    def counts(self, slot: int, there: int) -> None:
+        """This many messages of a slot are at the broker."""
+        if there != self._books[slot]:
+            raise Violation(Invariant.LOST, f"slot {slot} has {there} messages and should have {self._books[slot]}")
+
+    @property
+    def left(self) -> list[str]:
+        """The tasks whose message is not settled."""
+        return sorted({self.names[body] for body, progress in self.tasks.items() if not progress.settled})
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def begins(self, run: Run) -> None:
+        """A run begins, this instant."""
+        progress = self.tasks[run.body]
+        self.begun += 1
+        progress.runs += 1
+        what = str(run)
+        if progress.settled:
+            raise Violation(Invariant.RUN_AFTER_SETTLED, what)
+        before = progress.finished_by
+        if before is not None and not (before.failed or before.courier.gave_up):
+            raise Violation(Invariant.RERUN_WITHOUT_FAULT, f"{what}, finished by {before.origin}")
+        self._check_order(run, progress)
+        self._check_epoch(run)
+        for other in self._running[run.key]:
+            self.check_overlap(other, run)
+        self._running[run.key].append(run)
+
+    def ends(self, run: Run, *, finished: bool) -> None:
+        """A run is over."""
+        self._running[run.key].remove(run)
+        if finished:
+            self.tasks[run.body].finished_by = run.process
+
+    def thaws(self, run: Run) -> None:
+        """A run goes on after it stood still."""
+        for other in self._running[run.key]:
+            if other is not run:
+                self.check_overlap(run, other)
+
+    def check_overlap(self, run: Run, other: Run) -> None:
+        """Two runs of one key are under way; what stands still runs nothing."""
+        if run.stands_still or other.stands_still:
+            return
+        raise Violation(_overlap(run, other), f"{run} beside {other}")
+
+    def _check_order(self, run: Run, progress: Progress) -> None:
+        if not progress.place:
+            return  # it waited for its time in flight, for the verdict that defers it was lost
+        queue = (run.key, run.priority)
+        place, later = self._highest.get(queue, (0, ""))
+        if progress.place >= place:
+            self._highest[queue] = (progress.place, str(run))
+            return
+        broken = Invariant.FIRST_RUN_ORDER if progress.runs == 1 else Invariant.RUN_AFTER_LATER
+        raise Violation(broken, f"{run} after {later}")
+
+    def _check_epoch(self, run: Run) -> None:
+        epoch, incarnation = self._started.get(run.slot, (0, ""))
+        if run.epoch < epoch:
+            raise Violation(Invariant.STALE_START, f"{run}, epoch {epoch} was seen")
+        if run.epoch == epoch and run.incarnation != incarnation:
+            raise Violation(Invariant.EPOCH_SHARED, f"{run}, whose epoch was that of {incarnation}")
+        self._started[run.slot] = (run.epoch, run.incarnation)
+
+    # -- members -------------------------------------------------------------------------------
+
+    def owns(self, process: Process, processes: Collection[Process]) -> None:
+        """A member has made a step; does anybody else hold what it holds?"""
+        if not process.held or not process.trusts:
+            return
+        for other in processes:
+            if other is not process and other.held and (both := process.held & other.held) and other.trusts:
+                raise Violation(Invariant.TWO_OWNERS, f"slots {sorted(both)} of {process.origin} and {other.origin}")
+
+    def adopts(self, process: Process, old: View | None, new: View | None) -> None:
+        """A member has taken a view in the place of another."""
+        if old is not None and new is not None and (new.generation, new.version) < (old.generation, old.version):
+            raise Violation(Invariant.VERSION_GAP, f"{process.origin}: {new.version} after {old.version}")
+
+    def swaps(self, old: View | None, new: View) -> None:
+        """The store has replaced a view."""
+        if old is not None and old.generation == new.generation:
+            if new.version != old.version + 1:
+                raise Violation(Invariant.VERSION_GAP, f"{new.version} after {old.version}")
+            self._check_epochs(old, new)
+        if any(new.target):
+            self._check_balance(new)
+
+    def _check_epochs(self, old: View, new: View) -> None:
+        for slot in range(new.slots):
+            if new.epoch[slot] < old.epoch[slot]:
+                raise Violation(Invariant.EPOCH_BACK, f"slot {slot}: {new.epoch[slot]} after {old.epoch[slot]}")
+            if new.epoch[slot] == old.epoch[slot] and _holder(new, slot) != _holder(old, slot):
+                raise Violation(Invariant.EPOCH_SHARED, f"slot {slot} changed hands under epoch {new.epoch[slot]}")
+
+    def _check_balance(self, view: View) -> None:
+        weights = {m.name: m.weight for m in view.members.values() if m.state is MemberState.ACTIVE}
+        total = sum(weights.values())
+        held = dict.fromkeys(weights, 0)
+        for name in view.target:
+            if name not in held:
+                raise Violation(Invariant.UNBALANCED_PLAN, f"version {view.version}: {name} is to have a slot")
+            held[name] += 1
+        if any(abs(held[name] - view.slots * weight / total) >= 1 for name, weight in weights.items()):
+            raise Violation(Invariant.UNBALANCED_PLAN, f"version {view.version}: {held} by weights {weights}")
+
+
+def _holder(view: View, slot: int) -> str | None:
+    owner = view.owner[slot]
+    return None if owner is None or owner not in view.members else view.members[owner].incarnation
+
+
+def _overlap(run: Run, other: Run) -> Invariant:
+    if run.process is other.process:
+        return Invariant.OVERLAP_SAME_WORKER
+    if not (run.process.alive and other.process.alive):
+        return Invariant.OVERLAP_ORPHAN
+    trusted = run.process.trusts and other.process.trusts
+    return Invariant.OVERLAP_TRUSTED if trusted else Invariant.OVERLAP_ZOMBIE

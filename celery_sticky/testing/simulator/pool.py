@@ -1,0 +1,211 @@
+"""A worker's pool of child processes: what is run when, and what ends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from celery_sticky.ownership.gate import Entry, SlotId
+from celery_sticky.queues.base import Act
+from celery_sticky.testing.simulator.scenario import Outcome, Point
+from celery_sticky.testing.simulator.terms import EPOCH, KEYSPACE
+from celery_sticky.worker.desk import End, Item
+from celery_sticky.worker.envelope import Envelope
+
+if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.process import Process
+
+LOOK = 0.01
+"""Seconds after the end of trust by which a child has ended itself."""
+
+
+def envelope(key: int, n: int, *, retries: int = 0, due: float = 0.0) -> bytes:
+    """Return the message of a task's try."""
+    headers = {"id": f"{key}-{n}", "key": key, "n": n, "retries": retries, "due": due}
+    return json.dumps({"body": "", "headers": headers, "properties": {}}).encode()
+
+
+class Run:
+    """A task under way in a child of the pool."""
+
+    def __init__(self, process: Process, entry: Entry) -> None:
+        self.process, self.entry, self.turn = process, entry, entry.turn
+        item: Item = entry.content
+        self.body = item.delivery.body
+        self.priority = item.delivery.priority
+        self.slot, self.epoch = entry.slot[1], item.delivery.tenure.epoch
+        self.incarnation = item.delivery.tenure.incarnation
+        self.term = process.joined_as
+        headers = item.envelope.headers
+        self.key, self.n, self.retries = int(headers["key"]), int(headers["n"]), int(headers["retries"])
+        self.outcome: Outcome | None = None
+        """How it ended; None: its process was lost before."""
+        self.begun = self.over = False
+
+    def __str__(self) -> str:
+        return f"key {self.key} #{self.n} at {self.process.origin}, epoch {self.epoch}"
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the lease it relies on lasts: what its child reads in shared memory."""
+        return self.process.trusts and self.process.joined_as == self.term
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether its child is frozen."""
+        return self.process.world.now < self.process.frozen_until
+
+
+class Pool:
+    """The host of a courier: the part of Celery."""
+
+    def __init__(self, process: Process, children: int) -> None:
+        self._process, self._world, self._children = process, process.world, children
+        self._runs: dict[Run, None] = {}
+        self._draining = False
+
+    # -- for the courier -----------------------------------------------------------------------
+
+    def concurrency(self) -> int:
+        """See `Host.concurrency`."""
+        return self._children
+
+    def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
+        """See `Host.lock_of`."""
+        return (KEYSPACE, envelope.headers["key"])
+
+    def due_of(self, envelope: Envelope) -> float | None:
+        """See `Host.due_of`."""
+        return float(envelope.headers["due"]) or None
+
+    def ready(self) -> None:
+        """See `Host.ready`: the loop is woken."""
+        if not self._draining:
+            self._draining = True
+            self._process.later(self._process.rng.uniform(0, 0.01), self._drain)
+
+    # -- the way of a task ---------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        self._draining = False
+        for entry in self._process.courier.take(self._children):
+            run = Run(self._process, entry)
+            self._process.later(self._process.rng.uniform(0, 0.01), partial(self._start, run))
+
+    def _start(self, run: Run) -> None:
+        if self._process.passes(Point.HANDED):
+            self._process.act(partial(self._start, run))
+            return
+        if not self._process.courier.start_entry(run.entry, run.turn):
+            return
+        self._runs[run] = None
+        self._process.passes(Point.STARTED)
+        self._in_child(run, self._begin)
+
+    def _in_child(self, run: Run, do: Callable[[Run], None]) -> None:
+        """Do something in the child of a run: now, when it thaws, or never."""
+        if run.over:
+            return
+        if run.stands_still:
+            self._world.at(self._process.frozen_until, partial(self._in_child, run, do))
+        else:
+            do(run)
+
+    def _begin(self, run: Run) -> None:
+        if not self._process.alive:
+            return
+        if not run.trusted:
+            self._lose(run)
+            return
+        self._world.note(self._process.origin, "runs %s", run)
+        self._world.witness.begins(run)
+        run.begun = True
+        task = self._world.tasks[run.key, run.n]
+        self._world.after(task.seconds + 1e-3, lambda: self._in_child(run, self._end))
+        self._watch(run)
+
+    def _watch(self, run: Run) -> None:
+        """The child reads the lease: it ends itself at the end of trust."""
+        if run.over:
+            return
+        if not run.trusted:
+            self._kill(run)
+        else:
+            self._world.after(max(0.0, self._process.trust_ends_in()) + LOOK, lambda: self._in_child(run, self._watch))
+
+    def _end(self, run: Run) -> None:
+        if not run.trusted:
+            self._kill(run)  # it thaws past the end of trust
+            return
+        runs = self._world.witness.tasks[run.body].runs
+        ends = self._world.tasks[run.key, run.n].ends
+        run.outcome = ends[runs - 1] if runs <= len(ends) else Outcome.FINISH
+        self._over(run)
+
+    def _kill(self, run: Run) -> None:
+        """A child kills itself: trust is over."""
+        self._over(run)
+
+    def _over(self, run: Run) -> None:
+        self._world.note(self._process.origin, "%s: %s", run, run.outcome or "killed")
+        self._world.witness.ends(run, finished=run.outcome is Outcome.FINISH)
+        self._lose(run)
+
+    def _lose(self, run: Run) -> None:
+        """The child has nothing more to do with it: the main process learns of it."""
+        run.over = True
+        self._process.later(self._process.rng.uniform(0, 0.01), partial(self._let_go, run))
+
+    def _let_go(self, run: Run) -> None:
+        if self._process.passes(Point.ENDED):
+            self._process.act(partial(self._let_go, run))
+            return
+        self._runs.pop(run, None)
+        courier, now = self._process.courier, self._world.now + EPOCH
+        match run.outcome:
+            case Outcome.FINISH:
+                courier.end(run.entry, End(Act.ACK))
+            case Outcome.RETRY:
+                due = now + self._process.rng.choice((0.0, 0.1, 3.0))
+                body = envelope(run.key, run.n, retries=run.retries + 1, due=due)
+                self._world.witness.replaces(run.body, body)
+                courier.end(run.entry, End(Act.DEFER, due=due, body=body))
+            case Outcome.BURY:
+                self._world.witness.tasks[run.body].buried = True
+                courier.end(run.entry, End(Act.BURY, reason="rejected"))
+            case _:
+                # If it was ended with its trust, the task is not to blame.
+                courier.again(run.entry, counted=run.trusted)
+        self.ready()
+
+    # -- what befalls it -----------------------------------------------------------------------
+
+    @property
+    def _begun(self) -> list[Run]:
+        return [run for run in self._runs if run.begun and not run.over]
+
+    def look_at_the_lease(self) -> None:
+        """The children see that it has changed."""
+        for run in self._begun:
+            if not run.trusted:
+                self._in_child(run, self._end)
+
+    def thaw(self) -> None:
+        """The children go on: first of all each looks at its lease."""
+        if self._world.now < self._process.frozen_until:
+            return
+        for run in self._begun:
+            if not run.trusted:
+                self._kill(run)
+            else:
+                self._world.witness.thaws(run)
+
+    def die_with_parent(self) -> None:
+        """The children die with the main process, and what is not under way yet never will be."""
+        for run in self._runs:
+            if run.begun and not run.over:
+                self._world.note(self._process.origin, "%s: dies", run)
+                self._world.witness.ends(run, finished=False)
+            run.over = True

@@ -1,0 +1,284 @@
+"""A worker's main process: its member (the real machine), its clock, its line to the store, and what befalls it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from celery_sticky.ownership.events import (
+    BeatDone,
+    CloseSlot,
+    Effect,
+    Event,
+    LeaveAsked,
+    OpenSlot,
+    Read,
+    ReadDone,
+    Refuse,
+    Say,
+    SendBeat,
+    StopSlot,
+    StoreFailed,
+    Swap,
+    SwapDone,
+    Tick,
+)
+from celery_sticky.ownership.machine import Machine, Phase, Terms
+from celery_sticky.ownership.view import View
+from celery_sticky.stores.memory import MemoryStore
+from celery_sticky.testing.simulator.courier import SteppedCourier
+from celery_sticky.testing.simulator.invariants import HELD, Invariant, Violation
+from celery_sticky.testing.simulator.pool import Pool
+from celery_sticky.testing.simulator.scenario import Fault, Kind, Point
+from celery_sticky.testing.simulator.terms import BROKER_GRACE, HASH, KEYSPACE, MARGIN, SETTLE, TTL
+
+if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.world import World
+
+STEP = 0.25
+"""Seconds until a child sees that its lease was ended early."""
+
+
+class Process:
+    """One start of a worker."""
+
+    def __init__(self, world: World, name: str, birth: int, *, dead_incarnation: str = "") -> None:
+        self.world, self.name = world, name
+        self.origin = f"{name}.{birth}"
+        # A stream of its own: what befalls others does not change its delays.
+        self.rng = Random(world.scenario.seed * 1009 + birth)
+        self._offset, self._rate = self.rng.uniform(0, 1e5), self.rng.uniform(0.98, 1.02)
+        self.machine = Machine(self._terms(dead_incarnation), self.clock)
+        self.store = MemoryStore(world.server, KEYSPACE)
+        self.pool = Pool(self, world.scenario.concurrency)
+        self.courier = SteppedCourier(self)
+        self.alive = True
+        self.failed = False
+        """Whether anything has ever befallen it."""
+        self.held = frozenset[int]()
+        self.joined_as = ""
+        """The incarnation of the newest membership: what running tasks rely on."""
+        self.paused_until = self.frozen_until = 0.0
+        """Until then its main process stands still; and the children of its pool."""
+        self.store_cut_until = self.broker_cut_until = 0.0
+        self._armed: list[Fault] = []
+        self._inbox: deque[Event] = deque()
+        self._busy = False
+        self._wake = 0
+        self._trust: tuple[float, Phase] = (float("-inf"), Phase.OUT)
+        self._view: View | None = None
+
+    def _terms(self, dead_incarnation: str) -> Terms:
+        scenario = self.world.scenario
+        place = scenario.names.find(self.name)
+        return Terms(
+            name=self.name,
+            origin=self.origin,
+            slots=scenario.slots,
+            hash=HASH,
+            ttl=TTL,
+            margin=MARGIN,
+            settle=SETTLE,
+            broker_grace=BROKER_GRACE,
+            weight=scenario.weights[place] if place >= 0 else 1,
+            dead_incarnation=dead_incarnation,
+            jitter=self.rng.random(),
+        )
+
+    @property
+    def clock(self) -> float:
+        """Its own clock, in seconds."""
+        return self._offset + self._rate * self.world.now
+
+    @property
+    def trusts(self) -> bool:
+        """Whether it may act on what it owns."""
+        return self.machine.trusts(self.clock)
+
+    @property
+    def taking_part(self) -> bool:
+        """Whether it lives and has not left."""
+        return self.alive and self.machine.phase is not Phase.LEFT
+
+    def trust_ends_in(self) -> float:
+        """Return after how many seconds of the world its trust ends, as it stands."""
+        return (self.machine.trust_until - self.clock) / self._rate
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def act(self, do: Callable[[], None]) -> None:
+        """Do something in the main process: now, when it wakes, or never."""
+        if not self.alive:
+            return
+        if self.world.now < self.paused_until:
+            self.world.at(self.paused_until, partial(self.act, do))
+        else:
+            do()
+
+    def later(self, delay: float, do: Callable[[], None]) -> None:
+        """Do something in the main process after `delay` seconds."""
+        self.world.after(delay, partial(self.act, do))
+
+    def post(self, event: Event) -> None:
+        """Tell the member something."""
+        self._inbox.append(event)
+        self.turn()
+
+    def report(self, _: str, event: Event) -> None:
+        """Tell the member what the courier has seen: its thread takes that in a moment later."""
+        self.world.note(self.origin, "%s", event)
+        self._inbox.append(event)
+        self.later(self.rng.uniform(0, 0.01), self.turn)
+
+    def turn(self) -> None:
+        """Do what there is to do, unless it waits for the store, or stands still."""
+        while self.alive and not self._busy and self.world.now >= self.paused_until:
+            if self._inbox:
+                self._step(self._inbox.popleft())
+            elif (due := self.machine.wake_at(self.clock)) <= self.clock:
+                self._step(Tick())
+            else:
+                self._wake += 1
+                self.world.after((due - self.clock) / self._rate + 1e-6, partial(self._woken, self._wake))
+                return
+
+    def _woken(self, wake: int) -> None:
+        if wake == self._wake:
+            self.turn()
+
+    def _step(self, event: Event) -> None:
+        machine, world = self.machine, self.world
+        effects = machine.step(event, self.clock, more=bool(self._inbox))
+        if machine.view is not self._view:
+            world.witness.adopts(self, self._view, machine.view)
+            self._view = machine.view
+        self._publish()
+        for effect in effects:
+            self._perform(effect)
+        if not self.alive:
+            return
+        self.held = frozenset(slot for slot, state in machine.slots.items() if state in HELD)
+        world.witness.owns(self, world.processes)
+
+    def _publish(self) -> None:
+        machine = self.machine
+        if machine.phase is Phase.IN and machine.incarnation != self.joined_as:
+            self.joined_as = machine.incarnation
+        trust = (machine.trust_until, machine.phase)
+        if trust != self._trust:
+            self._trust = trust
+            if machine.phase is not Phase.IN:
+                self.world.after(self.rng.uniform(0, STEP), self.pool.look_at_the_lease)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Read() | SendBeat() | Swap():
+                self._ask(effect)
+            case OpenSlot(slot, epoch, incarnation):
+                self.courier.open((KEYSPACE, slot), epoch, incarnation)
+            case StopSlot(slot):
+                self.courier.stop((KEYSPACE, slot))
+            case CloseSlot(slot):
+                self.courier.close((KEYSPACE, slot))
+            case Refuse(reason):
+                raise Violation(Invariant.REFUSED, f"{self.origin}: {reason}")
+            case Say(text):
+                self.world.note(self.origin, "%s", text)
+
+    # -- the line to the store -----------------------------------------------------------------
+
+    def _ask(self, effect: Read | SendBeat | Swap) -> None:
+        self._busy = True
+        sent = self.clock
+        if isinstance(effect, Swap):
+            self.world.note(self.origin, "swaps to version %s", effect.new.version)
+        # Whoever stands still as it asks has sent its request already, or sends it when it wakes.
+        if self.passes(Point.STORE_ASKED) and self.rng.random() < 0.5:
+            self.act(partial(self._send, effect, sent))
+        else:
+            self._send(effect, sent)
+
+    def _send(self, effect: Read | SendBeat | Swap, sent: float) -> None:
+        self.world.ask(
+            self.rng,
+            self.world.losses,
+            self.world.now < self.store_cut_until,
+            serve=lambda: self.world.serve(self, effect, sent),
+            answered=lambda event: self.act(partial(self._answered, event)),
+            failed=lambda: self.act(partial(self._answered, StoreFailed(sent))),
+        )
+
+    def _answered(self, event: BeatDone | ReadDone | SwapDone | StoreFailed) -> None:
+        if self.passes(Point.STORE_ANSWERED):
+            self.act(partial(self._answered, event))
+            return
+        self._busy = False
+        self._inbox.appendleft(event)
+        self.turn()
+
+    # -- what befalls it -----------------------------------------------------------------------
+
+    def strike(self, fault: Fault) -> None:
+        """Have the fault happen at its point."""
+        if fault.point is Point.NOW:
+            self._suffer(fault)
+        else:
+            self._armed.append(fault)
+
+    def disarm(self) -> None:
+        """No fault waits any longer."""
+        self._armed.clear()
+
+    def passes(self, point: Point) -> bool:
+        """Suffer what waits for this step; True if the process stands still now, or is dead."""
+        if not self._armed:
+            return False
+        for fault in [fault for fault in self._armed if fault.point is point]:
+            self._armed.remove(fault)
+            self._suffer(fault)
+        return not self.alive or self.world.now < self.paused_until
+
+    def _suffer(self, fault: Fault) -> None:
+        now = self.world.now
+        until = now + fault.seconds
+        self.world.note(self.origin, "FAULT: %s", fault)
+        self.world.struck += 1
+        self.failed = self.failed or fault.kind is not Kind.LEAVE
+        match fault.kind:
+            case Kind.PAUSE | Kind.FREEZE:
+                self.paused_until = max(self.paused_until, until)
+                if fault.kind is Kind.PAUSE:
+                    self.frozen_until = max(self.frozen_until, until)
+                    self.world.at(self.frozen_until, self.pool.thaw)
+                self.world.at(self.paused_until, self.turn)
+            case Kind.CRASH:
+                dead = self.machine.incarnation if fault.proof else ""
+                self.die()
+                self.world.after(fault.seconds, lambda: self.world.start(self.name, dead_incarnation=dead))
+            case Kind.LEAVE:
+                self.act(lambda: self.post(LeaveAsked()))
+                self.world.after(fault.seconds, self._replace)
+            case Kind.CUT_STORE:
+                self.store_cut_until = until
+            case Kind.CUT_BROKER:
+                self.broker_cut_until = until
+            case Kind.CUT:
+                self.store_cut_until = self.broker_cut_until = until
+
+    def _replace(self) -> None:
+        if self.alive:
+            self.failed = self.failed or self.machine.phase is not Phase.LEFT  # killed before it had left
+            self.die()
+        self.world.start(self.name)
+
+    def die(self) -> None:
+        """SIGKILL."""
+        if self.alive:
+            self.world.note(self.origin, "is dead")
+            self.alive = False
+            self.held = frozenset()
+            self.store.close()
+            self.pool.die_with_parent()

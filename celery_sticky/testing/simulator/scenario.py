@@ -1,0 +1,209 @@
+"""What is to happen in a simulated world: data, drawn from a seed before it lives, to be cut down and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+TROUBLE = 40.0
+"""Seconds during which faults happen."""
+NAMES = "abcde"
+
+
+class Kind(StrEnum):
+    """What befalls a worker, or a server. The number is how often it is drawn beside the others."""
+
+    PAUSE = "pause"
+    """Its main process and the children of its pool stand still."""
+    FREEZE = "freeze"
+    """Its main process alone stands still."""
+    CRASH = "crash"
+    """It is killed, and started again under its name."""
+    LEAVE = "leave"
+    """It is told to stop; killed should it take too long; started again."""
+    CUT_STORE = "cut off from the store"
+    CUT_BROKER = "cut off from the broker"
+    CUT = "cut off from both"
+    OUTAGE = "store away"
+    DEAF = "subscriptions break"
+    WIPE = "store loses all"
+    RESTART = "store restarts"
+    FAIL_OVER = "store fails over to older data"
+    JOIN = "workers join"
+
+
+LIKELY = {
+    Kind.PAUSE: 6, Kind.FREEZE: 3, Kind.CRASH: 6, Kind.LEAVE: 3, Kind.CUT_STORE: 4, Kind.CUT_BROKER: 4, Kind.CUT: 2,
+    Kind.OUTAGE: 2, Kind.DEAF: 1, Kind.WIPE: 1, Kind.RESTART: 1, Kind.FAIL_OVER: 2, Kind.JOIN: 1,
+}  # fmt: skip
+LENGTHS = (0.5, 3.0, 9.0, 13.0, 20.0)
+"""Seconds around which faults last: the lease is 10 s, its margin 2 s."""
+
+
+class Point(StrEnum):
+    """The step of its victim at which a fault strikes."""
+
+    NOW = "at once"
+    STORE_ASKED = "as it asks the store"
+    STORE_ANSWERED = "as the store answers"
+    OPEN_ASKED = "as it opens a slot"
+    OPEN_ANSWERED = "as its opening is answered"
+    FETCH_ASKED = "as it fetches or settles"
+    FETCH_ANSWERED = "as what it fetched or settled is answered"
+    HANDED = "as a task is handed to its pool"
+    STARTED = "as a task starts"
+    ENDED = "as a task ends"
+
+
+class Outcome(StrEnum):
+    """How a run of a task ends, if it comes to its end."""
+
+    FINISH = "finishes"
+    RETRY = "asks for a retry"
+    REQUEUE = "is rejected, to run again"
+    BURY = "is rejected for good"
+    DIE = "loses its process"
+
+
+OUTCOMES = (Outcome.FINISH,) * 16 + (Outcome.RETRY,) * 3 + (Outcome.REQUEUE, Outcome.DIE, Outcome.DIE, Outcome.BURY)
+SECONDS = (0.0, 0.01, 0.01, 0.3, 1.0, 3.0)
+"""How long tasks run; one in forty takes 12 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something bad, from `at` on (seconds), at the next `point` of its victim."""
+
+    at: float
+    kind: Kind
+    victim: str = ""
+    """A name; empty: a server."""
+    point: Point = Point.NOW
+    seconds: float = 0.0
+    """How long it lasts; CRASH, LEAVE: until it is started again, or killed."""
+    proof: bool = False
+    """CRASH: whether its successor can prove it dead."""
+    number: int = 0
+    """JOIN: how many."""
+
+    def __str__(self) -> str:
+        words = [f"{self.at:6.2f}", self.victim or "servers", self.kind, self.point if self.victim else ""]
+        words += [f"{self.seconds:.1f} s" if self.seconds else "", "with proof" if self.proof else ""]
+        return " ".join(str(word) for word in [*words, self.number or ""] if word)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task, sent at `at` (seconds): the next of its key."""
+
+    at: float
+    key: int
+    n: int
+    priority: int = 0
+    countdown: float = 0.0
+    """Seconds after which it wants to run."""
+    seconds: float = 0.01
+    """How long each run takes."""
+    ends: tuple[Outcome, ...] = ()
+    """How its first runs end; the following ones finish."""
+
+    def __str__(self) -> str:
+        ends = ", then ".join(self.ends) or Outcome.FINISH
+        words = [f"{self.at:6.2f} key {self.key} #{self.n}: {self.seconds:.2f} s, {ends}"]
+        words += [f"priority {self.priority}" if self.priority else ""]
+        words += [f"in {self.countdown:.1f} s" if self.countdown else ""]
+        return ", ".join(word for word in words if word)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything about a world that its seed decides, but for the delays within it."""
+
+    seed: int
+    names: str = "abc"
+    weights: tuple[int, ...] = (1, 1, 1, 1, 1)
+    slots: int = 6
+    concurrency: int = 2
+    losses: float = 0.0
+    """The share of requests to the store that are lost, on their way there or back, or come late; and of signals."""
+    broker_losses: float = 0.0
+    deaf: bool = False
+    """No signal ever arrives."""
+    founded: bool = True
+    """There is a document already, as after `celery sticky init`."""
+    faults: tuple[Fault, ...] = ()
+    tasks: tuple[Task, ...] = ()
+
+
+def draw(seed: int, *, kinds: Collection[Kind] = tuple(LIKELY), deaf: bool = False) -> Scenario:
+    """Return the scenario of a seed, with faults of these kinds."""
+    rng = Random(seed)
+    names = NAMES[: rng.choice((2, 3, 3, 3, 4, 5))]
+    slots = rng.choice((4, 6, 6, 8))
+    number = rng.randint(1, 6) if kinds else 0
+    struck = sorted((_fault(rng, names, kinds) for _ in range(number)), key=lambda fault: fault.at)
+    if any(fault.kind is Kind.JOIN for fault in struck):
+        slots = 40
+    sent = tuple(_tasks(rng, slots))
+    return Scenario(
+        seed=seed,
+        names=names,
+        weights=(1,) * 5 if rng.random() < 0.7 else tuple(rng.randint(1, 3) for _ in range(5)),
+        slots=slots,
+        concurrency=rng.randint(1, 3),
+        losses=rng.choice((0.0, 0.01, 0.03)),
+        broker_losses=rng.choice((0.0, 0.0, 0.02, 0.05)),
+        deaf=deaf or rng.random() < 0.05,
+        founded=rng.random() < 0.8,
+        faults=tuple(struck),
+        tasks=sent,
+    )
+
+
+def _fault(rng: Random, names: str, kinds: Collection[Kind]) -> Fault:
+    kind = rng.choices(list(kinds), [LIKELY[kind] for kind in kinds])[0]
+    at, seconds = rng.uniform(4, TROUBLE), rng.choice(LENGTHS) * rng.uniform(0.8, 1.2)
+    if kind is Kind.JOIN:
+        return Fault(at, kind, number=rng.randint(5, 15))
+    if kind is Kind.OUTAGE:
+        return Fault(at, kind, seconds=seconds)
+    if kind in (Kind.DEAF, Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
+        return Fault(at, kind)
+    point = rng.choice((Point.NOW, Point.NOW, *Point))
+    if kind is Kind.CRASH:
+        return Fault(at, kind, rng.choice(names), point, rng.choice((0.1, 0.1, 3.0, 20.0)), rng.random() < 0.5)
+    if kind is Kind.LEAVE:
+        return Fault(at, kind, rng.choice(names), point, rng.uniform(3, 15))
+    return Fault(at, kind, rng.choice(names), point, seconds)
+
+
+def _tasks(rng: Random, slots: int) -> list[Task]:
+    keys = min(slots, 8) + rng.randint(0, 4)
+    number = rng.randint(5, 40)
+    times = sorted(_when(rng) for _ in range(number))
+    sent: dict[int, int] = {}
+    tasks = []
+    for at in times:
+        key = min(rng.randrange(keys), rng.randrange(keys))  # some keys are busier than others
+        sent[key] = n = sent.get(key, 0) + 1
+        tasks.append(_task(rng, at, key, n))
+    return tasks
+
+
+def _when(rng: Random) -> float:
+    # Senders come in bursts: before the workers, and now and then.
+    return rng.choice((0.0, 10.0, 20.0, 30.0)) + rng.uniform(0, 0.1) if rng.random() < 0.4 else rng.uniform(0, TROUBLE)
+
+
+def _task(rng: Random, at: float, key: int, n: int) -> Task:
+    return Task(
+        at=at,
+        key=key,
+        n=n,
+        priority=rng.choice((0,) * 9 + (3,)),
+        countdown=rng.uniform(0.1, 12) if rng.random() < 0.06 else 0.0,
+        seconds=12.0 if rng.random() < 1 / 40 else rng.choice(SECONDS) * rng.uniform(0.5, 1.5),
+        ends=tuple(rng.choice(OUTCOMES) for _ in range(2)),
+    )

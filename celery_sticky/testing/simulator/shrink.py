@@ -1,0 +1,85 @@
+"""A failing scenario, cut down: as few faults and tasks as still break the same promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from celery_sticky.testing.simulator.invariants import Invariant, Violation
+from celery_sticky.testing.simulator.scenario import Scenario
+from celery_sticky.testing.simulator.world import World
+
+T = TypeVar("T")
+
+LINES = 30
+"""Lines of the trace that are told."""
+LIVES = 400
+"""Worlds that are lived through to find a smaller scenario."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A scenario, what it broke, and how."""
+
+    scenario: Scenario
+    invariant: Invariant
+    text: str
+    at: float
+    trace: tuple[str, ...]
+
+    def __str__(self) -> str:
+        scenario = self.scenario
+        head = f"seed {scenario.seed}, at {self.at:.3f} s: {self.text}"
+        world = f"workers {', '.join(scenario.names)}; {scenario.slots} slots; losses {scenario.losses:.0%} of requests"
+        faults = [f"  fault {fault}" for fault in scenario.faults]
+        tasks = [f"  task  {task}" for task in scenario.tasks]
+        return "\n".join([head, world, *faults, *tasks, "trace:", *(f"  {line}" for line in self.trace)])
+
+
+def live(scenario: Scenario) -> World | Failure:
+    """Live through a scenario; return the world in order, or how it failed."""
+    world = World(scenario)
+    try:
+        return world.live()
+    except Violation as violation:
+        return Failure(scenario, violation.invariant, str(violation), world.now, tuple(world.lines(LINES)))
+
+
+def shrink(failure: Failure, most: int = LIVES) -> Failure:
+    """Return the smallest failure of the same kind found within `most` lives."""
+    found, lives = failure, 0
+
+    def fails(scenario: Scenario) -> bool:
+        nonlocal found, lives
+        if lives >= most:
+            return False
+        lives += 1
+        outcome = live(scenario)
+        same = isinstance(outcome, Failure) and outcome.invariant is failure.invariant
+        if same and isinstance(outcome, Failure):
+            found = outcome
+        return same
+
+    fails(replace(found.scenario, losses=0.0, broker_losses=0.0))
+    _reduce(found.scenario.faults, lambda faults: fails(replace(found.scenario, faults=faults)))
+    _reduce(found.scenario.tasks, lambda tasks: fails(replace(found.scenario, tasks=tasks)))
+    _reduce(found.scenario.faults, lambda faults: fails(replace(found.scenario, faults=faults)))
+    while len(found.scenario.names) > 1 and fails(replace(found.scenario, names=found.scenario.names[:-1])):
+        pass
+    return found
+
+
+def _reduce(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> None:
+    """Leave out ever smaller parts for as long as it still fails (delta debugging)."""
+    kept = tuple(items)
+    size = len(kept)
+    while size:
+        at = 0
+        while at < len(kept):
+            without = kept[:at] + kept[at + size :]
+            if fails(without):
+                kept = without
+            else:
+                at += size
+        size //= 2

@@ -1,0 +1,22 @@
+"""What every simulated worker is configured with; times in seconds."""
+
+from __future__ import annotations
+
+
+class _Keyspace(str):
+    """A name with one hash in every process: sets of slots keep their order, so a seed stays the same world."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return 7
+
+
+KEYSPACE = _Keyspace("ks")
+HASH = "h"
+TTL, MARGIN, SETTLE, BROKER_GRACE = 10.0, 2.0, 3.0, 8.0
+TIMEOUT = 2.0
+"""How long a client waits for a server."""
+MAX_WAITING, MAX_ATTEMPTS = 4096, 5
+EPOCH = 1e6
+"""The wall clock at the beginning of the world."""

@@ -1,0 +1,318 @@
+"""Workers, a store, a broker and time: what happens is an event in one heap, so a world can be lived again."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any, TypeVar
+
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.events import BeatDone, Read, ReadDone, SendBeat, StoreFailed, Swap, SwapDone
+from celery_sticky.ownership.holdings import SlotState
+from celery_sticky.ownership.view import MemberState, View
+from celery_sticky.stores.memory import MemoryServer, MemoryStore
+from celery_sticky.testing.simulator.broker import Broker, WitnessedQueues
+from celery_sticky.testing.simulator.invariants import Invariant, Violation, Witness
+from celery_sticky.testing.simulator.pool import envelope
+from celery_sticky.testing.simulator.process import Process
+from celery_sticky.testing.simulator.scenario import TROUBLE, Fault, Kind, Scenario, Task
+from celery_sticky.testing.simulator.terms import EPOCH, HASH, KEYSPACE, MARGIN, TIMEOUT, TTL
+
+T = TypeVar("T")
+
+RECOVERY = 120.0
+"""Seconds after the last fault by which everything is in order again."""
+REMEMBERED = 300
+"""Lines of the trace that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A step, as it stands in a trace."""
+
+    at: float
+    who: str
+    form: str
+    args: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.at:8.3f}  {self.who:6}  {self.form % self.args}"
+
+
+class World:
+    """A scenario under way."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.rng, self.now = scenario, Random(scenario.seed), 0.0
+        self.losses, self.broker_losses = scenario.losses, scenario.broker_losses
+        self.tasks = {(task.key, task.n): task for task in scenario.tasks}
+        self.witness = Witness(scenario.slots)
+        self.server = MemoryServer()
+        self.broker = Broker(self.witness)
+        self.processes: list[Process] = []
+        self.events = self.struck = 0
+        self.trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=REMEMBERED)
+        self._names = dict.fromkeys(scenario.names)
+        self._births = count()
+        self._heap: list[tuple[float, int, Callable[[], Any]]] = []
+        self._numbers = count()
+        self._out_until = 0.0
+        self._beaten: dict[str, float] = {}
+        self._plan()
+        self._backup = self.server.snapshot()
+
+    def _plan(self) -> None:
+        scenario = self.scenario
+        if scenario.founded:
+            new = changes.fresh(
+                slots=scenario.slots, hash=HASH, generation=1, version=1, store_id=self.server.run_id, epochs=0
+            )
+            MemoryStore(self.server, KEYSPACE).swap(None, new)
+        for name in scenario.names:
+            self.after(self.rng.uniform(0, 2), partial(self.start, name))
+        for fault in scenario.faults:
+            self.at(fault.at, partial(self._strike, fault))
+        for task in scenario.tasks:
+            self.at(task.at, partial(self._publish, task))
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def at(self, time: float, do: Callable[[], Any]) -> None:
+        """Do something then."""
+        heapq.heappush(self._heap, (time, next(self._numbers), do))
+
+    def after(self, delay: float, do: Callable[[], Any]) -> None:
+        """Do something after `delay` seconds."""
+        heapq.heappush(self._heap, (self.now + delay, next(self._numbers), do))
+
+    def run(self, until: float) -> None:
+        """Let time pass."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, do = heapq.heappop(heap)
+            do()
+            self.events += 1
+        self.now = until
+
+    def note(self, who: str, form: str, *args: object) -> None:
+        """Add a line to the trace."""
+        self.trace.append((self.now, who, form, args))
+
+    def lines(self, most: int) -> list[str]:
+        """Return the newest lines of the trace."""
+        return [str(Line(*line)) for line in list(self.trace)[-most:]]
+
+    def live(self) -> World:
+        """Live through the trouble, and see that everything comes into order after it.
+
+        Raises:
+            Violation: a promise was broken, at `now`.
+        """
+        with _silence():
+            self.run(TROUBLE)
+            self._end_trouble()
+            quiet = max([TROUBLE, *(fault.at + fault.seconds for fault in self.scenario.faults)])
+            self.run(quiet)
+            while (disorder := self.disorder()) is not None:
+                if self.now > quiet + RECOVERY:
+                    raise Violation(*disorder)
+                self.run(self.now + 0.5)
+        return self
+
+    def _end_trouble(self) -> None:
+        self.losses = self.broker_losses = 0.0
+        for process in self.processes:
+            process.disarm()
+        for name in self._names:
+            self.start(name)
+
+    # -- processes -----------------------------------------------------------------------------
+
+    def start(self, name: str, *, dead_incarnation: str = "") -> None:
+        """Start a worker, unless there is one of this name."""
+        if not any(process.name == name and process.alive for process in self.processes):
+            process = Process(self, name, next(self._births), dead_incarnation=dead_incarnation)
+            self.note(process.origin, "starts")
+            self.processes.append(process)
+            process.turn()
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.victim:
+            for process in self.processes:
+                if process.name == fault.victim and process.taking_part:
+                    process.strike(fault)
+            return
+        self.struck += 1
+        self.note("world", "FAULT: %s", fault)
+        match fault.kind:
+            case Kind.OUTAGE:
+                self._out_until = max(self._out_until, self.now + fault.seconds)
+            case Kind.DEAF:
+                self.server.cut()
+            case Kind.JOIN:
+                for number in range(fault.number):
+                    self._names[f"j{number}"] = None
+                    self.after(self.rng.uniform(0, 0.2), partial(self.start, f"j{number}"))
+            case Kind.WIPE:
+                self.server.wipe()
+            case Kind.RESTART:
+                self.server.restart()
+            case Kind.FAIL_OVER:
+                self.server.roll_back(self._backup)
+                self.server.restart()
+        if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
+            self._backup = self.server.snapshot()
+
+    # -- a request and its answer --------------------------------------------------------------
+
+    def ask(
+        self,
+        rng: Random,
+        losses: float,
+        cut: bool,
+        *,
+        serve: Callable[[], T],
+        answered: Callable[[T], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """Carry a request to a server, which does `serve`, and its answer back; or lose one of them."""
+        luck = rng.random()
+        if cut or luck < losses / 3:
+            self.after(TIMEOUT, failed)
+        elif luck < losses * 2 / 3:  # it arrives in time, its answer does not
+            self.after(rng.uniform(0, TIMEOUT), serve)
+            self.after(TIMEOUT, failed)
+        elif luck < losses:  # it arrives when nobody waits for it any more
+            self.after(TIMEOUT + rng.uniform(0, 2 * TIMEOUT), serve)
+            self.after(TIMEOUT, failed)
+        else:
+            way_back = rng.uniform(0, 0.02)
+            self.after(rng.uniform(0, 0.02), lambda: self._answer(way_back, serve(), answered))
+
+    def _answer(self, delay: float, answer: T, answered: Callable[[T], None]) -> None:
+        self.after(delay, lambda: answered(answer))
+
+    # -- the store's side ----------------------------------------------------------------------
+
+    def serve(
+        self, process: Process, effect: Read | SendBeat | Swap, sent: float
+    ) -> BeatDone | ReadDone | SwapDone | StoreFailed:
+        """Do at the store what was asked for."""
+        if self.now < self._out_until:
+            return StoreFailed(sent)
+        store = process.store
+        match effect:
+            case Read():
+                reading = store.read()
+                return ReadDone(reading.view, dict(reading.beats), reading.store_id, EPOCH + self.now)
+            case SendBeat(incarnation, announce):
+                beat = store.beat(incarnation, announce=announce)
+                if beat.alive:
+                    self._beaten[incarnation] = self.now
+                self._pass_signals_on()
+                return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id)
+            case Swap(old, new, guard):
+                before = store.read().view
+                done = store.swap(old, new, guard)
+                if done:
+                    self._judge(process, before, new)
+                self._pass_signals_on()
+                return SwapDone(sent, new, done)
+
+    def _pass_signals_on(self) -> None:
+        for process in self.processes:
+            if not process.alive:
+                continue
+            try:
+                signals = process.store.watch(0)
+            except StoreUnavailable:
+                process.act(partial(process.post, StoreFailed(process.clock)))
+                continue
+            for signal in signals:
+                deaf = self.scenario.deaf or self.now < process.store_cut_until
+                if not deaf and process.rng.random() >= self.losses:
+                    process.later(process.rng.uniform(0, 0.1), partial(process.post, signal))
+
+    def _judge(self, writer: Process, old: View | None, new: View) -> None:
+        for member in new.members.values():
+            self._beaten.setdefault(member.incarnation, self.now)
+        self.witness.swaps(old, new)
+        if old is None or old.generation != new.generation:
+            return
+        for name, member in old.members.items():
+            if name not in new.members and member.state is not MemberState.LEAVING and writer.name != name:
+                self.witness.evicted.append(name)
+                self._judge_eviction(name, member.incarnation)
+
+    def _judge_eviction(self, name: str, incarnation: str) -> None:
+        if self.now - self._beaten[incarnation] < (TTL + MARGIN) * 0.97:
+            raise Violation(Invariant.NEEDLESS_EVICTION, f"{incarnation} was evicted too early")
+        # A joining swap may arrive when its process has given it up: that incarnation is nobody.
+        for process in self.processes:
+            if process.machine.incarnation == incarnation and process.taking_part and not process.failed:
+                raise Violation(Invariant.NEEDLESS_EVICTION, f"{incarnation} was evicted and met no fault")
+
+    # -- the broker's side ---------------------------------------------------------------------
+
+    def connect(self) -> WitnessedQueues:
+        """Return a new connection to the broker."""
+        return WitnessedQueues(self.broker)
+
+    def _publish(self, task: Task) -> None:
+        slot = task.key % self.scenario.slots
+        due = self.now + EPOCH + task.countdown if task.countdown else 0.0
+        body = envelope(task.key, task.n, due=due)
+        self.witness.publishes(body, slot, f"key {task.key} #{task.n}", waits=due > 0)
+        self.broker.publish((KEYSPACE, slot), body, task.priority)
+        for process in self.processes:
+            process.courier.hear((KEYSPACE, slot))
+
+    # -- what must be so in the end ------------------------------------------------------------
+
+    def disorder(self) -> tuple[Invariant, str] | None:
+        """Return what is not in order yet."""
+        living = [process for process in self.processes if process.taking_part]
+        views = {(v.generation, v.version) for p in living if (v := p.machine.view) is not None}
+        view = living[0].machine.view if living else None
+        if view is None or len(views) != 1 or not all(process.trusts for process in living):
+            return Invariant.NOT_SETTLED, f"members have versions {sorted(views)}, or do not trust their lease"
+        if set(view.members) != {process.name for process in living} or not view.settled:
+            return Invariant.NOT_SETTLED, f"version {view.version} has {sorted(view.members)}, and is not settled"
+        for process in living:
+            if (text := self._unowned(process, view)) is not None:
+                return Invariant.NOT_OWNED, text
+        if left := self.witness.left:
+            return Invariant.NOT_DRAINED, f"{left} are left"
+        return None
+
+    def _unowned(self, process: Process, view: View) -> str | None:
+        if view.unowned:
+            return f"slots {sorted(view.unowned)} have no owner"
+        mine = view.owned_by(process.name)
+        if process.machine.slots != dict.fromkeys(mine, SlotState.OPEN):
+            return f"{process.origin} owns {sorted(mine)} and has {dict(process.machine.slots)}"
+        for slot in mine:
+            fence = self.broker.slot(KEYSPACE, slot).fence
+            if fence is None or (fence.epoch, fence.incarnation) != (view.epoch[slot], process.machine.incarnation):
+                return f"slot {slot} is {process.origin}'s, and fenced for {fence}"
+        return None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """The courier has much to say where nothing works."""
+    logger = logging.getLogger("celery_sticky")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

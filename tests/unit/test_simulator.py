@@ -1,0 +1,125 @@
+"""Whatever happens to workers, store and network in a simulated world, no promise is broken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from celery_sticky.ownership.gate import Entry, Gate
+from celery_sticky.ownership.machine import Machine, Phase
+from celery_sticky.testing.simulator import scale
+from celery_sticky.testing.simulator.invariants import Invariant
+from celery_sticky.testing.simulator.run import Totals, live_seeds
+from celery_sticky.testing.simulator.scenario import Kind, draw
+from celery_sticky.testing.simulator.shrink import Failure, live, shrink
+from celery_sticky.testing.simulator.world import World
+
+SEEDS, BATCH = 2000, 50
+
+
+def lived(*outcome: object) -> Totals:
+    totals, failure = outcome
+    assert failure is None, str(shrink(failure)) if isinstance(failure, Failure) else ""
+    assert isinstance(totals, Totals)
+    return totals
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_whatever_happens_no_promise_is_broken(first: int) -> None:
+    totals = lived(*live_seeds(range(first, first + BATCH)))
+    assert totals.seeds == BATCH and totals.faults > BATCH and totals.runs > totals.tasks > 5 * BATCH
+
+
+def test_without_faults_nobody_is_evicted_and_a_lost_answer_now_and_then_is_no_fault() -> None:
+    assert lived(*live_seeds(range(40), lambda seed: draw(seed, kinds=()))).evictions == 0
+
+
+def test_without_any_signal_no_promise_is_broken_either() -> None:
+    """Signals are hints: a lost one costs one heartbeat."""
+    lived(*live_seeds(range(5000, 5060), lambda seed: draw(seed, deaf=True)))
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    assert {fault.kind for seed in range(100) for fault in draw(seed).faults} == set(Kind)
+
+
+def test_a_seed_is_always_the_same_world() -> None:
+    command = [sys.executable, "-m", "celery_sticky.testing.simulator", "--seed", "17"]
+    told = [
+        subprocess.run(command, env={"PYTHONHASHSEED": salt}, capture_output=True, check=True, timeout=60).stdout
+        for salt in ("1", "2")
+    ]
+    assert told[0] == told[1] and b"no promise was broken" in told[0]
+
+
+def add_to_no_line(self: Gate, entry: Entry) -> bool:
+    entry.key = object()
+    return add(self, entry)
+
+
+add = Gate.add
+
+
+def test_a_failing_seed_shrinks_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "add", add_to_no_line)
+    _, failure = live_seeds(range(20))
+    assert failure is not None
+    small = shrink(failure)
+    assert small.invariant is failure.invariant
+    assert small.scenario.faults == () and len(small.scenario.tasks) == 2
+    again = live(small.scenario)
+    assert isinstance(again, Failure) and str(again) == str(small)
+    assert str(small.invariant) in str(small) and "trace:" in str(small) and str(small.scenario.tasks[0]) in str(small)
+
+
+def test_a_fault_that_matters_is_left_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "trusts", lambda self, now: self.phase is Phase.IN)
+    _, failure = live_seeds(range(40), lambda seed: replace(draw(seed), losses=0.0, broker_losses=0.0))
+    assert failure is not None and failure.invariant is Invariant.TWO_OWNERS
+    assert 1 <= len(shrink(failure).scenario.faults) <= 2
+
+
+def test_a_violation_ends_the_command_with_1() -> None:
+    command = [sys.executable, "-c", BROKEN]
+    ended = subprocess.run(command, capture_output=True, timeout=60, text=True)
+    assert ended.returncode == 1 and "unbalanced-plan" in ended.stdout and "again: python -m" in ended.stdout
+
+
+BROKEN = """
+from celery_sticky.ownership import changes
+from celery_sticky.testing.simulator.__main__ import main
+changes.plan = lambda view: tuple(min(view.members, default=None) for _ in range(view.slots))
+main(["--seeds", "60", "--jobs", "2"])
+"""
+
+
+# -- A large keyspace --------------------------------------------------------------------------
+
+
+def test_a_document_of_a_thousand_members_has_less_than_64_kilobytes() -> None:
+    crowd = scale.Crowd(16_384)
+    crowd.found(1000)
+    assert len(crowd.document) < 64 * 1024
+
+
+def test_a_join_settles_within_five_heartbeats_and_moves_one_share() -> None:
+    joined = scale.join(100, 1600)
+    assert joined.heartbeats <= 5 and joined.slots_moved == 1600 // 101
+
+
+def test_workers_that_start_at_once_all_own_their_share_within_three_heartbeats() -> None:
+    heartbeats, _ = scale.start_together(50, 500)
+    assert heartbeats <= 3
+
+
+def test_an_idle_worker_asks_the_store_for_one_thing_a_heartbeat() -> None:
+    assert scale.idle_commands(50, 500) <= 1
+
+
+def test_a_world_in_disorder_says_what_is_missing() -> None:
+    world = World(draw(3))
+    disorder = world.disorder()
+    assert disorder is not None and disorder[0] is Invariant.NOT_SETTLED

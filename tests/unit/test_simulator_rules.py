@@ -1,0 +1,458 @@
+"""Each rule that the simulator can judge is taken away in turn; the simulator then names the promise that breaks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from celery_sticky.ownership import changes, machine
+from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
+from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage, _Slot
+from celery_sticky.ownership.holdings import Holdings
+from celery_sticky.ownership.machine import Machine, Phase
+from celery_sticky.ownership.view import View
+from celery_sticky.ownership.watches import Watches
+from celery_sticky.queues import memory as queues
+from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict, Want
+from celery_sticky.queues.memory import MemoryQueues
+from celery_sticky.stores.memory import MemoryStore
+from celery_sticky.testing.simulator.courier import SteppedCourier
+from celery_sticky.testing.simulator.invariants import Invariant
+from celery_sticky.testing.simulator.pool import Pool, Run
+from celery_sticky.testing.simulator.scenario import Kind, draw
+from celery_sticky.testing.simulator.shrink import Failure, live
+from celery_sticky.testing.simulator.terms import MARGIN, TTL
+from celery_sticky.worker.desk import Desk, End
+from celery_sticky.worker.outbox import Outbox
+from celery_sticky.worker.rounds import Rounds
+
+on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._on_store_lost
+settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open
+gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
+start_entry, handed_over, swap = SteppedCourier.start_entry, changes._handed_over, MemoryStore.swap
+opened = Desk.opened
+
+
+# -- The machine without … ---------------------------------------------------------------------
+
+
+def trust_from_the_answer(self: Machine, event: BeatDone, now: float, effects: list[Effect]) -> None:
+    on_beat(self, replace(event, sent=now + MARGIN), now, effects)
+
+
+def revived(self: Machine, event: BeatDone, now: float, effects: list[Effect]) -> None:
+    on_beat(self, replace(event, alive=True), now, effects)
+
+
+def touch(self: Machine, now: float) -> None:
+    self._contact = now
+
+
+def fresh_at_once(self: Machine, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:
+    self.store_lost_since = float("-inf")
+    on_store_lost(self, view, event, now, effects)
+
+
+def any_view(self: Machine, event: ReadDone, now: float, effects: list[Effect]) -> None:
+    self._newest = (0, 0)
+    on_read(self, replace(event, store_id=event.view.store_id) if event.view else event, now, effects)
+
+
+def given_at_once(self: Holdings, view: View) -> frozenset[int]:
+    return view.giving(self._name)
+
+
+def same_epoch(view: View, slots: Sequence[int]) -> View:
+    return replace(handed_over(view, slots), epoch=view.epoch)
+
+
+def unconditional(self: MemoryStore, old: View | None, new: View, guard: Any = None) -> bool:
+    version, generation = self._version() or (0, 0)
+    return swap(self, replace(old, version=version, generation=generation) if old else None, new, guard)
+
+
+def lopsided(view: View) -> tuple[str | None, ...]:
+    names = sorted(member.name for member in view.active)
+    return tuple(names[0] if names else None for _ in range(view.slots))
+
+
+# -- The gate and the courier without … --------------------------------------------------------
+
+
+def add_to_no_line(self: Gate, entry: Entry) -> bool:
+    entry.key = object()
+    return gate_add(self, entry)
+
+
+def end_frees_the_key(self: Gate, entry: Entry) -> bool:
+    ended = gate_end(self, entry)
+    if ended:
+        self._leave_line(entry)
+        entry.stage = Stage.ENDED
+    return ended
+
+
+def settled_frees_nothing(self: Gate, entry: Entry) -> bool:
+    if entry.stage is not Stage.ENDED:
+        return False
+    state = self._slots[entry.slot]
+    del state.running[entry]
+    entry.stage = Stage.GONE
+    return not state.live and self._tidy(entry.slot, state)
+
+
+def lose_frees_keys(self: Gate, slot: SlotId) -> bool:
+    drained = gate_lose(self, slot)
+    for entry in self._slots[slot].running if slot in self._slots else ():
+        line = self._lines[entry.key]
+        if line[0] is not entry:
+            continue
+        line.popleft()
+        if line:
+            self._promote(line[0])
+        else:
+            del self._lines[entry.key]
+        entry.key = object()
+        self._lines[entry.key] = deque([entry])
+    return drained
+
+
+def recall_frees_keys(self: Gate, slot: SlotId) -> None:
+    if state := self._slots.get(slot):
+        live = state.live
+        lose_frees_keys(self, slot)
+        self._slots.setdefault(slot, state).live = live
+
+
+def start_whatever(self: Gate, entry: Entry, turn: int, *, trusted: bool) -> bool:
+    if entry.stage in (Stage.STARTED, Stage.ENDED):
+        return False
+    if entry.stage is Stage.GONE or entry.slot not in self._slots:
+        state = self._slots.setdefault(entry.slot, _Slot())
+        self._lines.setdefault(entry.key, deque()).appendleft(entry)
+        self.out, self.runnable = self.out + 1, self.runnable + 1
+    else:
+        state = self._slots[entry.slot]
+    state.unstarted.pop(entry, None)
+    state.running[entry] = None
+    entry.stage = Stage.STARTED
+    return True
+
+
+def forget_nothing(self: Gate, state: Any) -> None:
+    return None
+
+
+def lose_without_confirmation(self: Gate, slot: SlotId) -> bool:
+    return gate_lose(self, slot) or not self.busy(slot)
+
+
+def opened_although_stopping(self: Desk, tenure: Tenure) -> None:
+    opened(self, tenure)
+    slot = (tenure.keyspace, tenure.slot)
+    if slot in self._stopping and self._tenures.get(slot) is tenure:
+        self.gate.open(slot)
+        self.rounds.note((slot,))
+
+
+def ack_at_start(self: SteppedCourier, entry: Entry, turn: int) -> bool:
+    started = start_entry(self, entry, turn)
+    if started:
+        self.desk._put(entry, End(Act.ACK), self._now)
+    return started
+
+
+# -- The broker without … ----------------------------------------------------------------------
+
+
+def refuses_no_equal_epoch(fence: Tenure, tenure: Tenure) -> bool:
+    old = fence.incarnation == tenure.incarnation and fence.open_count >= tenure.open_count
+    return fence.epoch > tenure.epoch or (fence.epoch == tenure.epoch and old)
+
+
+def refuses_no_old_count(fence: Tenure, tenure: Tenure) -> bool:
+    return fence.epoch > tenure.epoch or (fence.epoch == tenure.epoch and fence.incarnation != tenure.incarnation)
+
+
+def settle_for_anybody(self: MemoryQueues, verdict: Verdict, fetched: Fetched) -> None:
+    fence = self.broker.slot(verdict.tenure.keyspace, verdict.tenure.slot).fence
+    settle(self, replace(verdict, tenure=fence or verdict.tenure), fetched)
+
+
+def bring_to_anybody(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:
+    fence = self.broker.slot(want.tenure.keyspace, want.tenure.slot).fence
+    already = len(fetched.deliveries)
+    bring(self, replace(want, tenure=fence or want.tenure), now, fetched)
+    fetched.deliveries[already:] = [replace(d, tenure=want.tenure) for d in fetched.deliveries[already:]]
+
+
+def open_to_the_back(self: MemoryQueues, tenure: Tenure, keep: Collection[int]) -> None:
+    slot = self.broker.slot(tenure.keyspace, tenure.slot)
+    before = {step: list(messages) for step, messages in slot.lists.items()}
+    open_slot(self, tenure, keep)
+    for step, messages in slot.lists.items():
+        messages.rotate(-(len(messages) - len(before[step])))
+
+
+def open_in_reverse(self: MemoryQueues, tenure: Tenure, keep: Collection[int]) -> None:
+    slot = self.broker.slot(tenure.keyspace, tenure.slot)
+    before = {step: len(messages) for step, messages in slot.lists.items()}
+    open_slot(self, tenure, keep)
+    for step, messages in slot.lists.items():
+        back = [messages.popleft() for _ in range(len(messages) - before[step])]
+        messages.extendleft(back)
+
+
+def open_keeping_nothing(self: MemoryQueues, tenure: Tenure, keep: Collection[int]) -> None:
+    open_slot(self, tenure, ())
+
+
+def bring_without_a_record(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:
+    already = len(fetched.deliveries)
+    bring(self, want, now, fetched)
+    slot = self.broker.slot(want.tenure.keyspace, want.tenure.slot)
+    for delivery in fetched.deliveries[already:]:
+        del slot.flight[delivery.tag]
+
+
+def bring_due_to_the_front(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:
+    slot = self.broker.slot(want.tenure.keyspace, want.tenure.slot)
+    while slot.fence == want.tenure and slot.deferred and slot.deferred[0][0] <= now:
+        message = slot.deferred.pop(0)[2]
+        slot.lists[message.priority].appendleft(message)
+    bring(self, want, now, fetched)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, what stands in its place, and what then breaks first."""
+
+    name: str
+    without: tuple[tuple[Any, str, Any], ...]
+    breaks: frozenset[Invariant]
+    first: int = 0
+    """A seed at or before the first that finds it: the search begins there."""
+    deaf: bool = False
+    kinds: tuple[Kind, ...] = tuple(Kind)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def rule(name: str, *without: Any, breaks: Collection[Invariant], **options: Any) -> Rule:
+    three = tuple(tuple(without[at : at + 3]) for at in range(0, len(without), 3))
+    return Rule(name, three, frozenset(breaks), **options)
+
+
+SEEDS = 400
+
+RULES = [
+    rule("trust ends", Machine, "trusts", lambda self, now: self.phase is Phase.IN, breaks={Invariant.TWO_OWNERS}),
+    rule(
+        "trust counts from before the beat was sent",
+        Machine,
+        "_on_beat",
+        trust_from_the_answer,
+        breaks={Invariant.TWO_OWNERS},
+        first=162,
+    ),
+    rule(
+        "eviction takes ttl and margin",
+        Machine,
+        "_patience",
+        property(lambda self: TTL / 2),
+        breaks={Invariant.NEEDLESS_EVICTION, Invariant.TWO_OWNERS},
+    ),
+    rule(
+        "the counter guards an eviction",
+        Watches,
+        "guard",
+        lambda self, members: {},
+        breaks={Invariant.NEEDLESS_EVICTION},
+        deaf=True,
+    ),
+    rule("stopwatches restart after a gap", Machine, "_touch", touch, breaks={Invariant.NEEDLESS_EVICTION}, first=14),
+    rule("gone is gone", Machine, "_on_beat", revived, breaks={Invariant.TWO_OWNERS}),
+    rule(
+        "a lost store is replaced after ttl and margin",
+        Machine,
+        "_on_store_lost",
+        fresh_at_once,
+        breaks={Invariant.TWO_OWNERS},
+    ),
+    rule(
+        "an older or foreign document renews nothing",
+        Machine,
+        "_on_read",
+        any_view,
+        breaks={Invariant.VERSION_GAP},
+        first=17,
+    ),
+    rule(
+        "a fence is outbid",
+        Holdings,
+        "refused",
+        lambda self, slot, fence: False,
+        breaks={Invariant.NOT_OWNED},
+        kinds=(Kind.WIPE, Kind.FAIL_OVER, Kind.CRASH),
+        first=39,
+    ),
+    rule("released is only what is drained", Holdings, "given", given_at_once, breaks={Invariant.TWO_OWNERS}),
+    rule("an epoch grows with its owner", changes, "_handed_over", same_epoch, breaks={Invariant.EPOCH_SHARED}),
+    rule("the plan is balanced", changes, "plan", lopsided, breaks={Invariant.UNBALANCED_PLAN}),
+    rule(
+        "changes made in one swap are one version",
+        machine,
+        "_one_step",
+        lambda old, new: new,
+        breaks={Invariant.VERSION_GAP},
+        first=107,
+    ),
+    rule("a swap compares", MemoryStore, "swap", unconditional, breaks={Invariant.VERSION_GAP}),
+    rule("one task of a key at a time", Gate, "add", add_to_no_line, breaks={Invariant.OVERLAP_SAME_WORKER}),
+    rule(
+        "a key is free when the verdict is confirmed",
+        Gate,
+        "end",
+        end_frees_the_key,
+        Gate,
+        "settled",
+        settled_frees_nothing,
+        breaks={Invariant.RUN_AFTER_LATER},
+        first=12,
+    ),
+    rule(
+        "a running key stays locked when its slot is lost",
+        Gate,
+        "lose",
+        lose_frees_keys,
+        Gate,
+        "recall",
+        recall_frees_keys,
+        breaks={Invariant.OVERLAP_SAME_WORKER},
+    ),
+    rule("a start is a reservation", Gate, "start", start_whatever, breaks={Invariant.OVERLAP_TRUSTED}, first=281),
+    rule(
+        "what has not started is forgotten",
+        Gate,
+        "_forget_unstarted",
+        forget_nothing,
+        breaks={Invariant.RERUN_WITHOUT_FAULT},
+    ),
+    rule(
+        "verdicts are confirmed before a release",
+        Gate,
+        "lose",
+        lose_without_confirmation,
+        breaks={Invariant.RERUN_WITHOUT_FAULT},
+    ),
+    rule("a slot given away stays shut", Desk, "opened", opened_although_stopping, breaks={Invariant.NOT_SETTLED}),
+    rule(
+        "acked is what has run",
+        SteppedCourier,
+        "start_entry",
+        ack_at_start,
+        breaks={Invariant.ACKED_NEVER_RUN},
+        first=1,
+    ),
+    rule(
+        "verdicts of a lost connection go again", Outbox, "back", lambda self, now: None, breaks={Invariant.NOT_DRAINED}
+    ),
+    rule(
+        "deferred messages are looked for when due",
+        Rounds,
+        "note_due",
+        lambda self, slot, due: None,
+        Rounds,
+        "note_deferred",
+        lambda self, slot, due: None,
+        breaks={Invariant.NOT_DRAINED},
+    ),
+    rule(
+        "nothing starts without trust",
+        SteppedCourier,
+        "start_entry",
+        start_entry,
+        Run,
+        "trusted",
+        property(lambda self: True),
+        breaks={Invariant.OVERLAP_ZOMBIE},
+    ),
+    rule(
+        "running tasks end with trust",
+        Pool,
+        "_watch",
+        lambda self, run: None,
+        Pool,
+        "thaw",
+        lambda self: None,
+        Pool,
+        "look_at_the_lease",
+        lambda self: None,
+        breaks={Invariant.OVERLAP_ZOMBIE},
+    ),
+    rule(
+        "children die with their parent", Pool, "die_with_parent", lambda self: None, breaks={Invariant.OVERLAP_ORPHAN}
+    ),
+    rule(
+        "an opening under a lower epoch is refused",
+        queues,
+        "_refuses",
+        lambda fence, tenure: False,
+        breaks={Invariant.FENCE_BACK},
+    ),
+    rule(
+        "an opening under an equal epoch of another is refused",
+        queues,
+        "_refuses",
+        refuses_no_equal_epoch,
+        breaks={Invariant.FENCE_SHARED},
+        kinds=(Kind.WIPE, Kind.FAIL_OVER, Kind.CRASH),
+    ),
+    rule(
+        "a late opening is refused by its count",
+        queues,
+        "_refuses",
+        refuses_no_old_count,
+        breaks={Invariant.FENCE_BACK},
+    ),
+    rule("an old verdict is refused", MemoryQueues, "_settle", settle_for_anybody, breaks={Invariant.FORMER_TENURE}),
+    rule("an old fetch is refused", MemoryQueues, "_bring", bring_to_anybody, breaks={Invariant.FORMER_TENURE}),
+    rule(
+        "in flight goes back to the front", MemoryQueues, "open", open_to_the_back, breaks={Invariant.FIRST_RUN_ORDER}
+    ),
+    rule("in flight goes back in its order", MemoryQueues, "open", open_in_reverse, breaks={Invariant.FIRST_RUN_ORDER}),
+    rule(
+        "what runs here stays in flight",
+        MemoryQueues,
+        "open",
+        open_keeping_nothing,
+        breaks={Invariant.RERUN_WITHOUT_FAULT},
+    ),
+    rule("fetched is moved into flight", MemoryQueues, "_bring", bring_without_a_record, breaks={Invariant.LOST}),
+    rule(
+        "deferred takes its place when due",
+        MemoryQueues,
+        "_bring",
+        bring_due_to_the_front,
+        breaks={Invariant.FIRST_RUN_ORDER},
+    ),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_without_the_rule_its_promise_is_broken(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part, name, instead in rule.without:
+        monkeypatch.setattr(part, name, instead)
+    broken = set[Invariant]()
+    for seed in range(rule.first, rule.first + SEEDS):
+        outcome = live(draw(seed, deaf=rule.deaf, kinds=rule.kinds))
+        if isinstance(outcome, Failure):
+            broken.add(outcome.invariant)
+        if broken & rule.breaks:
+            return
+    raise AssertionError(f"{SEEDS} seeds found only {broken}")

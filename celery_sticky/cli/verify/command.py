@@ -72,7 +72,7 @@ class FaultList(click.ParamType[tuple[str, ...]]):
     "--rate",
     metavar="R",
     type=click.FloatRange(1, 10000),
-    default=60.0,
+    default=40.0,
     show_default=True,
     help="Tasks sent in a second.",
 )

@@ -40,7 +40,7 @@ class Terms:
     concurrency: int = 2
     workers: int = 4
     keys: int = 200
-    rate: float = 60.0
+    rate: float = 40.0
     seconds: float = 60.0
     faults: tuple[str, ...] = ()
     seed: int = 0

@@ -21,6 +21,10 @@ LEAD_IN = 1.0
 """Seconds of load before the first fault."""
 SHARE = 0.93
 """Of the run's time in which faults begin."""
+SKEWS = (-3600, -30, 30)
+"""Seconds a wall clock jumps. What a worker defers while it is ahead is due that much later: so not far ahead."""
+SLOW = 3
+"""Slow tasks at a time."""
 MORE = 2
 """Workers there may be beyond those of the beginning."""
 
@@ -78,7 +82,10 @@ def make_plan(
     room = max(seconds * SHARE - LEAD_IN, 0.0)
     names = _sequence(timed, draw, room, patience, len(workers))
     cast = _Cast(list(workers), draw, patience)
-    drafts = [draft for name in names if (draft := cast.draft(name)) is not None]
+    drafts = cast.drafts(names)
+    if "slow" in timed:
+        last = max((at for at, step in enumerate(drafts) if step.fault in GRACEFUL), default=-1)
+        drafts.insert(draw.randint(last + 1, len(drafts)), Step(0, "slow", detail={"tasks": SLOW}))
     lengths = [_length(step.fault, patience, len(workers)) for step in drafts]
     scale = room / sum(lengths) if lengths else 0.0
     at, steps = LEAD_IN, []
@@ -108,7 +115,7 @@ def _length(fault: str, patience: float, workers: int) -> float:
 
 
 def _sequence(faults: Sequence[str], draw: random.Random, room: float, patience: float, workers: int) -> list[str]:
-    """Return each fault once, in any order, and more while there is time; `slow` after all that is graceful."""
+    """Return each fault but `slow` once, in any order, and more of them while there is time."""
     once = [fault for fault in faults if fault != "slow"]
     names: list[str] = []
     while once:
@@ -119,9 +126,6 @@ def _sequence(faults: Sequence[str], draw: random.Random, room: float, patience:
             if not turn:
                 break
         names += turn
-    if "slow" in faults:
-        last = max((at for at, name in enumerate(names) if name in GRACEFUL), default=-1)
-        names.insert(draw.randint(last + 1, len(names)), "slow")
     return names
 
 
@@ -132,8 +136,20 @@ class _Cast:
         self._there, self._draw, self._patience = workers, draw, patience
         self._most, self._named, self._orders = len(workers) + MORE, len(workers), 0
 
-    def draft(self, fault: str) -> Step | None:
-        """Return the step, or None where there are too few or too many workers for it."""
+    def drafts(self, faults: Sequence[str]) -> list[Step]:
+        """Return a step for each fault; one for which there are too few or too many workers comes as soon as it can."""
+        steps, late = list[Step](), list[str]()
+        for fault in faults:
+            late.append(fault)
+            for name in list(late):
+                if (step := self._draft(name)) is not None:
+                    late.remove(name)
+                    steps.append(step)
+        if "leave" in late and len(self._there) > 1 and not any(step.fault == "leave" for step in steps):
+            steps.append(self._left())
+        return steps
+
+    def _draft(self, fault: str) -> Step | None:
         made: Step | None = getattr(self, "_" + fault.replace("-", "_"))()
         return made
 
@@ -153,9 +169,7 @@ class _Cast:
         self._there[self._there.index(name)] = again
         return again
 
-    def _kill(self) -> Step | None:
-        if len(self._there) < 2:
-            return None
+    def _kill(self) -> Step:
         name = self._one()
         return Step(0, "kill", (name,), (self._renamed(name),))
 
@@ -186,7 +200,7 @@ class _Cast:
         return Step(0, "broker-freeze", detail={"seconds": round(self._draw.uniform(0.5, 4.0), 1)})
 
     def _clock(self) -> Step:
-        return Step(0, "clock", (self._one(),), detail={"seconds": self._draw.choice((-3600, -60, 60, 3600))})
+        return Step(0, "clock", (self._one(),), detail={"seconds": self._draw.choice(SKEWS)})
 
     def _store_rollback(self) -> Step:
         return Step(0, "store-rollback", detail={"how": self._draw.choice(("restart", "in place"))})
@@ -199,8 +213,9 @@ class _Cast:
         return Step(0, "join", names=(name,))
 
     def _leave(self) -> Step | None:
-        if len(self._there) < 2:
-            return None
+        return self._left() if len(self._there) > 2 else None  # two are left, for the kill that may come
+
+    def _left(self) -> Step:
         name = self._one()
         self._there.remove(name)
         return Step(0, "leave", (name,))
@@ -223,6 +238,3 @@ class _Cast:
 
     def _burst(self) -> Step:
         return Step(0, "burst", detail={"tasks": self._draw.choice((100, 200, 400))})
-
-    def _slow(self) -> Step:
-        return Step(0, "slow", detail={"tasks": 3})

@@ -469,7 +469,7 @@ class Courier:
         return starving or self._outbox.full or bool(self._stopping)
 
     def _verdicts(self, now: float) -> list[Verdict]:
-        marks = [self._put(entry, End(Act.MARK)) for entry in self._gate.unmarked()]
+        marks = [self._put(entry, End(Act.MARK)) for entry in self._gate.unmarked(self._host.concurrency())]
         goes_at = self._outbox.goes_at
         if goes_at is None or not (marks or now >= goes_at or self._in_a_hurry()):
             return []

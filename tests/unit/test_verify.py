@@ -168,6 +168,12 @@ def test_poison_is_accounted_for_in_the_dead_queue_only() -> None:
     assert not found.ok and found.not_buried == ("oom1",) and found.duplicates == {"poison": 2}
 
 
+def test_a_task_that_is_dead_without_having_run_is_lost() -> None:
+    found = verdict([sent(0)], ran(0, 1, None), buried=["k1-0"])
+    assert not found.ok and found.figures()["lost"] == 1
+    assert "dead without having run" in found.accusations()[0]
+
+
 # -- zombies -------------------------------------------------------------------------------------
 
 FROZEN = Frozen("w1", frozenset({10}), 2 * SECOND, 7 * SECOND)

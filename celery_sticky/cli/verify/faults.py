@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -32,9 +33,9 @@ SETTLING = 20.0
 class Faults:
     """Does the faults of one run, one after the other."""
 
-    def __init__(self, ground: Ground, eyes: Eyes, seed: int) -> None:
-        self._ground, self._eyes = ground, eyes
-        self._draw = random.Random(f"faults-{seed}")
+    def __init__(self, ground: Ground, eyes: Eyes, order: Callable[[Mapping[str, Any]], None]) -> None:
+        self._ground, self._eyes, self._order = ground, eyes, order
+        self._draw = random.Random(f"faults-{ground.terms.seed}")
         self.frozen: list[Frozen] = []
         self._copy: Mapping[bytes, bytes] = {}
 
@@ -220,13 +221,13 @@ class Faults:
     # -- what senders are told ---------------------------------------------------------------------
 
     def _oom(self, step: Step, done: Done) -> None:
-        self._ground.order({"send": "oom", **step.detail}, self._draw)
+        self._order({"send": "oom", **step.detail})
 
     def _burst(self, step: Step, done: Done) -> None:
-        self._ground.order({"send": "burst", **step.detail}, self._draw)
+        self._order({"send": "burst", **step.detail})
 
     def _slow(self, step: Step, done: Done) -> None:
-        self._ground.order({"send": "slow", "seconds": SLOW, **step.detail}, self._draw)
+        self._order({"send": "slow", "seconds": SLOW, **step.detail})
 
 
 def libfaketime() -> str | None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
-from celery_sticky.cli.verify.load import Load
 from celery_sticky.cli.verify.site import HOST, Mode, Site, queue_of
 from celery_sticky.testing import processes
 from celery_sticky.testing.guard import Guard
@@ -58,13 +52,6 @@ class Terms:
         return self.workers * (1 if self.single else self.concurrency)
 
 
-SENDERS = 2
-BUSY = 0.4
-"""How busy the workers are, as long as all of them are there."""
-LONGEST = 0.4
-"""Seconds an ordinary task runs at most."""
-
-
 class Ground:
     """Starts and ends processes; at its end none is left."""
 
@@ -74,7 +61,6 @@ class Ground:
         self.workers: dict[str, WorkerProcess] = {}
         self.gone: list[WorkerProcess] = []
         self.proxies: dict[str, tuple[Proxy, Proxy]] = {}
-        self._senders: list[subprocess.Popen[str]] = []
         self._queues: dict[str, str] = {}
         try:
             self._prepare()
@@ -203,71 +189,10 @@ class Ground:
         """When processes that were killed died."""
         return {pid: at for worker in (*self.workers.values(), *self.gone) for pid, at in worker.deaths.items()}
 
-    # -- senders -----------------------------------------------------------------------------------
-
-    def send(self, kinds: tuple[str, ...]) -> None:
-        """Start the senders."""
-        terms = self.terms
-        for number in range(SENDERS):
-            load = Load(
-                sender=number,
-                senders=SENDERS,
-                seed=terms.seed,
-                rate=terms.rate / SENDERS,
-                keys=terms.keys,
-                longest=min(LONGEST, 2 * BUSY * terms.capacity / terms.rate),
-                kinds=kinds,
-            )
-            own = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
-            with (Path(self.site.folder) / f"sender{number}.log").open("ab") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "celery_sticky.cli.verify.load"],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    env={**own, **self.site.environ(), **load.environ()},
-                    start_new_session=True,
-                    text=True,
-                    bufsize=1,
-                )
-            self.guard.watch(process.pid)
-            self._senders.append(process)
-
-    def order(self, what: Mapping[str, Any], draw: random.Random) -> None:
-        """Tell one of the senders to send something besides."""
-        sender = draw.choice(self._senders)
-        if sender.stdin is not None and sender.poll() is None:
-            sender.stdin.write(json.dumps(dict(what)) + "\n")
-            sender.stdin.flush()
-
-    def senders_alive(self) -> bool:
-        """Whether none has ended by itself."""
-        return all(process.poll() is None for process in self._senders)
-
-    def end_sending(self) -> None:
-        """Let the senders end, once they have sent what they were told to."""
-        for process in self._senders:
-            if process.stdin is not None:
-                process.stdin.close()
-        for process in self._senders:
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=10)
-            self.guard.forget(process.pid)
-        self._senders.clear()
-
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Kill what still runs and wait until the guard has cleared up. May be called twice."""
-        for process in self._senders:
-            process.kill()
-            process.wait(timeout=10)
-            if process.stdin is not None:
-                process.stdin.close()
-        self._senders.clear()
         for worker in (*self.workers.values(), *self.gone):
             worker.teardown()
         for pair in self.proxies.values():

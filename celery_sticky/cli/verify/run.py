@@ -11,7 +11,8 @@ from celery_sticky.cli.verify.eyes import Eyes
 from celery_sticky.cli.verify.faults import Faults, libfaketime
 from celery_sticky.cli.verify.ground import Ground, Terms, can_proxy, now
 from celery_sticky.cli.verify.plan import Plan, make_plan
-from celery_sticky.cli.verify.record import Chronicle, Done
+from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
+from celery_sticky.cli.verify.senders import Senders
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.supervisor import Supervisor
 from celery_sticky.errors import StickyError
@@ -110,21 +111,14 @@ class _Run:
     def __init__(self, ground: Ground, eyes: Eyes, plan: Plan, tell: Tell) -> None:
         self._ground, self._eyes, self._plan, self._tell = ground, eyes, plan, tell
         self._terms = ground.terms
-        self._faults = Faults(ground, eyes, ground.terms.seed)
+        self._frozen: list[Frozen] = []
         self._began = now()
 
     def play(self) -> Outcome:
         self._start()
         supervisor = Supervisor(self._ground)
         try:
-            self._faults.keep_copy()
-            self._began = now()
-            self._ground.send(self._plan.kinds)
-            done, skipped = self._steps()
-            self._wait(self._terms.seconds)
-            if not self._ground.senders_alive():
-                raise StickyError("a sender has ended by itself")
-            self._ground.end_sending()
+            done, skipped = self._load()
             stuck = self._drain()
         finally:
             supervisor.close()
@@ -134,7 +128,7 @@ class _Run:
         return Outcome(
             self._terms,
             self._plan,
-            Chronicle(self._began, done, self._faults.frozen, supervisor.restarts, skipped, crashes),
+            Chronicle(self._began, done, self._frozen, supervisor.restarts, skipped, crashes),
             self._eyes.events(),
             self._eyes.slot_events(),
             self._ground.deaths,
@@ -169,7 +163,21 @@ class _Run:
     def _wait(self, until: float) -> None:
         time.sleep(max(0.0, until - self._elapsed))
 
-    def _steps(self) -> tuple[list[Done], list[str]]:
+    def _load(self) -> tuple[list[Done], list[str]]:
+        """Let the senders send and the faults come; return what was done and what there was no time for."""
+        self._began = now()
+        with Senders(self._ground, self._plan.kinds) as senders:
+            faults = Faults(self._ground, self._eyes, senders.order)
+            faults.keep_copy()
+            found = self._steps(faults)
+            self._wait(self._terms.seconds)
+            if not senders.alive:
+                raise StickyError("a sender has ended by itself")
+            senders.end()
+        self._frozen = faults.frozen
+        return found
+
+    def _steps(self, faults: Faults) -> tuple[list[Done], list[str]]:
         done: list[Done] = []
         skipped: list[str] = []
         for step in self._plan.steps:
@@ -178,7 +186,7 @@ class _Run:
                 continue
             self._wait(step.at)
             self._tell(self._elapsed, str(step))
-            done.append(self._faults.do(step))
+            done.append(faults.do(step))
             if done[-1].note:
                 self._tell(self._elapsed, f"  {done[-1].note}")
         return done, skipped

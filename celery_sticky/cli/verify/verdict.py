@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from celery_sticky.cli.verify.app import ATTEMPTS
 from celery_sticky.cli.verify.load import apart
 from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
 from celery_sticky.cli.verify.run import Outcome
@@ -36,10 +37,12 @@ class Verdict:
     stale: tuple[StaleStart, ...]
     duplicates: Mapping[str, int]
     """Cause -> runs of tasks that had run before."""
-    unexplained: tuple[Run, ...]
-    """The runs again without a cause."""
+    unexplained: tuple[tuple[Run, Run], ...]
+    """The runs again without a cause, each with the run before it."""
     not_buried: tuple[str, ...]
     """Keys whose poison message is not in the dead queue."""
+    hasty: frozenset[str]
+    """Ids of tasks that were buried for starts that the history does not have; they count as lost."""
     crashes: tuple[str, ...]
 
     @property
@@ -65,16 +68,22 @@ class Verdict:
     def accusations(self, limit: int = 5) -> list[str]:
         """Return the first `limit` of each broken promise, one a line."""
         return [
-            *(f"lost: {_task(event)}" for event in self.lost[:limit]),
+            *(f"lost: {_task(event)}{self._why(event)}" for event in self.lost[:limit]),
             *(f"stuck: {_task(event)}" for event in self.stuck[:limit]),
             *(f"overlap: {_pair(overlap)}" for overlap in self.overlaps[:limit]),
             *(f"out of order: {_start(i.late)} after {_start(i.early)}" for i in self.judged.inversions[:limit]),
             *(f"stale epoch: {_start(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
             *(f"shared epoch: slot {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
-            *(f"run again without a cause: {_start(run.start)}" for run in self.unexplained[:limit]),
+            *(
+                f"run again without a cause: {_run(one)}, and again {_run(two)}"
+                for one, two in self.unexplained[:limit]
+            ),
             *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),
             *(f"worker {text}" for text in self.crashes[:limit]),
         ]
+
+    def _why(self, event: Event) -> str:
+        return " is dead without having run" if event.task_id in self.hasty else ""
 
     def zombie_lines(self) -> list[str]:
         """Return each overlap of a zombie, with the epochs that tell its runs apart."""
@@ -84,7 +93,8 @@ class Verdict:
 def reach(outcome: Outcome) -> Verdict:
     """Return what the outcome of a run proves."""
     chronicle = outcome.chronicle
-    judged = judge(outcome.events, outcome.deaths, buried=outcome.buried, unordered=apart())
+    hasty = _hasty(outcome)
+    judged = judge(outcome.events, outcome.deaths, buried=set(outcome.buried) - hasty, unordered=apart())
     zombies = tuple(overlap for overlap in judged.overlaps if _zombie(overlap, chronicle.frozen))
     ordered = sorted(outcome.events, key=lambda event: event.at)
     again = list(_again(pair(ordered, outcome.deaths)))
@@ -97,10 +107,17 @@ def reach(outcome: Outcome) -> Verdict:
         zombies=zombies,
         stale=tuple(stale for stale in judged.stale if not _thawed(stale.start, chronicle.frozen)),
         duplicates=causes,
-        unexplained=tuple(run for before, run in again if _cause(before, run, chronicle) == UNEXPLAINED),
+        unexplained=tuple(runs for runs in again if _cause(*runs, chronicle) == UNEXPLAINED),
         not_buried=tuple(_not_buried(outcome)),
+        hasty=hasty,
         crashes=tuple(chronicle.crashes),
     )
+
+
+def _hasty(outcome: Outcome) -> frozenset[str]:
+    """Return the buried tasks that started far less often than must be; one start may die before it is written down."""
+    starts = Counter(event.task_id for event in outcome.events if event.kind is Kind.START)
+    return frozenset(task_id for task_id in outcome.buried if starts[task_id] < ATTEMPTS - 1)
 
 
 def _zombie(overlap: Overlap, frozen: Sequence[Frozen]) -> bool:
@@ -152,6 +169,11 @@ def _task(event: Event) -> str:
 
 def _start(event: Event) -> str:
     return f"{_task(event)} on {short(event.worker) or '?'} pid {event.pid} epoch {event.epoch} at {event.at / 1e9:.3f}"
+
+
+def _run(run: Run) -> str:
+    how = "ended" if run.finished else "broke off" if run.ended else "seen last"
+    return f"{_start(run.start)}, {how} at {run.until / 1e9:.3f}"
 
 
 def _pair(overlap: Overlap) -> str:

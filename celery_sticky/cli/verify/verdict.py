@@ -75,7 +75,7 @@ class Verdict:
             *(f"stale epoch: {_start(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
             *(f"shared epoch: slot {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
             *(
-                f"run again without a cause: {_run(one)}, and again {_run(two)}"
+                f"unexplained: {_run(one)}, and again {_run(two)}"
                 for one, two in self.unexplained[:limit]
             ),
             *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),

@@ -285,6 +285,11 @@ class Gate:
         return bool(self._ready)
 
     @property
+    def has_unmarked(self) -> bool:
+        """Whether entries wait for a mark, and so for those that have one to end."""
+        return bool(self._unmarked)
+
+    @property
     def remembers(self) -> bool:
         """Whether any refused verdict is kept."""
         return bool(self._verdicts)

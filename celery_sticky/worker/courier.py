@@ -463,10 +463,10 @@ class Courier:
         })  # fmt: skip
 
     def _in_a_hurry(self) -> bool:
-        """Whether somebody waits for the verdicts: a key, while the pool would idle; a slot that is given away."""
+        """Whether somebody waits for the verdicts: a key or a mark, while the pool idles; a slot that is given away."""
         gate = self._gate
         starving = gate.runnable <= self._host.concurrency() and (gate.waiting > 0 or self._rounds.any)
-        return starving or self._outbox.full or bool(self._stopping)
+        return starving or gate.has_unmarked or self._outbox.full or bool(self._stopping)
 
     def _verdicts(self, now: float) -> list[Verdict]:
         marks = [self._put(entry, End(Act.MARK)) for entry in self._gate.unmarked(self._host.concurrency())]

@@ -74,10 +74,7 @@ class Verdict:
             *(f"out of order: {_start(i.late)} after {_start(i.early)}" for i in self.judged.inversions[:limit]),
             *(f"stale epoch: {_start(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
             *(f"shared epoch: slot {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
-            *(
-                f"unexplained: {_run(one)}, and again {_run(two)}"
-                for one, two in self.unexplained[:limit]
-            ),
+            *(f"unexplained: {_run(one)}, and again {_run(two)}" for one, two in self.unexplained[:limit]),
             *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),
             *(f"worker {text}" for text in self.crashes[:limit]),
         ]

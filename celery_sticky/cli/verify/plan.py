@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 GRACEFUL = ("term", "join", "leave", "rolling", "surge")
@@ -40,7 +39,7 @@ class Step:
     """Whom it hits; for `rolling` and `surge`: all, one after the other."""
     names: tuple[str, ...] = ()
     """Of the workers that start because of it."""
-    detail: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         whom = " ".join(self.workers if len(self.workers) < 3 else (self.workers[0], "…", self.workers[-1]))

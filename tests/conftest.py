@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from harness.app import AppConfig
 from harness.fleet import Fleet
 from harness.standing import claimed_database, clear, standing_server
+from harness.ways import Run
 from hypothesis import settings
 
 from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.processes import running
 from celery_sticky.testing.server import ValkeyServer
 
 FLOORS = ("unit", "contract", "docs", "worker", "system")
@@ -78,6 +81,25 @@ def valkey(guard: Guard) -> Iterator[Callable[..., ValkeyServer]]:
     yield start
     for server in servers:
         server.teardown()
+
+
+@pytest.fixture
+def run(guard: Guard) -> Iterator[Run]:
+    """Starts a server process that ends with the test: `run(command)` → pid."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def run(*command: str) -> int:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        processes.append(process)
+        guard.watch(process.pid)
+        return process.pid
+
+    yield run
+    for process in processes:
+        if running(process.pid):
+            process.kill()
+        process.wait(timeout=10)
+        guard.forget(process.pid)
 
 
 @pytest.fixture

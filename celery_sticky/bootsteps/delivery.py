@@ -28,7 +28,7 @@ from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
 from celery_sticky.ownership.gate import Entry, SlotId
-from celery_sticky.worker.courier import Item
+from celery_sticky.worker.desk import Item
 from celery_sticky.worker.envelope import Envelope
 
 logger = logging.getLogger("celery_sticky")

@@ -152,12 +152,23 @@ class Membership(bootsteps.StartStopStep):
         if not self.enabled:
             return
         signals.worker_shutting_down.connect(self._leave, weak=False)
+        self._leave_before_cold_shutdown(worker)
         share_with_threads(slots_gained, slots_lost)  # logging is set up by now
         self._watch.start()
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
         logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)
         for member in self._part.members.values():
             member.start()
+
+    def _leave_before_cold_shutdown(self, worker: Any) -> None:
+        # Celery sends its signal only when it has waited for the soft shutdown and for what it has cancelled.
+        wait = worker.wait_for_soft_shutdown
+
+        def leave_and_wait() -> None:
+            self._leave()
+            wait()
+
+        worker.wait_for_soft_shutdown = leave_and_wait
 
     def _leave(self, **_: Any) -> None:
         for member in self._part.members.values():

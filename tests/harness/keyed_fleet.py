@@ -60,7 +60,8 @@ class KeyedFleet(Fleet):
         self.observer = Observer(self._open())
 
     def _open(self) -> Store:
-        return open_store(Connection(self._store_url), "default")
+        options = self.app.conf.broker_transport_options
+        return open_store(Connection(self._store_url, transport_options=options), "default")
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
         """Start a worker, see `Fleet.worker`; it also knows `fault_tasks`."""
@@ -93,11 +94,11 @@ class KeyedFleet(Fleet):
             for i in range(tasks):
                 self.publish(f"k{i % keys}", seconds, producer=producer)
 
-    def call(self, task: str, key: str, *args: Any) -> int:
+    def call(self, task: str, key: str, *args: Any, **options: Any) -> int:
         """Send a task of `fault_tasks` as the next one of `key`; return its number."""
         n = self._numbers[key]
         self._numbers[key] += 1
-        result = self.app.tasks[task].apply_async((key, n, *args))
+        result = self.app.tasks[task].apply_async((key, n, *args), **options)
         self.history.published(key, n, result.id)
         return n
 

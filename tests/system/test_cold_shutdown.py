@@ -44,3 +44,30 @@ def test_a_busy_worker_survives_none_of_its_cold_shutdowns(crew: Callable[..., K
     fleet.wait_finished(timeout=60)
     judgement = fleet.judge()
     assert judgement.ok, judgement.describe()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_soft_shutdown_lets_tasks_end_in_time_and_cuts_off_the_others(
+    crew: Callable[..., KeyedFleet], pool: str
+) -> None:
+    """Guards: while Celery waits, slots whose tasks have ended move; what ended in time does not run again."""
+    fleet = crew(worker_soft_shutdown_timeout=4.0)
+    fleet.workers_up("a", "b", pool=pool)
+    short, long = fleet.keys_of(fleet.wait_members("a", "b"), "a", count=2)
+    fleet.publish(short, 1.5)
+    fleet.publish(long, 10.0)
+    for key in (short, long):
+        fleet.publish(key)
+        fleet.wait_started(key, 0)
+    fleet.workers["a"].kill(signal.SIGQUIT)
+    fleet.wait_finished(timeout=40)
+    starts = [event for event in fleet.events() if event.kind is Kind.START]
+    runs = [(event.key, event.n, event.worker) for event in starts]
+    assert [run for run in runs if run[0] == short] == [(short, 0, node("a")), (short, 1, node("b"))]
+    cut_off = next(event for event in fleet.events() if event.kind is Kind.END and event.key == long)
+    waited = next(event for event in starts if (event.key, event.n) == (short, 1)).at >= cut_off.at
+    assert waited is (pool == "prefork"), "Celery's loop stands still meanwhile, and sees no child end"
+    # In gevent's loop Celery cannot wait (it logs BlockingSwitchOutError), and then ends as if warm.
+    assert [n for key, n, _ in runs if key == long] == ([0, 1] if pool == "gevent" else [0, 0, 1])
+    judgement = fleet.judge()
+    assert judgement.ok, judgement.describe()

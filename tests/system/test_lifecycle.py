@@ -291,6 +291,22 @@ def test_the_pool_dies_with_its_parent_before_the_next_owner_starts(crew: Callab
     says_nothing_is_broken(fleet)
 
 
+def test_what_a_task_past_its_hard_time_limit_has_started_dies_before_the_next_one_starts(
+    crew: Callable[..., KeyedFleet],
+) -> None:
+    """Guards: Serial; a child leads a process group, and all of that is killed before the key is free."""
+    fleet = crew()
+    fleet.workers_up("a")
+    note = fleet.workers["a"].log_path.parent / "note"
+    fleet.call("with_grandchild", "k", 60, str(note), time_limit=3)
+    fleet.publish("k")
+    wait_until(note.exists, message="the grandchild works")
+    after = fleet.wait_started("k", 1)
+    grandchild, wrote = map(int, note.read_text().split())
+    assert not processes.running(grandchild)
+    assert after.at > wrote
+
+
 def test_a_task_in_c_code_is_killed_from_outside_at_the_end_of_trust(crew: Callable[..., KeyedFleet]) -> None:
     """Guards: End of trust; the child's own watch cannot run while C code holds the interpreter."""
     fleet = crew()

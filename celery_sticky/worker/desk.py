@@ -1,0 +1,299 @@
+"""What a courier knows and decides: the gate and what hangs on it. No thread, no clock, no broker.
+
+The courier asks what to say to the broker, says it, and brings the answer. Whoever shares a desk between threads holds
+one lock around every call, so that reports come in the order in which things came about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
+from celery_sticky.ownership.gate import Entry, Gate, SlotId
+from celery_sticky.queues.base import Act, Delivery, Fetched, Tenure, Verdict, Want
+from celery_sticky.worker.envelope import Envelope
+from celery_sticky.worker.outbox import Outbox
+from celery_sticky.worker.rounds import Rounds
+
+BATCH = 64
+"""Messages a fetch brings at most."""
+IN_A_SLOT = 4
+"""Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
+AHEAD = 32
+"""Runnable messages kept beyond what the pool can run at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What an entry of the gate carries: the delivery, read."""
+
+    delivery: Delivery
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What is to become of the message of a task that has let go of its key."""
+
+    act: Act
+    due: float = 0.0
+    body: bytes | None = None
+    reason: str = ""
+
+
+class Desk:
+    """The slots of one worker: what is open, fetched, running, ended and not yet confirmed.
+
+    `report` tells a keyspace's member something and must not wait; `concurrency` returns how many tasks the pool runs
+    at a time, now. `now` is in seconds since the epoch throughout.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[str, Event], None],
+        *,
+        worker: str,
+        concurrency: Callable[[], int],
+        max_waiting: int,
+        max_attempts: int,
+    ) -> None:
+        self.gate = Gate()
+        self.outbox = Outbox()
+        self.rounds = Rounds()
+        self.to_open: dict[SlotId, Tenure] = {}
+        self._report, self._worker, self._concurrency = report, worker, concurrency
+        self._max_waiting, self._max_attempts = max_waiting, max_attempts
+        self._tenures: dict[SlotId, Tenure] = {}
+        self._stopping: set[SlotId] = set()
+        self._counts: dict[SlotId, int] = {}
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
+        """A slot is to be opened; reports `Opened` or `OpenRefused`."""
+        self._stopping.discard(slot)
+        self.to_open[slot] = self._next_tenure(slot, epoch, incarnation)
+
+    def stop(self, slot: SlotId) -> None:
+        """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
+        self.to_open.pop(slot, None)
+        self.rounds.forget(slot)
+        self._stopping.add(slot)
+        if self.gate.lose(slot):
+            self._drained(slot)
+
+    def close(self, slot: SlotId) -> None:
+        """Forget a slot that is somebody else's already; what runs of it keeps its key locked until it ends."""
+        self.to_open.pop(slot, None)
+        self.rounds.forget(slot)
+        self._stopping.discard(slot)
+        self.gate.lose(slot)
+        self._tenures.pop(slot, None)
+
+    def give_up_ended(self) -> None:
+        """Let slots go that wait for nothing but a broker which is away for too long.
+
+        The verdicts are kept. The next owner may run such a task again, before anything later of its key.
+        """
+        for slot in [slot for slot in self._stopping if not self.gate.busy(slot)]:
+            self._drained(slot)
+
+    def reopen_all(self, now: float) -> None:
+        """The connection is a new one: every slot is to be opened again, and unanswered verdicts go again."""
+        self.outbox.back(now)
+        for slot, tenure in (self._tenures | self.to_open).items():
+            self._reopen(slot, tenure)
+
+    def next_to_open(self) -> tuple[Tenure, tuple[int, ...]] | None:
+        """Return a tenure to open, and the tags of what stays here; what has not started goes back with the opening."""
+        for slot, tenure in self.to_open.items():
+            self.gate.recall(slot)
+            return tenure, tuple(self.gate.kept(slot))
+        return None
+
+    def opened(self, tenure: Tenure) -> None:
+        """The broker has opened the slot for this tenure."""
+        slot = (tenure.keyspace, tenure.slot)
+        if self.to_open.get(slot) is not tenure:
+            # Stopped, closed or opened anew meanwhile. What runs of a stopped slot is settled under this tenure.
+            if slot in self._stopping:
+                self._tenures[slot] = tenure
+            return
+        del self.to_open[slot]
+        self._tenures[slot] = tenure
+        self.gate.open(slot)
+        self.rounds.note((slot,))
+        self._report(tenure.keyspace, Opened(tenure.slot, tenure.epoch))
+
+    def fenced(self, tenure: Tenure, fence: int) -> None:
+        """The broker has refused: the slot's fence stands at this epoch."""
+        slot = (tenure.keyspace, tenure.slot)
+        if self.to_open.get(slot) is tenure:
+            del self.to_open[slot]
+        self._tenures.pop(slot, None)
+        self.rounds.forget(slot)
+        self.gate.lose(slot)
+        self._report(tenure.keyspace, OpenRefused(tenure.slot, fence))
+
+    def _next_tenure(self, slot: SlotId, epoch: int, incarnation: str) -> Tenure:
+        count = self._counts[slot] = self._counts.get(slot, 0) + 1
+        return Tenure(slot[0], slot[1], epoch, incarnation, count)
+
+    def _reopen(self, slot: SlotId, tenure: Tenure) -> None:
+        self.to_open[slot] = self._next_tenure(slot, tenure.epoch, tenure.incarnation)
+
+    def _drained(self, slot: SlotId) -> None:
+        if slot in self._stopping:
+            self._stopping.discard(slot)
+            self._tenures.pop(slot, None)
+            self._report(slot[0], Drained(slot[1]))
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def take(self, most: int, may: Callable[[SlotId], bool]) -> list[Entry]:
+        """Hand out entries whose slot `may` start tasks now, so that at most `most` are with the pool."""
+        entries = self.gate.take(most - self.gate.out, may)
+        for entry in entries:
+            # What ran when its slot was opened anew, and came to no end, runs again under a tenure that is not the one
+            # it was fetched under: its epoch is the task's fencing token.
+            item: Item = entry.content
+            tenure = self._tenures.get(entry.slot, item.delivery.tenure)
+            if tenure != item.delivery.tenure:
+                entry.content = replace(item, delivery=replace(item.delivery, tenure=tenure))
+        return entries
+
+    def again(self, entry: Entry, *, counted: bool) -> None:
+        """A started task came to no end: give it another turn in its place, if the slot still is ours."""
+        if not self.gate.again(entry, counted=counted) and not self.gate.kept(entry.slot):
+            self._drained(entry.slot)
+
+    def end(self, entry: Entry, end: End, now: float) -> bool:
+        """The task has let go of its key. True if the verdict should not wait for the next round trip."""
+        return self.gate.end(entry) and (self._put(entry, end, now) or self._in_a_hurry())
+
+    # -- what to say ---------------------------------------------------------------------------
+
+    def verdicts(self, now: float) -> list[Verdict]:
+        """Return the verdicts that go now."""
+        marks = [self._put(entry, End(Act.MARK), now) for entry in self.gate.unmarked(self._concurrency())]
+        goes_at = self.outbox.goes_at
+        if goes_at is None or not (marks or now >= goes_at or self._in_a_hurry()):
+            return []
+        return self.outbox.take(self._stamp)
+
+    def wants(self, now: float, *, company: bool) -> list[Want]:
+        """Return what to fetch now. `company`: the round trip is made in any case."""
+        self.rounds.come_due(now)
+        if not self.rounds.any:
+            return []
+        gate, concurrency = self.gate, self._concurrency()
+        window = concurrency + AHEAD
+        room = min(window - gate.runnable, self._max_waiting - gate.waiting)
+        if room <= 0 or (room < window // 2 and gate.runnable > concurrency and not company):
+            return []  # a round trip for a handful of messages is a waste while the pool is busy
+        # One hot key must not fill the whole waiting room.
+        a_slot = max(BATCH, self._max_waiting // 8)
+        batch = min(BATCH, room)
+        most = max(1, batch // IN_A_SLOT)
+        slots = self.rounds.pick(most, lambda slot: gate.held(slot) < a_slot and gate.is_open(slot))
+        return [Want(self._tenures[slot], batch // len(slots)) for slot in slots]
+
+    def _in_a_hurry(self) -> bool:
+        """Whether somebody waits for the verdicts: a key or a mark, while the pool idles; a slot that is given away."""
+        gate = self.gate
+        starving = gate.runnable <= self._concurrency() and (gate.waiting > 0 or self.rounds.any)
+        return starving or gate.has_unmarked or self.outbox.full or bool(self._stopping)
+
+    def _stamp(self, entry: Entry, verdict: Verdict) -> Verdict:
+        # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it.
+        return replace(verdict, tenure=self._tenures.get(entry.slot, verdict.tenure))
+
+    def _put(self, entry: Entry, end: End, now: float) -> bool:
+        item: Item = entry.content
+        verdict = Verdict(end.act, item.delivery.tenure, entry.tag, end.due, end.body, self._info(entry, end, now))
+        return self.outbox.put(entry, verdict, now)
+
+    def _info(self, entry: Entry, end: End, now: float) -> str:
+        if end.act is not Act.BURY:
+            return ""
+        envelope: Envelope = entry.content.envelope
+        stamp = envelope.headers.get("sticky")
+        return json.dumps({
+            "reason": end.reason,
+            "task": envelope.task,
+            "id": envelope.task_id,
+            "key": stamp.get("key") if isinstance(stamp, dict) else None,
+            "at": now,
+            "worker": self._worker,
+        })  # fmt: skip
+
+    # -- what was answered ---------------------------------------------------------------------
+
+    def take_in(self, fetched: Fetched, now: float) -> None:
+        """Take in the answer to a round trip, but for its deliveries: those are read first, then admitted."""
+        for verdict in fetched.confirmed:
+            entry = self.outbox.answered(verdict.tenure, verdict.tag)
+            if verdict.act is Act.MARK:
+                attempts = fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag]
+                self._on_marked(entry, attempts, now)
+                continue
+            self._settle(entry)
+            if verdict.act is Act.DEFER and self.gate.is_open(entry.slot):
+                self.rounds.note_deferred(entry.slot, verdict.due)
+        for verdict in fetched.refused:
+            self._on_refused(self.outbox.answered(verdict.tenure, verdict.tag), verdict)
+        self.rounds.drained(fetched.drained)
+        for slot, due in fetched.due.items():
+            self.rounds.note_due(slot, due)
+        for slot in fetched.lost:
+            # Somebody has moved the fence: open again, and learn from the answer who owns the slot.
+            if tenure := self._tenures.get(slot):
+                self._reopen(slot, tenure)
+
+    def admit(self, entry: Entry, due: float | None, now: float) -> None:
+        """Let a delivery in, or settle it at once: it is not due yet, or has ended here under a tenure that was lost.
+
+        `due`: when the message wants to run, in seconds since the epoch, or None.
+        """
+        delivery = entry.content.delivery
+        end = self.gate.recollect(_digest(delivery.body)) if self.gate.remembers else None
+        if end is None and due is not None and due > now:
+            end = End(Act.DEFER, due=due)
+        if end is None:
+            self.gate.add(entry)
+        else:
+            self._put(entry, end, now)
+
+    def bury(self, entry: Entry, reason: str, now: float) -> None:
+        """A delivery that cannot be read is buried at once."""
+        self._put(entry, End(Act.BURY, reason=reason), now)
+
+    def _settle(self, entry: Entry) -> None:
+        if self.gate.settled(entry):
+            self._drained(entry.slot)
+
+    def _on_marked(self, entry: Entry, attempts: int, now: float) -> None:
+        if attempts < self._max_attempts:
+            self.gate.marked(entry, attempts)
+        elif self.gate.end(entry):
+            reason = f"started {attempts} times and never came to an end: its process died each time"
+            self._put(entry, End(Act.BURY, reason=reason), now)
+
+    def _on_refused(self, entry: Entry, verdict: Verdict) -> None:
+        if verdict.act is Act.MARK:
+            self.gate.forget(entry)
+            return
+        # Under the tenure we hold, it was settled by a request whose answer was lost. Otherwise the message will be
+        # delivered to somebody; should that be us, its task is not run a second time.
+        if self._tenures.get(entry.slot) != verdict.tenure:
+            item: Item = entry.content
+            end = End(verdict.act, verdict.due, verdict.body, "refused once")
+            self.gate.remember(_digest(item.delivery.body), end)
+        self._settle(entry)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from celery_sticky.cli.verify.app import ATTEMPTS
 from celery_sticky.cli.verify.ground import Terms
 from celery_sticky.cli.verify.picture import paint, spells
 from celery_sticky.cli.verify.plan import Plan, Step
@@ -162,10 +163,10 @@ def test_a_retry_that_was_asked_for_is_no_run_again() -> None:
 
 
 def test_poison_is_accounted_for_in_the_dead_queue_only() -> None:
-    tries = [event for at in (1, 2, 3) for event in ran(0, at, None, key="oom1", pid=at)]
+    tries = [event for at in range(1, ATTEMPTS + 1) for event in ran(0, at, None, key="oom1", pid=at)]
     assert verdict([sent(0, key="oom1")], tries, buried=["oom1-0"]).ok
     found = verdict([sent(0, key="oom1")], tries)
-    assert not found.ok and found.not_buried == ("oom1",) and found.duplicates == {"poison": 2}
+    assert not found.ok and found.not_buried == ("oom1",) and found.duplicates == {"poison": ATTEMPTS - 1}
 
 
 def test_a_task_that_is_dead_without_having_run_is_lost() -> None:

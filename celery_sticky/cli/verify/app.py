@@ -16,7 +16,7 @@ from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.site import Mode, Site, queue_of
 from celery_sticky.testing.recorder import Recorder
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 """Starts after which a poison message is buried."""
 VISIBILITY = 6
 """Seconds after which Redis gives plain Celery's unacknowledged messages to somebody else."""

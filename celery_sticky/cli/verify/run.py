@@ -24,8 +24,10 @@ Tell = Callable[[float, str], None]
 
 STARTING = 60.0
 """Seconds the workers may take until they share the slots."""
-DRAINING = 100.0
-"""Seconds the workers may take, after the last task was sent, to finish all: slow ones may have to run again."""
+STANDSTILL = 70.0
+"""Seconds without any task coming to its end, after which what is left is stuck: slow ones may have to run again."""
+DRAINING = 300.0
+"""Seconds after the last task was sent, after which what is left is stuck in any case."""
 DRAINING_STOCK = 25.0
 """The same of plain Celery. It is longer than its visibility timeout."""
 STOPPING = 20.0
@@ -194,12 +196,14 @@ class _Run:
     def _drain(self) -> set[str]:
         left = self._eyes.unfinished()
         self._tell(self._elapsed, f"all is sent; {len(left)} tasks are left")
+        sent = moved = time.monotonic()
         limit = DRAINING if self._terms.mode is Mode.STICKY else DRAINING_STOCK
-        until = time.monotonic() + limit
-        while left and time.monotonic() < until:
+        while left and time.monotonic() < min(sent + limit, moved + STANDSTILL):
             time.sleep(0.3)
-            left = self._eyes.unfinished()
-        self._tell(self._elapsed, "all is done" if not left else f"{len(left)} tasks were not done in {limit:.0f} s")
+            before, left = len(left), self._eyes.unfinished()
+            moved = time.monotonic() if len(left) < before else moved
+        spent = time.monotonic() - sent
+        self._tell(self._elapsed, "all is done" if not left else f"{len(left)} tasks were not done in {spent:.0f} s")
         return self._eyes.waiting(event.task_id for event in left) if left else set()
 
     def _stop(self) -> None:

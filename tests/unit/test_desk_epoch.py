@@ -37,6 +37,6 @@ def test_a_task_that_was_killed_at_the_end_of_trust_runs_again_under_the_epoch_o
     desk.again(entry, counted=False)
     (mark,) = desk.verdicts(1.0)
     assert (mark.act, mark.tenure) == (Act.MARK, now)
-    desk.take_in(Fetched(confirmed=(mark,), marks={(*SLOT, 1): 1}), 2.0)
+    desk.take_in(Fetched(confirmed=[mark], marks={(*SLOT, 1): 1}), 2.0)
     assert begin(desk) is entry
     assert entry.content.delivery.tenure == now

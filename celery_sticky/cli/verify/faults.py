@@ -178,7 +178,7 @@ class Faults:
     def _clock(self, step: Step, done: Done) -> None:
         (name,) = step.workers
         self._ground.set_clock(name, step.detail["seconds"])
-        time.sleep(2.0)
+        time.sleep(3.0)  # it is seen within a second
         self._ground.set_clock(name, 0)
 
     # -- servers -----------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from harness.app import AppConfig
 from harness.fleet import Fleet
-from harness.guard import Guard
-from harness.processes import running
 from harness.standing import claimed_database, clear, standing_server
-from harness.valkey import ValkeyServer
 from harness.ways import Run
 from hypothesis import settings
+
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.processes import running
+from celery_sticky.testing.server import ValkeyServer
 
 FLOORS = ("unit", "contract", "docs", "worker", "system")
 HERE = Path(__file__).parent

@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "owner": "celery_sticky.cli.owner",
     "plan": "celery_sticky.cli.plan",
     "status": "celery_sticky.cli.status",
+    "verify": "celery_sticky.cli.verify.command",
 }
 """Command -> the module that has it, under the command's name."""
 

@@ -75,6 +75,7 @@ class Gate:
         self._lines: dict[Hashable, deque[Entry]] = {}
         self._ready: deque[Entry] = deque()
         self._unmarked: deque[Entry] = deque()
+        self._counted: list[Entry] = []
         self._verdicts: OrderedDict[Hashable, Any] = OrderedDict()
         self.waiting = 0
         """Entries behind a locked key."""
@@ -146,18 +147,25 @@ class Gate:
             self.waiting += 1
         return True
 
-    def unmarked(self) -> Iterator[Entry]:
-        """Yield entries whose turn has come but whose start must be marked first; each is yielded once."""
-        while self._unmarked:
+    def unmarked(self, most: int) -> Iterator[Entry]:
+        """Yield entries whose turn has come but whose start must be marked first; each is yielded once.
+
+        No more than `most` are marked at a time without having ended: a mark counts as a start should the process die,
+        so there must be none of entries that only wait for the pool.
+        """
+        alive = (Stage.READY, Stage.HANDED, Stage.STARTED)
+        self._counted = [entry for entry in self._counted if entry.stage in alive]
+        while self._unmarked and len(self._counted) < most:
             entry = self._unmarked.popleft()
             if entry.stage is Stage.READY:
+                self._counted.append(entry)
                 yield entry
 
     def marked(self, entry: Entry, attempts: int) -> None:
         """The broker has counted the coming start of `entry`."""
         entry.attempts, entry.marked = attempts, True
         if entry.stage is Stage.READY:
-            self._ready.append(entry)
+            self._ready.appendleft(entry)  # what is marked must not wait for what need not be
 
     def take(self, most: int, may: Callable[[SlotId], bool] = lambda _: True) -> list[Entry]:
         """Hand out at most `most` entries whose turn it is and whose slot `may` start tasks now."""
@@ -227,6 +235,8 @@ class Gate:
         state = self._slots[entry.slot]
         self.out -= 1
         self.runnable -= 1
+        if entry in self._counted:
+            self._counted.remove(entry)
         del state.running[entry]
         if not state.live:
             self._leave_line(entry)
@@ -273,6 +283,11 @@ class Gate:
     def has_ready(self) -> bool:
         """Whether entries may be taken."""
         return bool(self._ready)
+
+    @property
+    def has_unmarked(self) -> bool:
+        """Whether entries wait for a mark, and so for those that have one to end."""
+        return bool(self._unmarked)
 
     @property
     def remembers(self) -> bool:

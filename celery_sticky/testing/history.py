@@ -19,13 +19,15 @@ class Kind(StrEnum):
     """What an event tells."""
 
     PUBLISHED = "published"
+    UNSURE = "unsure"
+    """Sending failed in a way that does not tell whether the broker took the task."""
     START = "start"
     END = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened. PUBLISHED events have no worker, run, slot or epoch."""
+    """One thing that happened. PUBLISHED and UNSURE events have no worker, run, slot or epoch."""
 
     kind: Kind
     key: str
@@ -44,6 +46,10 @@ class Event:
     attempt: int = 0
     finished: bool = True
     """END: False if the task did not finish (it raised, or asked for a retry)."""
+    sender: int = 0
+    """PUBLISHED, UNSURE: which of several senders; numbers of one key are of all its senders together."""
+    sent: int = 0
+    """PUBLISHED: when sending began, as `at` tells when the broker had accepted it; 0: not known."""
 
     @property
     def task(self) -> tuple[str, str, int]:

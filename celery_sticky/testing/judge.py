@@ -7,7 +7,7 @@ known sign of life, or at its death where the caller knows when that was.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from celery_sticky.testing.history import Event, Kind, Run, pair
@@ -98,15 +98,24 @@ class Judgement:
         ]
 
 
-def judge(events: Iterable[Event], deaths: Mapping[int, int] | None = None) -> Judgement:
+def judge(
+    events: Iterable[Event],
+    deaths: Mapping[int, int] | None = None,
+    *,
+    buried: Collection[str] = (),
+    unordered: Collection[str] = (),
+) -> Judgement:
     """Return what a history proves.
 
     Args:
         events: in any order; events of one instant count in the order given.
         deaths: process id -> when it died (CLOCK_MONOTONIC nanoseconds): the end of the runs it left open.
+        buried: ids of tasks in the dead queue: they are accounted for.
+        unordered: keys whose tasks need not start in order (ETA, retries).
     """
     ordered = sorted(events, key=lambda event: event.at)
     published = {e.task: e for e in ordered if e.kind is Kind.PUBLISHED}
+    unsure = {e.task for e in ordered if e.kind is Kind.UNSURE} - set(published)
     runs = pair(ordered, deaths or {})
     finished = {run.start.task for run in runs if run.finished}
     return Judgement(
@@ -114,9 +123,9 @@ def judge(events: Iterable[Event], deaths: Mapping[int, int] | None = None) -> J
         finished=len(finished),
         runs=len(runs),
         keys=len({(event.keyspace, event.key) for event in ordered}),
-        lost=tuple(event for task, event in published.items() if task not in finished),
+        lost=tuple(e for task, e in published.items() if task not in finished and e.task_id not in buried),
         overlaps=tuple(_overlaps(runs)),
-        inversions=tuple(_inversions(runs)),
+        inversions=tuple(_inversions([run for run in runs if run.start.key not in unordered], published, unsure)),
         stale=tuple(_stale(runs)),
         shared=tuple(_shared(runs)),
         duplicates=tuple(_duplicates(runs)),
@@ -157,17 +166,34 @@ def _overlaps(runs: Iterable[Run]) -> Iterable[Overlap]:
                 longest = run
 
 
-def _inversions(runs: Iterable[Run]) -> Iterable[Inversion]:
+Task = tuple[str, str, int]
+
+
+def _inversions(runs: Iterable[Run], published: Mapping[Task, Event], unsure: Collection[Task]) -> Iterable[Inversion]:
+    """Find tasks that first ran after one that the broker must have taken later.
+
+    Of one sender, that is one with a higher number. Of two, one whose sending began after the other was accepted. Where
+    the sender does not know whether, and so when, the broker took a task, nothing is said of it.
+    """
     for group in _by_key(runs):
-        first: dict[int, Event] = {}
+        first: dict[Task, Event] = {}
         for run in group:
-            first.setdefault(run.start.n, run.start)
-        newest: Event | None = None
-        for event in first.values():
-            if newest is not None and event.n < newest.n:
-                yield Inversion(late=event, early=newest)
-            else:
-                newest = event
+            first.setdefault(run.start.task, run.start)
+        newest: dict[int, Event] = {}
+        latest: tuple[int, Event] | None = None
+        for task, event in first.items():
+            if task in unsure:
+                continue
+            told = published.get(task, event)
+            before = newest.get(told.sender)
+            if before is not None and event.n < before.n:
+                yield Inversion(late=event, early=before)
+                continue
+            newest[told.sender] = event
+            if latest is not None and told is not event and told.at < latest[0]:
+                yield Inversion(late=event, early=latest[1])
+            if told.sent and (latest is None or told.sent > latest[0]):
+                latest = told.sent, event
 
 
 def _duplicates(runs: Iterable[Run]) -> Iterable[Duplicate]:

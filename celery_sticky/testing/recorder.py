@@ -7,8 +7,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from celery_sticky.testing.history import Event, Kind, parse
 
@@ -26,6 +28,10 @@ class Recorder:
         """Write down that the broker accepted task `n` of `key`."""
         at, pid = time.monotonic_ns(), os.getpid()
         self.write(Event(kind=Kind.PUBLISHED, key=key, n=n, task_id=task_id, at=at, pid=pid, keyspace=keyspace))
+
+    def sending(self, key: str, n: int, task_id: str, *, sender: int) -> Sending:
+        """Write down the sending of a task: PUBLISHED when the block is left, UNSURE if it raises."""
+        return Sending(self, key, n, task_id, sender)
 
     def events(self) -> list[Event]:
         """Return what was written so far, by every process."""
@@ -80,3 +86,34 @@ class Recorder:
                 raise OSError(f"the disk of {self.path} is full")
         finally:
             os.close(file)
+
+
+@dataclass(slots=True)
+class Sending:
+    """A task on its way to the broker."""
+
+    recorder: Recorder
+    key: str
+    n: int
+    task_id: str
+    sender: int
+    sent: int = 0
+
+    def __enter__(self) -> Self:
+        self.sent = time.monotonic_ns()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        event = Event(
+            kind=Kind.PUBLISHED if error is None else Kind.UNSURE,
+            key=self.key,
+            n=self.n,
+            task_id=self.task_id,
+            at=time.monotonic_ns(),
+            pid=os.getpid(),
+            sender=self.sender,
+            sent=self.sent,
+        )
+        self.recorder.write(event)

@@ -153,6 +153,18 @@ class Desk:
 
     # -- runs ----------------------------------------------------------------------------------
 
+    def take(self, most: int, may: Callable[[SlotId], bool]) -> list[Entry]:
+        """Hand out entries whose slot `may` start tasks now, so that at most `most` are with the pool."""
+        entries = self.gate.take(most - self.gate.out, may)
+        for entry in entries:
+            # What ran when its slot was opened anew, and came to no end, runs again under a tenure that is not the one
+            # it was fetched under: its epoch is the task's fencing token.
+            item: Item = entry.content
+            tenure = self._tenures.get(entry.slot, item.delivery.tenure)
+            if tenure != item.delivery.tenure:
+                entry.content = replace(item, delivery=replace(item.delivery, tenure=tenure))
+        return entries
+
     def again(self, entry: Entry, *, counted: bool) -> None:
         """A started task came to no end: give it another turn in its place, if the slot still is ours."""
         if not self.gate.again(entry, counted=counted) and not self.gate.kept(entry.slot):
@@ -166,7 +178,7 @@ class Desk:
 
     def verdicts(self, now: float) -> list[Verdict]:
         """Return the verdicts that go now."""
-        marks = [self._put(entry, End(Act.MARK), now) for entry in self.gate.unmarked()]
+        marks = [self._put(entry, End(Act.MARK), now) for entry in self.gate.unmarked(self._concurrency())]
         goes_at = self.outbox.goes_at
         if goes_at is None or not (marks or now >= goes_at or self._in_a_hurry()):
             return []
@@ -190,10 +202,10 @@ class Desk:
         return [Want(self._tenures[slot], batch // len(slots)) for slot in slots]
 
     def _in_a_hurry(self) -> bool:
-        """Whether somebody waits for the verdicts: a key, while the pool would idle; a slot that is given away."""
+        """Whether somebody waits for the verdicts: a key or a mark, while the pool idles; a slot that is given away."""
         gate = self.gate
         starving = gate.runnable <= self._concurrency() and (gate.waiting > 0 or self.rounds.any)
-        return starving or self.outbox.full or bool(self._stopping)
+        return starving or gate.has_unmarked or self.outbox.full or bool(self._stopping)
 
     def _stamp(self, entry: Entry, verdict: Verdict) -> Verdict:
         # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it.

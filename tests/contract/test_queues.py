@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from harness.valkey import ValkeyServer
 from kombu import Connection
 
 from celery_sticky.errors import InvalidSettings
@@ -17,6 +16,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.redis import Layout, RedisQueues
 from celery_sticky.redis_clients import client_from_connection
 from celery_sticky.testing.queue_contract import QueueContract
+from celery_sticky.testing.server import ValkeyServer
 
 
 @dataclass

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.valkey import ValkeyServer
-from harness.waiting import wait_until
 from kombu import Connection, Exchange, Producer, Queue
 
 from celery_sticky.errors import BrokerUnavailable
@@ -38,6 +36,8 @@ from celery_sticky.testing.queue_steps import (
     take,
     tenure,
 )
+from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.waiting import wait_until
 
 Start = Callable[..., ValkeyServer]
 # Servers push changes of every database: other tests on the same server must not use the same names.

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import redis
-from harness.valkey import ValkeyServer
-from harness.waiting import wait_until
 from kombu import Connection
 
 from celery_sticky.errors import DocumentDamaged, StoreUnavailable
@@ -21,7 +19,9 @@ from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.stores import open_store
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.redis import RedisStore, subscription
+from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, hear, joined, revived
+from celery_sticky.testing.waiting import wait_until
 
 StartValkey = Callable[..., ValkeyServer]
 

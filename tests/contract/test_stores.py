@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from harness.valkey import ValkeyServer
 from kombu import Connection
 
 from celery_sticky.errors import InvalidSettings
@@ -13,6 +12,7 @@ from celery_sticky.ownership import changes
 from celery_sticky.stores import open_store
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
+from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.store_contract import StoreContract, StoreServer, first_view, joined
 
 StartValkey = Callable[..., ValkeyServer]

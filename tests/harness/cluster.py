@@ -15,8 +15,8 @@ from pytest_celery import (
     CeleryWorkerCluster,
 )
 
+from celery_sticky.testing.worker import WorkerProcess
 from harness.standing import answers
-from harness.worker import WorkerProcess
 
 
 class ServerContainer:

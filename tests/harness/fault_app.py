@@ -7,9 +7,9 @@ from collections.abc import Collection
 from typing import Any
 
 from celery_sticky.signals import slots_gained, slots_lost
+from celery_sticky.testing.slot_log import SlotLog
 from harness import fault_tasks
 from harness.app import AppConfig, make_app
-from harness.slot_log import SlotLog
 
 config = AppConfig.from_environ(os.environ)
 app = make_app(config)

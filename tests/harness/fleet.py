@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from celery.result import AsyncResult
 
 from celery_sticky.cli.init import write_first
 from celery_sticky.cli.session import Session
+from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Judgement, judge
 from celery_sticky.testing.recorder import Recorder
+from celery_sticky.testing.waiting import wait_until
+from celery_sticky.testing.worker import WorkerProcess
 from harness.app import AppConfig, make_app
-from harness.guard import Guard
-from harness.waiting import wait_until
-from harness.worker import WorkerProcess
+
+TESTS = Path(__file__).parent.parent
 
 
 class Fleet:
@@ -39,7 +42,10 @@ class Fleet:
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
         """Start a worker (see `WorkerProcess` for the options) and wait until it is ready, unless told not to."""
         assert name not in self.workers, f"there is a worker {name} already: call start() on it"
-        environ = {**self.config.environ(), **options.pop("env", {})}
+        paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(path for path in paths if path)
+        environ = {"PYTHONPATH": path, **self.config.environ(), **options.pop("env", {})}
+        options.setdefault("app", "harness.worker_app")
         worker = WorkerProcess(self._guard, self._directory, name=name, env=environ, **options)
         self.workers[name] = worker
         worker.start()

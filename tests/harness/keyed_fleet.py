@@ -18,13 +18,13 @@ from celery_sticky.errors import StickyError
 from celery_sticky.keys import slot_for
 from celery_sticky.ownership.view import View
 from celery_sticky.stores import Store, open_store
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.slot_log import SlotEvent, SlotLog
+from celery_sticky.testing.waiting import wait_until
+from celery_sticky.testing.worker import WorkerProcess
 from harness import fault_tasks
 from harness.app import AppConfig
 from harness.fleet import Fleet
-from harness.guard import Guard
-from harness.slot_log import SlotEvent, SlotLog
-from harness.waiting import wait_until
-from harness.worker import WorkerProcess
 
 TTL, MARGIN, SETTLE = 3.0, 0.8, 0.3
 PATIENCE = TTL + MARGIN

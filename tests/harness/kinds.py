@@ -14,13 +14,13 @@ from celery.result import AsyncResult
 
 from celery_sticky import Sticky
 from celery_sticky.queues import Depth, SlotQueues, open_queues
+from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.waiting import wait_until
+from celery_sticky.testing.worker import WorkerProcess
 from harness import kind_tasks
 from harness.app import AppConfig
 from harness.fleet import Fleet
-from harness.guard import Guard
-from harness.waiting import wait_until
-from harness.worker import WorkerProcess
 
 SLOTS = 16
 CONF = {"sticky_slots": SLOTS, "sticky_lease_ttl": 3.0, "sticky_lease_margin": 0.8, "sticky_settle": 0.3}

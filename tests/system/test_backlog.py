@@ -17,11 +17,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from harness.keyed_fleet import PATIENCE, SLOTS, KeyedFleet, node
-from harness.measure import SECOND, changed_owner, figures, handovers, longest_pause, opened_after, steps_back
-from harness.waiting import wait_until
 
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.judge import Judgement, takeovers
+from celery_sticky.testing.measure import (
+    SECOND,
+    changed_owner,
+    figures,
+    handovers,
+    longest_pause,
+    opened_after,
+    steps_back,
+)
+from celery_sticky.testing.waiting import wait_until
 
 TASKS = int(os.environ.get("STICKY_TEST_TASKS", "2400"))
 KEYS = int(os.environ.get("STICKY_TEST_KEYS", "200"))

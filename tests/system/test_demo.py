@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from harness import processes
-from harness.waiting import wait_until
+
+from celery_sticky.testing import processes
+from celery_sticky.testing.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "celery", "sticky", "demo", "--seconds", "8", "--tasks", "600"]
 

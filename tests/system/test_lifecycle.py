@@ -6,13 +6,13 @@ import signal
 import time
 from collections.abc import Callable
 
-from harness import processes
 from harness.keyed_fleet import MARGIN, PATIENCE, SLOTS, TTL, KeyedFleet, node
-from harness.measure import SECOND, changed_owner, opened_after, steps_back
-from harness.waiting import wait_until
 
 from celery_sticky.ownership import changes
+from celery_sticky.testing import processes
 from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.measure import SECOND, changed_owner, opened_after, steps_back
+from celery_sticky.testing.waiting import wait_until
 
 KEYS = 24
 MOMENT = 2.0

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import redis
 from harness.keyed_fleet import SLOTS, KeyedFleet, node
-from harness.waiting import wait_until
+
+from celery_sticky.testing.waiting import wait_until
 
 FEW, MANY = 500, 20_000
 SIZE_OF: Mapping[str, str] = {"hash": "HLEN", "list": "LLEN", "set": "SCARD", "zset": "ZCARD", "string": "EXISTS"}

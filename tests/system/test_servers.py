@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import pytest
 from harness.fleet import Fleet
 from harness.keyed_fleet import MARGIN, PATIENCE, SLOTS, TTL, KeyedFleet, node
-from harness.measure import SECOND
-from harness.proxy import Proxy
-from harness.valkey import ValkeyServer
-from harness.waiting import wait_until
 
 from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.measure import SECOND
+from celery_sticky.testing.proxy import Proxy
+from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.waiting import wait_until
 
 KEYS = 24
 GRACE = 1.5

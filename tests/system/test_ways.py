@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.keyed_fleet import KeyedFleet
-from harness.valkey import ValkeyServer
-from harness.waiting import wait_until
 from harness.ways import Run, needs_tls, sentinel, tls_server
+
+from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.waiting import wait_until
 
 
 @needs_tls

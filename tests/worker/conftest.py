@@ -11,10 +11,8 @@ import pytest
 from celery import Celery
 from harness.cluster import backend_cluster, broker_cluster, worker_cluster
 from harness.fleet import Fleet
-from harness.guard import Guard
 from harness.kinds import KindsFleet
 from harness.standing import clear
-from harness.valkey import ValkeyServer
 from pytest_celery import (
     CeleryBackendCluster,
     CeleryBrokerCluster,
@@ -25,6 +23,9 @@ from pytest_celery import (
     celery_setup_cls,
     celery_worker_cluster_config,
 )
+
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.server import ValkeyServer
 
 # The plugin of pytest-celery is off, so the fixtures taken from it are named one by one.
 __all__ = [

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery import chain, chord, group
 from harness.kinds import KindsFleet
-from harness.waiting import wait_until
 
 from celery_sticky import InvalidKey
+from celery_sticky.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

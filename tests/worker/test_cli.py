@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from harness.fleet import Fleet
-from harness.valkey import ValkeyServer
-from harness.waiting import wait_until
 
 from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
+from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.waiting import wait_until
 
 TESTS = Path(__file__).parent.parent
 SLOTS = 8

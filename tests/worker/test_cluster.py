@@ -6,8 +6,9 @@ import signal
 
 import pytest
 from harness.fleet import Fleet
-from harness.waiting import wait_until
 from pytest_celery import CeleryTestSetup
+
+from celery_sticky.testing.waiting import wait_until
 
 pytestmark = pytest.mark.smoke
 

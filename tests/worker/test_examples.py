@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import redis
-from harness.guard import Guard
 from harness.pages import ROOT
-from harness.valkey import ValkeyServer
-from harness.waiting import wait_until
+
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.waiting import wait_until
 
 EXAMPLES = ROOT / "examples"
 

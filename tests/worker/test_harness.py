@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from harness import processes
-from harness.guard import Guard
 from harness.standing import MARK
-from harness.valkey import ValkeyServer
-from harness.waiting import wait_until
 
+from celery_sticky.testing import processes
+from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.recorder import Recorder
+from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.waiting import wait_until
 
 TESTS = Path(__file__).parent.parent
 
@@ -50,7 +50,7 @@ def test_the_guard_kills_a_session_when_its_owner_is_killed(tmp_path: Path) -> N
 
 OWNER = """
 import pathlib, subprocess, sys, time
-from harness.guard import Guard
+from celery_sticky.testing.guard import Guard
 from harness.standing import MARK
 guard = Guard()
 script = 'import subprocess, time; print(subprocess.Popen(["sleep", "600"]).pid, flush=True); time.sleep(600)'

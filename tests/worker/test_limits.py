@@ -11,10 +11,10 @@ import pytest
 import redis
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from harness.kinds import KindsFleet
-from harness.waiting import wait_until
 
 from celery_sticky import Sticky
 from celery_sticky.queues import Depth
+from celery_sticky.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 from harness.kinds import SLOTS, KindsFleet
-from harness.waiting import wait_until
-from harness.worker import WorkerProcess
 
 from celery_sticky.testing.judge import judge
+from celery_sticky.testing.waiting import wait_until
+from celery_sticky.testing.worker import WorkerProcess
 
 KEYS, EACH = 10, 20
 SHORT = {"sticky_lease_ttl": 1.8, "sticky_lease_margin": 0.5}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from celery.result import ResultSet
 from harness.kinds import SLOTS, KindsFleet
-from harness.waiting import wait_until
 
 from celery_sticky import Sticky
+from celery_sticky.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,14 @@ from celery import Celery, chain, chord, group
 from celery.result import AsyncResult
 from harness.app import AppConfig
 from harness.fleet import Fleet
-from harness.guard import Guard
 from harness.standing import clear
-from harness.waiting import wait_until
 
 from celery_sticky import Sticky
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.queues import Depth, open_queues
+from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Kind
+from celery_sticky.testing.waiting import wait_until
 
 FEW_SLOTS = {"sticky_slots": 8, "sticky_settle": 0.2, "sticky_lease_ttl": 2.0, "sticky_lease_margin": 0.5}
 LONG = {"countdown": 600}

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from celery import Celery
 from harness.kinds import SLOTS, KindsFleet
-from harness.waiting import wait_until
-from harness.worker import WorkerProcess
 
 from celery_sticky import slot_for
 from celery_sticky.keys import queue_name
 from celery_sticky.message import STAMP_HEADER, Stamp
+from celery_sticky.testing.waiting import wait_until
+from celery_sticky.testing.worker import WorkerProcess
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
-from harness.slot_log import SlotEvent
+from celery_sticky.testing.slot_log import SlotEvent
 
 SECOND = 1_000_000_000
 

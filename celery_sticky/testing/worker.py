@@ -11,11 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import processes
-from harness.guard import Guard
-from harness.waiting import wait_until
-
-TESTS = Path(__file__).parent.parent
+from celery_sticky.testing import processes
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.waiting import wait_until
 
 
 class WorkerProcess:
@@ -26,15 +24,16 @@ class WorkerProcess:
         guard: Guard,
         directory: Path,
         *,
+        app: str,
         name: str = "w1",
-        app: str = "harness.worker_app",
+        host: str = "%h",
         pool: str = "prefork",
         concurrency: int = 2,
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         log_level: str = "INFO",
     ) -> None:
-        self._guard = guard
+        self._guard, self._host = guard, host
         self.name, self.app, self.pool, self.concurrency, self.log_level = name, app, pool, concurrency, log_level
         self.env, self.args = dict(env or {}), tuple(args)
         self.log_path = directory / f"{name}.log"
@@ -111,6 +110,15 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self!r} did not end within {timeout:g} s; its log ends:\n{self.tail()}") from None
 
+    def wait_ended(self, timeout: float) -> bool:
+        """Wait until the main process ends; return whether it has."""
+        assert self._process is not None, f"{self!r}"
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def stop(self, timeout: float = 30.0) -> int:
         """SIGTERM (warm shutdown), then wait for the end."""
         self.kill(signal.SIGTERM)
@@ -184,16 +192,11 @@ class WorkerProcess:
     def _command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "celery", "-A", self.app, "worker"),
-            *("-n", f"{self.name}@%h", "-P", self.pool, "-c", str(self.concurrency), "-l", self.log_level),
+            *("-n", f"{self.name}@{self._host}", "-P", self.pool, "-c", str(self.concurrency), "-l", self.log_level),
             *("--without-gossip", "--without-mingle", *self.args),
         ]
 
     def _environment(self) -> dict[str, str]:
-        paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "PYTHONUNBUFFERED": "1",
-            "C_FORCE_ROOT": "1",
-            **self.env,
-        }
+        # CELERY_BROKER_URL and its like would come before what the app says.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
+        return {**own, "PYTHONUNBUFFERED": "1", "C_FORCE_ROOT": "1", **self.env}

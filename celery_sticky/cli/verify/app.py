@@ -1,0 +1,128 @@
+"""The app of the run: tasks that write down when they ran, and some that end badly on purpose."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+from celery import Celery, Task
+from kombu import Queue
+
+from celery_sticky.app import Sticky
+from celery_sticky.cli.verify.site import Mode, Site, queue_of
+from celery_sticky.testing.recorder import Recorder
+
+ATTEMPTS = 5
+"""Starts after which a poison message is buried."""
+VISIBILITY = 6
+"""Seconds after which Redis gives plain Celery's unacknowledged messages to somebody else."""
+SLICE = 0.05
+"""Seconds: in pools without processes, a task that waits longer at a stretch cannot be ended in time."""
+
+RECORD, RETRY, RAISE, POISON = "verify.record", "verify.retry", "verify.raise", "verify.poison"
+
+
+class OnPurpose(Exception):
+    """What a task raises that is to fail."""
+
+
+def make_app(site: Site) -> Celery:
+    """Return the app."""
+    app = Celery("verify", broker=site.broker, set_as_current=False)
+    app.conf.update(
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 5, "global_keyprefix": site.prefix},
+        task_ignore_result=True,
+        task_publish_retry=False,  # a second sending would be the sender's duplicate, not the workers'
+    )
+    if site.mode is Mode.STICKY:
+        _stick(app, site)
+    else:
+        _plain(app, site)
+    _register(app, site)
+    return app
+
+
+def _stick(app: Celery, site: Site) -> None:
+    app.conf.update(
+        worker_enable_remote_control=False,
+        sticky_store=site.store or None,
+        sticky_slots=site.slots,
+        sticky_lease_ttl=site.ttl,
+        sticky_lease_margin=site.margin,
+        sticky_settle=0.5,
+        sticky_max_attempts=ATTEMPTS,
+        sticky_broker_grace=site.ttl,
+        sticky_runtime_dir=site.folder,
+    )
+    Sticky(app)
+
+
+def _plain(app: Celery, site: Site) -> None:
+    app.conf.update(
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        task_default_queue=queue_of(0),
+        task_queues=[Queue(queue_of(index)) for index in range(site.workers if site.mode is Mode.HASH else 1)],
+    )
+    app.conf.broker_transport_options["visibility_timeout"] = VISIBILITY
+
+
+def _register(app: Celery, site: Site) -> None:
+    recorder = Recorder(site.history)
+    options: dict[str, Any] = {"shared": False, "bind": True}
+    if site.mode is Mode.STICKY:
+        options["key"] = "key"
+
+    @app.task(name=RECORD, **options)
+    def record(self: Task, key: str, n: int, seconds: float) -> None:
+        with recorded(recorder, self, key, n):
+            nap(seconds)
+
+    @app.task(name=RETRY, max_retries=1, **options)
+    def retry(self: Task, key: str, n: int, seconds: float) -> None:
+        with recorded(recorder, self, key, n):
+            nap(seconds)
+            if self.request.retries == 0:
+                raise self.retry(countdown=0.5)
+
+    @app.task(name=RAISE, **options)
+    def fail(self: Task, key: str, n: int, seconds: float) -> None:
+        with recorded(recorder, self, key, n):
+            nap(seconds)
+        raise OnPurpose
+
+    @app.task(name=POISON, **options)
+    def poison(self: Task, key: str, n: int, seconds: float) -> None:
+        with recorded(recorder, self, key, n):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def recorded(recorder: Recorder, task: Task, key: str, n: int) -> AbstractContextManager[None]:
+    """Record one run of `task` while the block is open."""
+    sticky = getattr(task.request, "sticky", None)
+    return recorder.run(
+        key,
+        n,
+        task.request.id,
+        worker=str(task.request.hostname),
+        slot=getattr(sticky, "slot", None),
+        epoch=getattr(sticky, "epoch", None),
+        attempt=getattr(sticky, "attempt", None) or 0,
+    )
+
+
+def nap(seconds: float) -> None:
+    """Sleep in slices, between which a pool without processes can end the task."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(SLICE, left))
+
+
+def hashed(key: str, workers: int) -> int:
+    """Return which of the workers a key belongs to, where plain Celery has one queue for each."""
+    return zlib.crc32(key.encode()) % workers

@@ -1,0 +1,200 @@
+"""The command `celery sticky verify`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from celery.bin.base import CeleryCommand
+from rich.console import Console
+
+from celery_sticky.cli.verify.ground import Terms
+from celery_sticky.cli.verify.picture import FORMATS, paint
+from celery_sticky.cli.verify.plan import FAULTS
+from celery_sticky.cli.verify.report import TITLES, draw, facts, versions
+from celery_sticky.cli.verify.run import Outcome, perform
+from celery_sticky.cli.verify.site import Mode
+from celery_sticky.cli.verify.verdict import reach
+from celery_sticky.errors import MissingDependency, StickyError
+
+POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
+COULD_NOT_RUN = 2
+LARGEST_SEED = 10**6
+
+
+class FaultList(click.ParamType[tuple[str, ...]]):
+    """Names of faults with commas between them, or `all`, or `none`."""
+
+    name = "list"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Return the faults, each once."""
+        if isinstance(value, tuple):
+            return value
+        names = [name.strip() for name in str(value).split(",") if name.strip()]
+        if names in (["all"], ["none"]):
+            return FAULTS if names == ["all"] else ()
+        unknown = [name for name in names if name not in FAULTS]
+        if unknown or not names:
+            self.fail(f"no such fault: {', '.join(unknown) or value!r}; there are {', '.join(FAULTS)}, all, none")
+        return tuple(dict.fromkeys(names))
+
+
+@click.command(cls=CeleryCommand)
+@click.option(
+    "--broker", metavar="URL", help="Your own Redis, instead of an embedded server. Keys get their own prefix."
+)
+@click.option("--store", metavar="URL", help="A store of its own; else the broker, or a second embedded server.")
+@click.option("-P", "--pool", type=click.Choice(POOLS), default="prefork", show_default=True, help="Of the workers.")
+@click.option(
+    "-c",
+    "--concurrency",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=2,
+    show_default=True,
+    help="Tasks a worker runs at a time.",
+)
+@click.option(
+    "--workers", metavar="N", type=click.IntRange(2, 32), default=4, show_default=True, help="At the beginning."
+)
+@click.option("--keys", metavar="K", type=click.IntRange(1), default=200, show_default=True, help="How many keys.")
+@click.option(
+    "--rate",
+    metavar="R",
+    type=click.FloatRange(1, 10000),
+    default=40.0,
+    show_default=True,
+    help="Tasks sent in a second.",
+)
+@click.option(
+    "--seconds",
+    metavar="T",
+    type=click.FloatRange(5, 86400),
+    default=60.0,
+    show_default=True,
+    help="How long tasks are sent and faults come.",
+)
+@click.option(
+    "--faults",
+    metavar="LIST",
+    type=FaultList(),
+    default="all",
+    show_default=True,
+    help="With commas between them; all: all that this run can do; none.",
+)
+@click.option("--seed", metavar="N", type=click.IntRange(0), help="Of plan and load; drawn and told if not given.")
+@click.option(
+    "--slots", metavar="N", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of the keyspace."
+)
+@click.option(
+    "--lease-ttl",
+    metavar="S",
+    type=click.FloatRange(1.5, 60),
+    default=3.0,
+    show_default=True,
+    help="Seconds of a lease; a slow machine needs more.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, allow_dash=True, writable=True),
+    help="Write what was found there; - for the standard output.",
+)
+@click.option(
+    "--picture",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Draw slots by owner there, .svg or .png; with --stock there is none.",
+)
+@click.option("--stock", is_flag=True, help="Plain Celery instead: one queue, then one queue for each worker by hash.")
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    /,
+    json_file: str | None,
+    picture: str | None,
+    stock: bool,
+    lease_ttl: float,
+    seed: int | None,
+    **asked: Any,
+) -> None:
+    """Run real workers under load and faults, and judge what happened. Needs no app.
+
+    Exit status: 0 if every promise was kept, 1 if one was broken, 2 if it could not run.
+    """
+    # They would come before the broker of this run (celery/app/utils.py, `Settings.broker_url`).
+    os.environ.pop("CELERY_BROKER_URL", None)
+    if picture is not None and Path(picture).suffix not in FORMATS:
+        raise click.BadParameter(f"{picture} ends neither with .svg nor with .png", param_hint="--picture")
+    seed = random.randrange(LARGEST_SEED) if seed is None else seed
+    terms = Terms(ttl=lease_ttl, seed=seed, **asked)
+    console = Console(no_color=ctx.obj.no_color, highlight=False, stderr=json_file == "-", soft_wrap=True)
+    modes = (Mode.QUEUE, Mode.HASH) if stock else (Mode.STICKY,)
+    with _ends_in_order():
+        try:
+            outcomes = [_perform(replace(terms, mode=mode), console) for mode in modes]
+        except StickyError as error:
+            _give_up(str(error))
+        except KeyboardInterrupt:
+            _give_up("interrupted")
+    found = [facts(outcome, reach(outcome)) for outcome in outcomes]
+    for one in found:
+        for part in draw(one):
+            console.print(part)
+    if picture is not None and not stock:
+        _paint(outcomes[0], Path(picture), console)
+    _write(json_file, {"stock": found, "seed": seed, "versions": versions()} if stock else found[0])
+    ctx.exit(0 if all(one["ok"] for one in found) else 1)
+
+
+def _perform(terms: Terms, console: Console) -> Outcome:
+    how = f"{terms.workers} workers (-P {terms.pool} -c {terms.concurrency}), {terms.rate:g} tasks a second"
+    console.print(f"{TITLES[terms.mode]}: {how}, {terms.seconds:g} s, seed {terms.seed}")
+    return perform(terms, lambda at, text: console.print(f"{at:6.1f} s  {text}"))
+
+
+def _paint(outcome: Outcome, path: Path, console: Console) -> None:
+    try:
+        paint(outcome, path)
+    except (MissingDependency, OSError) as error:
+        console.print(f"no picture: {error}", style="yellow")
+    else:
+        console.print(f"picture: {path}")
+
+
+def _write(file: str | None, found: Any) -> None:
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    if file == "-":
+        click.echo(text)
+    elif file is not None:
+        Path(file).write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl+C does, so that nothing is left behind."""
+
+    def stop(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _give_up(why: str) -> NoReturn:
+    click.echo(f"Error: {why}", err=True)
+    sys.exit(COULD_NOT_RUN)

@@ -1,0 +1,115 @@
+"""Looking at a run while it goes on: owners, history, what waits at the broker, what is dead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from typing import Any
+
+import redis
+from kombu import Connection
+
+from celery_sticky.cli.init import write_first
+from celery_sticky.cli.session import Session
+from celery_sticky.cli.verify.app import make_app
+from celery_sticky.cli.verify.site import Mode, Site, node
+from celery_sticky.errors import StickyError
+from celery_sticky.keys import DEFAULT_KEYSPACE
+from celery_sticky.ownership.view import View
+from celery_sticky.redis_clients import client_from_connection, close_client
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.recorder import Recorder
+from celery_sticky.testing.slot_log import SlotEvent, SlotLog
+
+PATIENCE = 5.0
+
+
+class Eyes:
+    """Reads; changes nothing but the first document."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._app = make_app(site)
+        self._session = Session(self._app) if site.mode is Mode.STICKY else None
+        self._recorder, self._slots = Recorder(site.history), SlotLog(site.history)
+
+    def initialise(self) -> None:
+        """Write the first document, as `celery sticky init` does."""
+        if self._session is not None:
+            write_first(self._session.store(DEFAULT_KEYSPACE), self._site.slots)
+
+    def view(self) -> View | None:
+        """Return the owners, or None where they are not known at this moment."""
+        if self._session is not None:
+            with suppress(StickyError):
+                return self._session.store(DEFAULT_KEYSPACE).read().view
+        return None
+
+    def settled(self, names: Collection[str]) -> View | None:
+        """Return the view if these workers, and no others, own all slots as they should and have opened them."""
+        view = self.view()
+        if view is None or set(view.members) != {node(name) for name in names}:
+            return None
+        held = self._held()
+        opened = all(owner is None or slot in held.get(owner, ()) for slot, owner in enumerate(view.owner))
+        return view if view.settled and not view.unowned and opened else None
+
+    def _held(self) -> dict[str, set[int]]:
+        held: dict[str, set[int]] = {}
+        for event in self.slot_events():
+            of_worker = held.setdefault(event.worker, set())
+            (of_worker.add if event.what == "gained" else of_worker.discard)(event.slot)
+        return held
+
+    def slot_events(self) -> list[SlotEvent]:
+        """Return when slots came and went."""
+        return self._slots.events()
+
+    def events(self) -> list[Event]:
+        """Return the history so far."""
+        return self._recorder.events()
+
+    def unfinished(self) -> list[Event]:
+        """Return the tasks that were accepted, have not finished and are not dead."""
+        events = self.events()
+        done = {event.task for event in events if event.kind is Kind.END and event.finished}
+        buried = self.buried()
+        accepted = (event for event in events if event.kind is Kind.PUBLISHED)
+        return [event for event in accepted if event.task not in done and event.task_id not in buried]
+
+    def buried(self) -> dict[str, str]:
+        """Return the dead queue: id of the task -> reason."""
+        if self._session is None:
+            return {}
+        with suppress(StickyError):
+            infos = [json.loads(dead.info) for dead in self._session.queues.dead(DEFAULT_KEYSPACE)]
+            return {info["id"]: info["reason"] for info in infos if info.get("id") and info.get("reason")}
+        return {}
+
+    def waiting(self, ids: Iterable[str]) -> set[str]:
+        """Return which of these tasks have a message at the broker, in whatever record of it."""
+        client = client_from_connection(Connection(self._site.broker), socket_timeout=PATIENCE)
+        try:
+            text = b"\n".join(_values(client, self._site.prefix))
+        finally:
+            close_client(client)
+        return {task_id for task_id in ids if task_id.encode() in text}
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if self._session is not None:
+            self._session.__exit__(None, None, None)
+        self._app.close()
+
+
+def _values(client: Any, prefix: str) -> Iterable[bytes]:
+    for name in client.scan_iter(match=f"{prefix}*", count=1000):
+        with suppress(redis.RedisError):  # gone meanwhile
+            match client.type(name):
+                case b"list" | "list":
+                    yield from client.lrange(name, 0, -1)
+                case b"hash" | "hash":
+                    yield from client.hvals(name)
+                case b"zset" | "zset":
+                    yield from client.zrange(name, 0, -1)

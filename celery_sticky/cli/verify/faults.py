@@ -1,0 +1,240 @@
+"""Each fault: what is done, and when all is well again."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from celery_sticky.cli.verify.eyes import Eyes
+from celery_sticky.cli.verify.ground import Ground, now, session_of
+from celery_sticky.cli.verify.load import SLOW
+from celery_sticky.cli.verify.plan import Step
+from celery_sticky.cli.verify.record import EVERYBODY, Done, Frozen
+from celery_sticky.cli.verify.site import Mode
+from celery_sticky.testing import processes
+from celery_sticky.testing.worker import WorkerProcess
+
+GRACE = 45.0
+"""Seconds a worker may take to end in order, before it is killed."""
+SETTLING = 20.0
+"""Seconds all slots may take to be where they belong; the fault is over then at the latest."""
+
+
+class Faults:
+    """Does the faults of one run, one after the other."""
+
+    def __init__(self, ground: Ground, eyes: Eyes, order: Callable[[Mapping[str, Any]], None]) -> None:
+        self._ground, self._eyes, self._order = ground, eyes, order
+        self._draw = random.Random(f"faults-{ground.terms.seed}")
+        self.frozen: list[Frozen] = []
+        self._copy: Mapping[bytes, bytes] = {}
+
+    def do(self, step: Step) -> Done:
+        """Do one fault and wait until all is well again, or long enough."""
+        done = Done(step, since=now(), before=self._eyes.view())
+        act: Callable[[Step, Done], None] = getattr(self, "_" + step.fault.replace("-", "_"))
+        act(step, done)
+        if step.fault not in ("oom", "burst", "slow", "clock", "child-kill"):
+            self._settle(done)
+        done.until = now()
+        return done
+
+    def keep_copy(self) -> None:
+        """Take the copy of the store that a rollback brings back."""
+        server = self._ground.store
+        if server is None:
+            return
+        with suppress(redis.RedisError), server.client(decode_responses=False) as client:
+            client.save()
+            shutil.copy(server.directory / "dump.rdb", server.directory / "copy.rdb")
+            self._copy = {name: client.dump(name) for name in client.scan_iter("*")}
+
+    def _settle(self, done: Done) -> None:
+        until = time.monotonic() + SETTLING
+        while time.monotonic() < until:
+            view = self._eyes.settled(self._ground.workers)
+            if view is not None:
+                done.after = done.after or view
+                return
+            if self._ground.terms.mode is not Mode.STICKY:
+                return
+            time.sleep(0.05)
+        done.note = f"not settled within {SETTLING:.0f} s"
+
+    # -- workers that die --------------------------------------------------------------------------
+
+    def _kill(self, step: Step, done: Done) -> None:
+        (name,), (heir,) = step.workers, step.names
+        worker = self._ground.retire(name)
+        done.hit.add(name)
+        pids = session_of(worker)
+        worker.kill()
+        done.since = worker.deaths[worker.pid]
+        worker.deaths.update(processes.wait_gone(pids, timeout=self._ground.site.patience))
+        self._settle(done)
+        self._succeed(worker, heir)
+
+    def _child_kill(self, step: Step, done: Done) -> None:
+        (name,) = step.workers
+        children = self._ground.workers[name].children
+        if not children:
+            done.note = "it had no child at that moment"
+            return
+        done.hit.add(name)
+        victim = self._draw.choice(children)
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        self._ground.workers[name].deaths.update(processes.wait_gone([victim], timeout=5.0))
+        time.sleep(0.3)  # its runs may start again only now: they count to this fault
+
+    # -- workers that come and go in order ---------------------------------------------------------
+
+    def _term(self, step: Step, done: Done) -> None:
+        (worker,) = self._end(step.workers, done)
+        self._succeed(worker, step.names[0])
+
+    def _join(self, step: Step, done: Done) -> None:
+        self._ground.start(step.names[0])
+
+    def _leave(self, step: Step, done: Done) -> None:
+        self._end(step.workers, done)
+
+    def _rolling(self, step: Step, done: Done) -> None:
+        for name, heir in zip(step.workers, step.names, strict=True):
+            (worker,) = self._end([name], done)
+            self._succeed(worker, heir)
+            self._ready(heir)
+
+    def _surge(self, step: Step, done: Done) -> None:
+        for name, heir in zip(step.workers, step.names, strict=True):
+            self._ground.heir(name, heir)
+            self._ground.start(heir)
+        for heir in step.names:
+            self._ready(heir)
+        self._end(step.workers, done)
+
+    def _end(self, names: Sequence[str], done: Done) -> list[WorkerProcess]:
+        """Ask workers to stop, all at once, and wait until they have; return them."""
+        workers = [self._ground.retire(name) for name in names]
+        pids = [session_of(worker) for worker in workers]
+        for worker in workers:
+            worker.kill(signal.SIGTERM)
+        for worker, own in zip(workers, pids, strict=True):
+            self._await_end(worker, own, done)
+        return workers
+
+    def _await_end(self, worker: WorkerProcess, pids: Sequence[int], done: Done) -> None:
+        if not worker.wait_ended(GRACE):
+            done.hit.add(worker.name)
+            done.note = f"{worker.name} was killed: it had not ended {GRACE:.0f} s after SIGTERM"
+            worker.kill_all()
+        worker.deaths.update(processes.wait_gone(pids, timeout=2.0))
+
+    def _succeed(self, gone: WorkerProcess, name: str) -> None:
+        self._ground.heir(gone.name, name)
+        self._ground.start(name, again=gone if gone.name == name else None)
+
+    def _ready(self, name: str) -> None:
+        worker = self._ground.workers[name]
+        until = time.monotonic() + SETTLING
+        while worker.alive and time.monotonic() < until and "ready." not in worker.log:
+            time.sleep(0.05)
+
+    # -- workers that stand still or are cut off ---------------------------------------------------
+
+    def _stop(self, step: Step, done: Done) -> None:
+        (name,) = step.workers
+        worker = self._ground.workers[name]
+        done.hit.add(name)
+        pids, since = frozenset(session_of(worker)), now()
+        worker.freeze()
+        time.sleep(step.detail["seconds"])
+        until = now()
+        worker.thaw()
+        self.frozen.append(Frozen(name, pids, since, until))
+
+    def _partition(self, step: Step, done: Done) -> None:
+        (name,) = step.workers
+        done.hit.add(name)
+        roles = zip(("broker", "store"), self._ground.proxies[name], strict=True)
+        stock = self._ground.terms.mode is not Mode.STICKY  # it has a broker only
+        cut = [proxy for role, proxy in roles if stock or step.detail["from"] in (role, "both")]
+        for proxy in cut:
+            getattr(proxy, step.detail["how"])()
+        time.sleep(step.detail["seconds"])
+        for proxy in cut:
+            proxy.heal()
+
+    def _clock(self, step: Step, done: Done) -> None:
+        (name,) = step.workers
+        self._ground.set_clock(name, step.detail["seconds"])
+        time.sleep(3.0)  # it is seen within a second
+        self._ground.set_clock(name, 0)
+
+    # -- servers -----------------------------------------------------------------------------------
+
+    def _broker_restart(self, step: Step, done: Done) -> None:
+        server = self._ground.broker
+        assert server is not None
+        done.hit.add(EVERYBODY)
+        if step.detail["how"] == "kill":
+            server.kill()
+        else:
+            server.stop()
+        time.sleep(0.5)
+        server.start()
+
+    def _broker_freeze(self, step: Step, done: Done) -> None:
+        server = self._ground.broker
+        assert server is not None
+        done.hit.add(EVERYBODY)
+        server.freeze()
+        time.sleep(step.detail["seconds"])
+        server.thaw()
+
+    def _store_rollback(self, step: Step, done: Done) -> None:
+        server = self._ground.store
+        assert server is not None
+        done.hit.add(EVERYBODY)
+        if step.detail["how"] == "restart":
+            server.kill()
+            shutil.copy(server.directory / "copy.rdb", server.directory / "dump.rdb")
+            server.start()
+        else:
+            with server.client(decode_responses=False) as client, client.pipeline() as pipe:
+                pipe.multi()
+                for name, value in self._copy.items():
+                    pipe.restore(name, 0, value, replace=True)
+                pipe.execute()
+        time.sleep(self._ground.site.patience)  # until then nobody may have seen it
+
+    # -- what senders are told ---------------------------------------------------------------------
+
+    def _oom(self, step: Step, done: Done) -> None:
+        self._order({"send": "oom", **step.detail})
+
+    def _burst(self, step: Step, done: Done) -> None:
+        self._order({"send": "burst", **step.detail})
+
+    def _slow(self, step: Step, done: Done) -> None:
+        self._order({"send": "slow", "seconds": SLOW, **step.detail})
+
+
+def libfaketime() -> str | None:
+    """Return where libfaketime is on this machine, as a package of the system or of Python puts it, or None."""
+    places = [Path("/usr/lib"), Path("/usr/local/lib"), *Path("/usr/lib").glob("*-linux-gnu")]
+    files = [place / "faketime/libfaketime.so.1" for place in places]
+    spec = importlib.util.find_spec("libfaketime")
+    if spec is not None and spec.origin is not None:
+        files.append(Path(spec.origin).parent / "vendor/libfaketime/src/libfaketime.so.1")
+    return next((str(file) for file in files if file.exists()), None)

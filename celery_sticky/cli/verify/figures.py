@@ -1,0 +1,105 @@
+"""Figures of a run: how fast keys moved, how long they stood still, how much moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from celery_sticky.cli.movement import fewest, moved, weights_of
+from celery_sticky.cli.verify.load import apart
+from celery_sticky.cli.verify.record import Done
+from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.site import node
+from celery_sticky.ownership.view import View
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.measure import SECOND, handovers, longest_pause, opened_after, quantile
+
+ORDERLY = ("term", "join", "leave", "rolling", "surge")
+CHANGES = ("kill", "join", "leave")
+"""Faults after which the members are others than before, once: what moves can be compared with the least."""
+
+
+def measure(outcome: Outcome) -> dict[str, Any]:
+    """Return the figures as they stand in the JSON; None where nothing was there to measure."""
+    done = outcome.chronicle.done
+    changes = [(one.before, one.after) for one in done if one.step.fault in CHANGES]
+    pairs = [(before, after) for before, after in changes if before is not None and after is not None]
+    slots = sum(before.slots for before, _ in pairs)
+    return {
+        "takeover_seconds": _spread(_takeovers(outcome), "max"),
+        "handover_seconds": _spread(_handovers(outcome)),
+        "unmoved_pause_seconds": _spread(_pauses(outcome), "max"),
+        "moved_share": _share(sum(_moved(before, after) for before, after in pairs), slots),
+        "moved_minimum": _share(sum(fewest(before.owner, weights_of(after)) for before, after in pairs), slots),
+        "throughput": _throughput(outcome.events),
+        "latency_seconds": _spread(_latencies(outcome.events)),
+    }
+
+
+def _moved(before: View, after: View) -> int:
+    return len(moved(before.owner, after.owner))
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def _spread(values: Sequence[float], *more: str) -> dict[str, float | None]:
+    names = ("p50", "p99", *more)
+    if not values:
+        return dict.fromkeys(names)
+    found = {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "max": max(values)}
+    return {name: round(found[name], 3) for name in names}
+
+
+def _takeovers(outcome: Outcome) -> list[float]:
+    """Return, for each slot of a killed worker, the seconds from its death until it was open elsewhere."""
+    waits: list[float] = []
+    for one in outcome.chronicle.done:
+        if one.step.fault == "kill" and one.before is not None:
+            slots = one.before.owned_by(node(one.step.workers[0]))
+            events = [event for event in outcome.slot_events if event.at <= one.until]
+            waits += opened_after(events, one.since, slots).values()
+    return waits
+
+
+def _handovers(outcome: Outcome) -> list[float]:
+    """Return for how many seconds each slot that moved in order was with nobody."""
+    gaps: list[float] = []
+    for one in outcome.chronicle.done:
+        if one.step.fault in ORDERLY:
+            gaps += handovers(event for event in outcome.slot_events if one.since <= event.at <= one.until)
+    return gaps
+
+
+def _pauses(outcome: Outcome) -> list[float]:
+    """Return, for each change of members, the longest time in which no slot that stayed ran anything."""
+    found = []
+    for one in outcome.chronicle.done:
+        if one.step.fault in (*CHANGES, "term") and (stayed := _stayed(one)):
+            found.append(longest_pause(outcome.events, stayed, one.since, one.until))
+    return found
+
+
+def _stayed(one: Done) -> set[int]:
+    if one.before is None or one.after is None:
+        return set()
+    return set(range(one.before.slots)) - set(moved(one.before.owner, one.after.owner))
+
+
+def _throughput(events: Iterable[Event]) -> float | None:
+    ends = [event.at for event in events if event.kind is Kind.END and event.finished]
+    spell = (max(ends) - min(ends)) / SECOND if ends else 0.0
+    return round(len(ends) / spell, 1) if spell else None
+
+
+def _latencies(events: Iterable[Event]) -> list[float]:
+    """Return the seconds from the broker's acceptance of an ordinary task to its first start."""
+    late = apart()
+    starts: dict[tuple[str, str, int], int] = {}
+    accepted: dict[tuple[str, str, int], int] = {}
+    for event in events:
+        if event.key not in late and event.kind in (Kind.START, Kind.PUBLISHED):
+            first = starts if event.kind is Kind.START else accepted
+            first[event.task] = min(event.at, first.get(event.task, event.at))
+    return [max(0, starts[task] - at) / SECOND for task, at in accepted.items() if task in starts]

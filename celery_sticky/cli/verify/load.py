@@ -1,0 +1,154 @@
+"""One sender: a process that publishes numbered tasks, and what its stdin orders besides, until that closes."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from celery.utils import uuid
+
+from celery_sticky.cli.verify.app import POISON, RAISE, RECORD, RETRY, hashed, make_app
+from celery_sticky.cli.verify.site import Mode, Site, queue_of
+from celery_sticky.testing.recorder import Recorder
+
+VARIABLE = "STICKY_VERIFY_LOAD"
+SHORTEST = 0.002
+"""Seconds an ordinary task runs at least."""
+APART = 8
+"""Keys of their own, each, for tasks with an ETA and for tasks that retry: they take their place when they are due."""
+SELDOM = 0.04
+"""Which share of the tasks each of those kinds has."""
+PAUSE = 0.2
+"""Seconds after a sending that failed."""
+SLOW = 30.0
+"""Seconds a slow task runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What one sender sends."""
+
+    sender: int
+    senders: int
+    seed: int
+    rate: float
+    """Tasks in a second."""
+    keys: int
+    longest: float
+    """Seconds an ordinary task runs at most."""
+    kinds: Collection[str]
+    """Of `eta`, `retry`, `raise`: what there is besides ordinary tasks."""
+
+    def environ(self) -> dict[str, str]:
+        """Return the variable for the process."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Self:
+        """Read what `environ` wrote."""
+        return cls(**json.loads(environ[VARIABLE]))
+
+
+def apart() -> frozenset[str]:
+    """Return the keys whose tasks take their place when they are due."""
+    return frozenset(f"{kind}{number}" for kind in ("eta", "retry") for number in range(APART))
+
+
+class Sender:
+    """Publishes, and writes down what the broker accepted."""
+
+    def __init__(self, site: Site, load: Load) -> None:
+        self._site, self._load = site, load
+        self._app = make_app(site)
+        self._recorder = Recorder(site.history)
+        self._random = random.Random(f"{load.seed}-{load.sender}")
+        self._count: Counter[str] = Counter()
+
+    def ordinary(self) -> None:
+        """Send one task of the usual mixture."""
+        chance, key = self._random.random(), f"k{self._random.randrange(self._load.keys)}"
+        seconds = self._random.uniform(SHORTEST, max(SHORTEST, self._load.longest))
+        for kind in self._load.kinds:
+            if chance < SELDOM:
+                number = self._random.randrange(APART)
+                if kind == "eta":
+                    self.send(RECORD, f"eta{number}", seconds, countdown=self._random.uniform(0.5, 3.0))
+                elif kind == "retry":
+                    self.send(RETRY, f"retry{number}", seconds)
+                else:
+                    self.send(RAISE, key, seconds)
+                return
+            chance -= SELDOM
+        self.send(RECORD, key, seconds)
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Send what was ordered."""
+        match order["send"]:
+            case "burst":
+                for _ in range(order["tasks"]):
+                    self.ordinary()
+            case "slow":
+                for _ in range(order["tasks"]):
+                    self.send(RECORD, f"k{self._random.randrange(self._load.keys)}", order["seconds"])
+            case "oom":
+                key = f"oom{order['number']}"
+                for task in (RECORD, POISON, RECORD):
+                    self.send(task, key, 0.01)
+
+    def send(self, task: str, key: str, seconds: float, **options: Any) -> None:
+        """Send the next task of a key, once, and write down what is known of it."""
+        n = self._count[key] * self._load.senders + self._load.sender
+        self._count[key] += 1
+        task_id = uuid()
+        if self._site.mode is not Mode.STICKY:
+            index = hashed(key, self._site.workers) if self._site.mode is Mode.HASH else 0
+            options["queue"] = queue_of(index)
+        try:
+            with self._recorder.sending(key, n, task_id, sender=self._load.sender):
+                self._app.tasks[task].apply_async((key, n, seconds), task_id=task_id, retry=False, **options)
+        except Exception as error:  # of Kombu, of its transport, of redis-py, of the socket
+            print(f"sender {self._load.sender}: {key} #{n}: {error!r}", file=sys.stderr)  # noqa: T201
+            time.sleep(PAUSE)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._app.close()
+
+
+def serve(sender: Sender, rate: float) -> None:
+    """Send until stdin closes."""
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    due = time.monotonic()
+    while True:
+        try:
+            line = orders.get(timeout=max(0.0, due - time.monotonic()))
+        except queue.Empty:
+            sender.ordinary()
+            due = max(due + 1 / rate, time.monotonic() - 1.0)
+            continue
+        if not line:
+            return
+        sender.obey(json.loads(line))
+
+
+def _listen(orders: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        orders.put(line)
+    orders.put("")
+
+
+if __name__ == "__main__":
+    load = Load.from_environ(os.environ)
+    sending = Sender(Site.from_environ(os.environ), load)
+    serve(sending, load.rate)
+    sending.close()

@@ -1,0 +1,91 @@
+"""A picture of a run: each slot's owner over time, with the faults marked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.site import short
+from celery_sticky.errors import MissingDependency
+
+MISSING = "--picture needs matplotlib: pip install 'celery-sticky[verify]'"
+FORMATS = (".svg", ".png")
+Spell = tuple[str, int, float, float]
+"""Worker, slot, and from when until when it had it open: seconds since the load began."""
+
+
+def spells(outcome: Outcome) -> list[Spell]:
+    """Return who had which slot open from when until when."""
+    began = outcome.chronicle.began
+    killed = {done.step.workers[0]: done.since for done in outcome.chronicle.done if done.step.fault == "kill"}
+    open_: dict[tuple[str, int], int] = {}
+    found: list[Spell] = []
+
+    def close(worker: str, slot: int, at: int) -> None:
+        since = open_.pop((worker, slot))
+        found.append((worker, slot, (since - began) / 1e9, (at - began) / 1e9))
+
+    last = began
+    for event in sorted(outcome.slot_events, key=lambda event: event.at):
+        worker, last = short(event.worker), event.at
+        if event.what == "gained":
+            for other in [name for name, slot in open_ if slot == event.slot and name != worker]:
+                death = killed.get(other, event.at)  # it has not said that it lost it: killed, or frozen
+                close(other, event.slot, min(death, event.at) if death > open_[other, event.slot] else event.at)
+            open_.setdefault((worker, event.slot), event.at)
+        elif (worker, event.slot) in open_:
+            close(worker, event.slot, event.at)
+    for worker, slot in list(open_):
+        close(worker, slot, last)
+    return found
+
+
+def paint(outcome: Outcome, path: Path) -> None:
+    """Write the picture.
+
+    Raises:
+        MissingDependency: there is no matplotlib.
+        OSError: the file cannot be written.
+    """
+    try:
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependency(MISSING) from error
+    drawn = spells(outcome)
+    workers = sorted({worker for worker, *_ in drawn}, key=lambda name: (len(name), name))
+    figure = Figure(figsize=(14, 7), layout="constrained")
+    axes = figure.subplots()
+    palette = colormaps["tab20"]
+    for index, worker in enumerate(workers):
+        bars = [(slot, since, until - since) for name, slot, since, until in drawn if name == worker]
+        places, starts, lengths = zip(*bars, strict=True)
+        axes.barh(places, lengths, left=starts, height=1.0, color=palette(index % 20), label=worker)
+    _mark(axes, outcome)
+    axes.set(xlabel="seconds", ylabel="slot", ylim=(-0.5, outcome.slots - 0.5), xlim=(0, None))
+    axes.set_title(_title(outcome), pad=90)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", title="owner")
+    figure.savefig(path)
+
+
+def _mark(axes: Any, outcome: Outcome) -> None:
+    began = outcome.chronicle.began
+    for done in outcome.chronicle.done:
+        since, until = (done.since - began) / 1e9, (done.until - began) / 1e9
+        axes.axvspan(since, until, color="black", alpha=0.08)
+        axes.axvline(since, color="black", linewidth=0.8)
+        axes.annotate(
+            str(done.step),
+            (since, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            rotation=60,
+            fontsize=7,
+        )
+
+
+def _title(outcome: Outcome) -> str:
+    terms = outcome.terms
+    return f"Slots by owner: {terms.pool}, {terms.workers} workers at first, seed {terms.seed}"

@@ -1,0 +1,239 @@
+"""Which fault comes when, to whom: drawn from a seed, as data. Nothing here does I/O or reads a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+GRACEFUL = ("term", "join", "leave", "rolling", "surge")
+"""Steps that wait until tasks have ended: they come before the slow ones."""
+SUDDEN = ("kill", "stop", "child-kill", "partition", "broker-restart", "broker-freeze", "clock", "store-rollback")
+ORDERS = ("oom", "burst", "slow")
+"""What senders are told to send at a moment."""
+KINDS = ("eta", "retry", "raise")
+"""What senders mix into the load all the time."""
+FAULTS = (*SUDDEN, *GRACEFUL, *ORDERS, *KINDS)
+
+LEAD_IN = 1.0
+"""Seconds of load before the first fault."""
+SHARE = 0.93
+"""Of the run's time in which faults begin."""
+SKEWS = (-3600, -30, 30)
+"""Seconds a wall clock jumps. What a worker defers while it is ahead is due that much later: so not far ahead."""
+SLOW = 3
+"""Slow tasks at a time."""
+MORE = 2
+"""Workers there may be beyond those of the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One fault."""
+
+    at: float
+    """Seconds since the load began; it waits for the fault before it to be over."""
+    fault: str
+    workers: tuple[str, ...] = ()
+    """Whom it hits; for `rolling` and `surge`: all, one after the other."""
+    names: tuple[str, ...] = ()
+    """Of the workers that start because of it."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        whom = " ".join(self.workers if len(self.workers) < 3 else (self.workers[0], "…", self.workers[-1]))
+        return " ".join(word for word in (self.fault, whom, *map(str, self.detail.values())) if word)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All faults of a run."""
+
+    steps: tuple[Step, ...]
+    kinds: tuple[str, ...]
+    left_out: Mapping[str, str]
+    """Faults that were asked for and cannot be had in this run -> why."""
+
+
+def make_plan(
+    wanted: Collection[str],
+    *,
+    impossible: Mapping[str, str],
+    workers: Sequence[str],
+    seconds: float,
+    patience: float,
+    seed: int,
+) -> Plan:
+    """Return the plan of a seed.
+
+    Args:
+        wanted: of `FAULTS`.
+        impossible: faults that this run cannot do -> why.
+        workers: their names at the beginning; at least two.
+        seconds: how long the load lasts. Each fault comes at least once, even if that takes longer.
+        patience: seconds after which a silent worker is evicted.
+        seed: equal seeds give equal plans.
+    """
+    draw = random.Random(seed)
+    possible = [fault for fault in FAULTS if fault in wanted and fault not in impossible]
+    timed = [fault for fault in possible if fault not in KINDS]
+    room = max(seconds * SHARE - LEAD_IN, 0.0)
+    names = _sequence(timed, draw, room, patience, len(workers))
+    cast = _Cast(list(workers), draw, patience)
+    drafts = cast.drafts(names)
+    if "slow" in timed:
+        last = max((at for at, step in enumerate(drafts) if step.fault in GRACEFUL), default=-1)
+        drafts.insert(draw.randint(last + 1, len(drafts)), Step(0, "slow", detail={"tasks": SLOW}))
+    lengths = [_length(step.fault, patience, len(workers)) for step in drafts]
+    scale = room / sum(lengths) if lengths else 0.0
+    at, steps = LEAD_IN, []
+    for step, length in zip(drafts, lengths, strict=True):
+        steps.append(Step(round(at, 2), step.fault, step.workers, step.names, step.detail))
+        at += length * scale
+    left_out = {fault: why for fault, why in impossible.items() if fault in wanted}
+    return Plan(tuple(steps), tuple(fault for fault in possible if fault in KINDS), left_out)
+
+
+def _length(fault: str, patience: float, workers: int) -> float:
+    """Return about how many seconds a fault takes until all is well again."""
+    return {
+        "kill": patience + 3,
+        "stop": patience + 3,
+        "partition": patience + 3,
+        "store-rollback": patience + 2,
+        "rolling": 3.5 * workers,
+        "surge": 2.5 * workers,
+        "term": 4.0,
+        "join": 3.5,
+        "broker-restart": 3.0,
+        "broker-freeze": 3.0,
+        "clock": 3.0,
+        "oom": 2.0,
+    }.get(fault, 1.0)
+
+
+def _sequence(faults: Sequence[str], draw: random.Random, room: float, patience: float, workers: int) -> list[str]:
+    """Return each fault but `slow` once, in any order, and more of them while there is time."""
+    once = [fault for fault in faults if fault != "slow"]
+    names: list[str] = []
+    while once:
+        turn = draw.sample(once, len(once))
+        if names:
+            spent = sum(_length(name, patience, workers) for name in names)
+            turn = [name for name in turn if (spent := spent + _length(name, patience, workers)) <= room]
+            if not turn:
+                break
+        names += turn
+    return names
+
+
+class _Cast:
+    """Who is there at each step, and so who can be hit."""
+
+    def __init__(self, workers: list[str], draw: random.Random, patience: float) -> None:
+        self._there, self._draw, self._patience = workers, draw, patience
+        self._most, self._named, self._orders = len(workers) + MORE, len(workers), 0
+
+    def drafts(self, faults: Sequence[str]) -> list[Step]:
+        """Return a step for each fault; one for which there are too few or too many workers comes as soon as it can."""
+        steps, late = list[Step](), list[str]()
+        for fault in faults:
+            late.append(fault)
+            for name in list(late):
+                if (step := self._draft(name)) is not None:
+                    late.remove(name)
+                    steps.append(step)
+        if "leave" in late and len(self._there) > 1 and not any(step.fault == "leave" for step in steps):
+            steps.append(self._left())
+        return steps
+
+    def _draft(self, fault: str) -> Step | None:
+        made: Step | None = getattr(self, "_" + fault.replace("-", "_"))()
+        return made
+
+    def _one(self) -> str:
+        return self._draw.choice(self._there)
+
+    def _new(self) -> str:
+        self._named += 1
+        return f"w{self._named}"
+
+    def _past_the_lease(self) -> float:
+        return round(self._patience + self._draw.uniform(0.3, 1.5), 1)
+
+    def _renamed(self, name: str) -> str:
+        """Return the name under which a worker comes back: its own, or a new one in its place."""
+        again = name if self._draw.random() < 0.5 else self._new()
+        self._there[self._there.index(name)] = again
+        return again
+
+    def _kill(self) -> Step:
+        name = self._one()
+        return Step(0, "kill", (name,), (self._renamed(name),))
+
+    def _term(self) -> Step:
+        name = self._one()
+        return Step(0, "term", (name,), (self._renamed(name),))
+
+    def _stop(self) -> Step:
+        return Step(
+            0, "stop", (self._one(),), detail={"seconds": round(self._patience + self._draw.uniform(0.3, 1.5), 1)}
+        )
+
+    def _child_kill(self) -> Step:
+        return Step(0, "child-kill", (self._one(),))
+
+    def _partition(self) -> Step:
+        detail = {
+            "from": self._draw.choice(("store", "broker", "both")),
+            "how": self._draw.choice(("cut", "silence")),
+            "seconds": self._past_the_lease(),
+        }
+        return Step(0, "partition", (self._one(),), detail=detail)
+
+    def _broker_restart(self) -> Step:
+        return Step(0, "broker-restart", detail={"how": self._draw.choice(("kill", "term"))})
+
+    def _broker_freeze(self) -> Step:
+        return Step(0, "broker-freeze", detail={"seconds": round(self._draw.uniform(0.5, 4.0), 1)})
+
+    def _clock(self) -> Step:
+        return Step(0, "clock", (self._one(),), detail={"seconds": self._draw.choice(SKEWS)})
+
+    def _store_rollback(self) -> Step:
+        return Step(0, "store-rollback", detail={"how": self._draw.choice(("restart", "in place"))})
+
+    def _join(self) -> Step | None:
+        if len(self._there) >= self._most:
+            return None
+        name = self._new()
+        self._there.append(name)
+        return Step(0, "join", names=(name,))
+
+    def _leave(self) -> Step | None:
+        return self._left() if len(self._there) > 2 else None  # two are left, for the kill that may come
+
+    def _left(self) -> Step:
+        name = self._one()
+        self._there.remove(name)
+        return Step(0, "leave", (name,))
+
+    def _rolling(self) -> Step:
+        old = tuple(self._there)
+        if self._draw.random() < 0.5:
+            return Step(0, "rolling", old, old, {"names": "same names"})
+        self._there[:] = [self._new() for _ in old]
+        return Step(0, "rolling", old, tuple(self._there), {"names": "new names"})
+
+    def _surge(self) -> Step:
+        old = tuple(self._there)
+        self._there[:] = [self._new() for _ in old]
+        return Step(0, "surge", old, tuple(self._there))
+
+    def _oom(self) -> Step:
+        self._orders += 1
+        return Step(0, "oom", detail={"number": self._orders})
+
+    def _burst(self) -> Step:
+        return Step(0, "burst", detail={"tasks": self._draw.choice((100, 200, 400))})

@@ -1,0 +1,54 @@
+"""What was done to the workers and when, as the judge and the report need it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from celery_sticky.cli.verify.plan import Step
+from celery_sticky.ownership.view import View
+
+EVERYBODY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Processes that stood still (SIGSTOP)."""
+
+    worker: str
+    pids: frozenset[int]
+    since: int
+    until: int
+
+
+@dataclass(slots=True)
+class Done:
+    """A fault that was done. Times are CLOCK_MONOTONIC nanoseconds."""
+
+    step: Step
+    since: int
+    until: int = 0
+    hit: set[str] = field(default_factory=set)
+    """Workers of which tasks may have run in vain; EVERYBODY for a fault of a server."""
+    before: View | None = None
+    after: View | None = None
+    """The owners before, and when all was settled again; None where nobody could tell."""
+    note: str = ""
+
+    def excuses(self, worker: str, since: int, until: int) -> bool:
+        """Whether this fault is why a task of that worker, running then, may run again."""
+        return bool(self.hit & {worker, EVERYBODY}) and self.since <= until and since <= self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Chronicle:
+    """All that was done."""
+
+    began: int
+    done: Sequence[Done]
+    frozen: Sequence[Frozen]
+    restarts: Collection[Done]
+    """Workers that died of a poison message and were started again, as a supervisor does."""
+    skipped: Sequence[str] = ()
+    crashes: Sequence[str] = ()
+    """Workers that ended by themselves for no known reason, with the end of their log."""

@@ -1,0 +1,136 @@
+"""What a run found: as JSON, and as tables for people."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from celery_sticky.cli.tables import dash, table
+from celery_sticky.cli.verify.figures import measure
+from celery_sticky.cli.verify.record import Done
+from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.site import Mode
+from celery_sticky.cli.verify.verdict import UNEXPLAINED, Verdict
+
+PACKAGES = ("celery-sticky", "celery", "kombu", "redis")
+TITLES = {
+    Mode.STICKY: "celery-sticky",
+    Mode.QUEUE: "plain Celery, one queue",
+    Mode.HASH: "plain Celery, one queue for each worker by hash",
+}
+NOTES = (
+    "not checked for order: keys of tasks with an ETA and of tasks that retry (eta0…, retry0…), which take their place "
+    "when they are due; they are checked for everything else"
+)
+
+
+def facts(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
+    """Return all that was found."""
+    began = outcome.chronicle.began
+    return {
+        "mode": str(outcome.terms.mode),
+        "ok": verdict.ok,
+        "verdict": verdict.figures(),
+        "figures": measure(outcome),
+        "faults": [_fault(done, began) for done in outcome.chronicle.done],
+        "faults_mixed_in": list(outcome.plan.kinds),
+        "faults_left_out": dict(outcome.plan.left_out),
+        "faults_not_reached": list(outcome.chronicle.skipped),
+        "restarts_after_poison": len(outcome.chronicle.restarts),
+        "buried": sorted(set(outcome.buried.values())),
+        "zombies": verdict.zombie_lines(),
+        "accusations": verdict.accusations(),
+        "seed": outcome.terms.seed,
+        "terms": {
+            "pool": outcome.terms.pool,
+            "concurrency": outcome.terms.concurrency,
+            "workers": outcome.terms.workers,
+            "keys": outcome.terms.keys,
+            "rate": outcome.terms.rate,
+            "seconds": outcome.terms.seconds,
+            "slots": outcome.slots,
+            "lease_ttl": outcome.terms.ttl,
+        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what took part on this side."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def _fault(done: Done, began: int) -> dict[str, Any]:
+    return {
+        "fault": done.step.fault,
+        "workers": list(done.step.workers),
+        "starts": list(done.step.names),
+        **done.step.detail,
+        "at": round((done.since - began) / 1e9, 2),
+        "until": round((done.until - began) / 1e9, 2),
+        "note": done.note,
+    }
+
+
+def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
+    """Draw what was found."""
+    verdict = found["verdict"]
+    title = TITLES[Mode(found["mode"])]
+    word = Text("clean", style="bold green") if found["ok"] else Text("broken promises", style="bold red")
+    yield Text.assemble(f"\nVerdict on {title}, from the history that every process wrote down: ", word)
+    made = table("", "", "")
+    made.show_header = False
+    for name, value, good, comment in _rows(verdict):
+        mark = Text("✓", style="green") if good else Text("✗", style="bold red")
+        made.add_row(mark, name, Text.assemble((str(value), "bold"), f"  {comment}" if comment else ""))
+    yield made
+    yield from (Text(f"  {text}", style="red") for text in found["accusations"])
+    yield from (Text(f"  zombie: {text}", style="yellow") for text in found["zombies"][:5])
+    yield _figures(found["figures"])
+    for fault, why in found["faults_left_out"].items():
+        yield Text(f"left out: {fault}: {why}", style="yellow")
+    for step in found["faults_not_reached"]:
+        yield Text(f"not reached in time: {step}", style="yellow")
+    if {"eta", "retry"} & set(found["faults_mixed_in"]):
+        yield Text(NOTES)
+    yield Text(f"seed {found['seed']}; " + ", ".join(f"{name} {number}" for name, number in found["versions"].items()))
+
+
+def _rows(verdict: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
+    yield "tasks", verdict["tasks"], True, "accepted by the broker"
+    meaning = {
+        "lost": "accepted, never run, and nowhere at the broker",
+        "overlaps": "two runs of a key at one time",
+        "out_of_order": "first runs of a key",
+        "stale_epoch": "a run after a higher epoch was seen",
+        "stuck": "at the broker, not run in time",
+    }
+    for name, comment in meaning.items():
+        yield name.replace("_", " "), verdict[name], not verdict[name], comment
+    fenced = "of processes paused inside a task; the later run's epoch is higher, a token fences the earlier one"
+    yield "zombie overlaps", verdict["zombie_overlaps"], True, fenced
+    causes = verdict["duplicates"]
+    text = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
+    yield "run again", sum(causes.values()), UNEXPLAINED not in causes, text
+
+
+def _figures(figures: Mapping[str, Any]) -> RenderableType:
+    made = table("", "p50", "p99", "max", "", right=("p50", "p99", "max"))
+    meaning = {
+        "takeover_seconds": "from a worker's death until its slots were open elsewhere",
+        "handover_seconds": "a slot that moves in order is with nobody",
+        "unmoved_pause_seconds": "no slot that stayed ran anything",
+        "latency_seconds": "from acceptance to first start",
+    }
+    for name, comment in meaning.items():
+        one = figures[name]
+        made.add_row(name.replace("_", " "), *(dash(one.get(part)) for part in ("p50", "p99", "max")), comment)
+    least = f"the minimum is {dash(figures['moved_minimum'])}"
+    made.add_row("moved share", dash(figures["moved_share"]), "", "", f"of the slots, in joins, leaves, kills; {least}")
+    made.add_row("throughput", dash(figures["throughput"]), "", "", "tasks a second")
+    return made

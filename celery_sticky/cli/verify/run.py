@@ -1,0 +1,217 @@
+"""One run: workers start, senders send, faults come, all drains; then the history is judged."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from celery_sticky.cli.verify.eyes import Eyes
+from celery_sticky.cli.verify.faults import Faults, libfaketime
+from celery_sticky.cli.verify.ground import Ground, Terms, can_proxy, now
+from celery_sticky.cli.verify.plan import Plan, make_plan
+from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
+from celery_sticky.cli.verify.senders import Senders
+from celery_sticky.cli.verify.site import Mode
+from celery_sticky.cli.verify.supervisor import Supervisor
+from celery_sticky.errors import StickyError
+from celery_sticky.testing.history import Event
+from celery_sticky.testing.slot_log import SlotEvent
+
+Tell = Callable[[float, str], None]
+"""Seconds since the load began, and what happened."""
+
+STARTING = 60.0
+"""Seconds the workers may take until they share the slots."""
+STANDSTILL = 70.0
+"""Seconds without any task coming to its end, after which what is left is stuck: slow ones may have to run again."""
+DRAINING = 300.0
+"""Seconds after the last task was sent, after which what is left is stuck in any case."""
+DRAINING_STOCK = 25.0
+"""The same of plain Celery. It is longer than its visibility timeout."""
+STOPPING = 20.0
+LONGER = 1.6
+"""Up to this many times its seconds a run lasts, if the faults take longer than planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run leaves to be judged."""
+
+    terms: Terms
+    plan: Plan
+    chronicle: Chronicle
+    events: list[Event]
+    slot_events: list[SlotEvent]
+    deaths: dict[int, int]
+    buried: dict[str, str]
+    stuck: Collection[str]
+    """Ids of tasks that were not done in time and still have a message at the broker."""
+    slots: int
+    patience: float
+
+
+def names_of(workers: int) -> tuple[str, ...]:
+    """Return the names of the workers at the beginning."""
+    return tuple(f"w{number}" for number in range(1, workers + 1))
+
+
+def impossible(terms: Terms) -> dict[str, str]:
+    """Return the faults that a run on these terms cannot do, with the reason."""
+    found = {}
+    if terms.broker is not None:
+        for fault in ("broker-restart", "broker-freeze"):
+            found[fault] = "the broker is not a server that verify started"
+        if terms.store is None:
+            found["store-rollback"] = "the store is not a server that verify started"
+    if terms.store is not None:
+        found["store-rollback"] = "the store is not a server that verify started"
+    if terms.mode is not Mode.STICKY:
+        found["store-rollback"] = "plain Celery has no store"
+    if not all(can_proxy(url) for url in (terms.broker, terms.store) if url is not None):
+        found["partition"] = "its proxy can stand only before servers at a redis:// address"
+    if terms.pool != "prefork":
+        found["child-kill"] = f"workers of the pool {terms.pool} have no child processes"
+    if libfaketime() is None:
+        found["clock"] = "libfaketime is not installed"
+    return found
+
+
+def plan_of(terms: Terms) -> Plan:
+    """Return the faults of a run on these terms."""
+    return make_plan(
+        terms.faults,
+        impossible=impossible(terms),
+        workers=names_of(terms.workers),
+        seconds=terms.seconds,
+        patience=terms.ttl * 1.27,
+        seed=terms.seed,
+    )
+
+
+def perform(terms: Terms, tell: Tell) -> Outcome:
+    """Do one run and leave nothing behind.
+
+    Raises:
+        StickyError: it could not be done.
+    """
+    plan = plan_of(terms)
+    proxied = frozenset(name for step in plan.steps if step.fault == "partition" for name in step.workers)
+    clock = libfaketime() if any(step.fault == "clock" for step in plan.steps) else None
+    with Ground(terms, proxied=proxied, clock=clock) as ground:
+        eyes = Eyes(ground.site)
+        try:
+            return _Run(ground, eyes, plan, tell).play()
+        finally:
+            eyes.close()
+
+
+class _Run:
+    """The course of one run."""
+
+    def __init__(self, ground: Ground, eyes: Eyes, plan: Plan, tell: Tell) -> None:
+        self._ground, self._eyes, self._plan, self._tell = ground, eyes, plan, tell
+        self._terms = ground.terms
+        self._frozen: list[Frozen] = []
+        self._began = now()
+
+    def play(self) -> Outcome:
+        self._start()
+        supervisor = Supervisor(self._ground)
+        try:
+            done, skipped = self._load()
+            stuck = self._drain()
+        finally:
+            supervisor.close()
+        buried = self._eyes.buried()
+        self._stop()
+        crashes = tuple(supervisor.crashes)
+        return Outcome(
+            self._terms,
+            self._plan,
+            Chronicle(self._began, done, self._frozen, supervisor.restarts, skipped, crashes),
+            self._eyes.events(),
+            self._eyes.slot_events(),
+            self._ground.deaths,
+            buried,
+            stuck,
+            self._ground.site.slots,
+            self._ground.site.patience,
+        )
+
+    def _start(self) -> None:
+        self._eyes.initialise()
+        for name in names_of(self._terms.workers):
+            self._ground.start(name)
+        until = time.monotonic() + STARTING
+        while not self._ready():
+            for worker in self._ground.workers.values():
+                if not worker.alive:
+                    raise StickyError(f"worker {worker.name} has not started; its log ends:\n{worker.tail(15)}")
+            if time.monotonic() > until:
+                raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
+            time.sleep(0.1)
+
+    def _ready(self) -> bool:
+        if self._terms.mode is Mode.STICKY:
+            return self._eyes.settled(self._ground.workers) is not None
+        return all("ready." in worker.log for worker in self._ground.workers.values())
+
+    @property
+    def _elapsed(self) -> float:
+        return (now() - self._began) / 1e9
+
+    def _wait(self, until: float) -> None:
+        time.sleep(max(0.0, until - self._elapsed))
+
+    def _load(self) -> tuple[list[Done], list[str]]:
+        """Let the senders send and the faults come; return what was done and what there was no time for."""
+        self._began = now()
+        with Senders(self._ground, self._plan.kinds) as senders:
+            faults = Faults(self._ground, self._eyes, senders.order)
+            faults.keep_copy()
+            found = self._steps(faults)
+            self._wait(self._terms.seconds)
+            if not senders.alive:
+                raise StickyError("a sender has ended by itself")
+            senders.end()
+        self._frozen = faults.frozen
+        return found
+
+    def _steps(self, faults: Faults) -> tuple[list[Done], list[str]]:
+        done: list[Done] = []
+        skipped: list[str] = []
+        for step in self._plan.steps:
+            if self._elapsed > LONGER * self._terms.seconds:
+                skipped.append(str(step))
+                continue
+            self._wait(step.at)
+            self._tell(self._elapsed, str(step))
+            done.append(faults.do(step))
+            if done[-1].note:
+                self._tell(self._elapsed, f"  {done[-1].note}")
+        return done, skipped
+
+    def _drain(self) -> set[str]:
+        left = self._eyes.unfinished()
+        self._tell(self._elapsed, f"all is sent; {len(left)} tasks are left")
+        sent = moved = time.monotonic()
+        limit = DRAINING if self._terms.mode is Mode.STICKY else DRAINING_STOCK
+        while left and time.monotonic() < min(sent + limit, moved + STANDSTILL):
+            time.sleep(0.3)
+            before, left = len(left), self._eyes.unfinished()
+            moved = time.monotonic() if len(left) < before else moved
+        spent = time.monotonic() - sent
+        self._tell(self._elapsed, "all is done" if not left else f"{len(left)} tasks were not done in {spent:.0f} s")
+        return self._eyes.waiting(event.task_id for event in left) if left else set()
+
+    def _stop(self) -> None:
+        workers = list(self._ground.workers.values())
+        for worker in workers:
+            if worker.alive:
+                worker.kill(signal.SIGTERM)
+        until = time.monotonic() + STOPPING
+        for worker in workers:
+            if not worker.wait_ended(max(0.0, until - time.monotonic())):
+                worker.kill_all()

@@ -1,0 +1,97 @@
+"""The processes that publish."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from celery_sticky.cli.verify.ground import Ground
+from celery_sticky.cli.verify.load import Load
+
+SENDERS = 2
+BUSY = 0.4
+"""How busy the workers are, as long as all of them are there."""
+LONGEST = 0.4
+"""Seconds an ordinary task runs at most."""
+PATIENCE = 20.0
+"""Seconds a sender may take to send what it was told to."""
+
+
+class Senders:
+    """Two processes, from when they are made until the block is left."""
+
+    def __init__(self, ground: Ground, kinds: tuple[str, ...]) -> None:
+        self._ground = ground
+        self._draw = random.Random(f"senders-{ground.terms.seed}")
+        self._processes: list[subprocess.Popen[str]] = []
+        for number in range(SENDERS):
+            self._processes.append(self._start(number, kinds))
+
+    def _start(self, number: int, kinds: tuple[str, ...]) -> subprocess.Popen[str]:
+        terms, site = self._ground.terms, self._ground.site
+        load = Load(
+            sender=number,
+            senders=SENDERS,
+            seed=terms.seed,
+            rate=terms.rate / SENDERS,
+            keys=terms.keys,
+            longest=min(LONGEST, 2 * BUSY * terms.capacity / terms.rate),
+            kinds=kinds,
+        )
+        own = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
+        with (Path(site.folder) / f"sender{number}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "celery_sticky.cli.verify.load"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**own, **site.environ(), **load.environ()},
+                start_new_session=True,
+                text=True,
+                bufsize=1,
+            )
+        self._ground.guard.watch(process.pid)
+        return process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+        self.end()
+
+    @property
+    def alive(self) -> bool:
+        """Whether none has ended by itself."""
+        return all(process.poll() is None for process in self._processes)
+
+    def order(self, what: Mapping[str, Any]) -> None:
+        """Tell one of them to send something besides."""
+        sender = self._draw.choice(self._processes)
+        if sender.stdin is not None and sender.poll() is None:
+            sender.stdin.write(json.dumps(dict(what)) + "\n")
+            sender.stdin.flush()
+
+    def end(self) -> None:
+        """Let them end, once they have sent what they were told to. May be called twice."""
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=10)
+            self._ground.guard.forget(process.pid)
+        self._processes.clear()

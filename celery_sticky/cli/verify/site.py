@@ -1,0 +1,81 @@
+"""Where one run of verify takes place, as every process of it knows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+VARIABLE = "STICKY_VERIFY"
+"""The environment variable that tells a process its `Site`."""
+HOST = "verify"
+
+
+class Mode(StrEnum):
+    """What is under test."""
+
+    STICKY = "sticky"
+    QUEUE = "queue"
+    """Plain Celery, one queue."""
+    HASH = "hash"
+    """Plain Celery, one queue for each worker, chosen by a hash of the key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """All that a process must know of a run."""
+
+    mode: Mode
+    broker: str
+    store: str
+    """Empty: at the broker."""
+    prefix: str
+    """What every key begins with, on a server that is not ours alone."""
+    folder: str
+    slots: int
+    workers: int
+    ttl: float
+    """Seconds a lease lasts."""
+
+    @property
+    def margin(self) -> float:
+        """Seconds that trust ends before the lease, and eviction comes after."""
+        return round(self.ttl * 0.27, 2)
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a silent member is evicted."""
+        return self.ttl + self.margin
+
+    @property
+    def history(self) -> Path:
+        """Where every process writes what it did."""
+        return Path(self.folder) / "history.jsonl"
+
+    def environ(self) -> dict[str, str]:
+        """Return the variables for a process."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Self:
+        """Read what `environ` wrote."""
+        fields = json.loads(environ[VARIABLE])
+        return cls(**{**fields, "mode": Mode(fields["mode"])})
+
+
+def node(name: str) -> str:
+    """Return the node name of a worker."""
+    return f"{name}@{HOST}"
+
+
+def short(node_name: str) -> str:
+    """Return a worker's name from its node name."""
+    return node_name.partition("@")[0]
+
+
+def queue_of(index: int) -> str:
+    """Return the queue of one of the workers, where each has its own."""
+    return f"verify-{index}"

@@ -1,0 +1,47 @@
+"""Starts workers again that a task has killed, as systemd or Kubernetes would, and notes those that ended otherwise."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from celery_sticky.cli.verify.ground import Ground, now
+from celery_sticky.cli.verify.plan import Step
+from celery_sticky.cli.verify.record import Done
+
+INTERVAL = 0.1
+BEFORE = 1_000_000_000
+"""Nanoseconds before it is noticed in which a worker may have died."""
+
+
+class Supervisor:
+    """A thread beside the faults."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self.restarts: list[Done] = []
+        self.crashes: list[str] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._ended.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._ended.wait(INTERVAL):
+            with self._ground.lock:
+                for name, worker in self._ground.workers.items():
+                    if not worker.alive:
+                        self._on_death(name)
+
+    def _on_death(self, name: str) -> None:
+        worker, at = self._ground.workers[name], now()
+        worker.deaths[worker.pid] = at
+        if worker.returncode != -signal.SIGKILL:
+            self.crashes.append(f"{name} ended with {worker.returncode}; its log ends:\n{worker.tail(15)}")
+        spell = int(2 * self._ground.site.patience * 1e9)  # until its slots run again, here or elsewhere
+        self.restarts.append(Done(Step(0, "oom", (name,)), at - BEFORE, at + spell, {name}))
+        self._ground.revive(name)

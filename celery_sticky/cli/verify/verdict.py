@@ -1,0 +1,177 @@
+"""What the history of a run proves: broken promises, and runs again with their cause."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from celery_sticky.cli.verify.app import ATTEMPTS
+from celery_sticky.cli.verify.load import apart
+from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
+from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.site import Mode, short
+from celery_sticky.testing.history import Event, Kind, Run, pair
+from celery_sticky.testing.judge import Judgement, Overlap, StaleStart, judge
+
+ACKNOWLEDGED = 1_000_000_000
+"""Nanoseconds after the end of a run within which its acknowledgement may have been lost to a fault."""
+THAWING = 1_000_000_000
+"""Nanoseconds after a process was thawed in which it may do its few more instructions."""
+POISON = "poison"
+UNEXPLAINED = "unexplained"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found."""
+
+    judged: Judgement
+    lost: tuple[Event, ...]
+    stuck: tuple[Event, ...]
+    overlaps: tuple[Overlap, ...]
+    zombies: tuple[Overlap, ...]
+    """Overlaps of a run whose process was frozen in it: the later run's epoch is higher, so a token fences it."""
+    stale: tuple[StaleStart, ...]
+    duplicates: Mapping[str, int]
+    """Cause -> runs of tasks that had run before."""
+    unexplained: tuple[tuple[Run, Run], ...]
+    """The runs again without a cause, each with the run before it."""
+    not_buried: tuple[str, ...]
+    """Keys whose poison message is not in the dead queue."""
+    hasty: frozenset[str]
+    """Ids of tasks that were buried for starts that the history does not have; they count as lost."""
+    crashes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        judged = self.judged
+        broken = (self.lost, self.stuck, self.overlaps, judged.inversions, self.stale, judged.shared)
+        return not any((*broken, self.unexplained, self.not_buried, self.crashes))
+
+    def figures(self) -> dict[str, Any]:
+        """Return it as it stands in the JSON."""
+        return {
+            "tasks": self.judged.published,
+            "lost": len(self.lost),
+            "overlaps": len(self.overlaps),
+            "zombie_overlaps": len(self.zombies),
+            "out_of_order": len(self.judged.inversions),
+            "stale_epoch": len(self.stale) + len(self.judged.shared),
+            "stuck": len(self.stuck),
+            "duplicates": dict(self.duplicates),
+        }
+
+    def accusations(self, limit: int = 5) -> list[str]:
+        """Return the first `limit` of each broken promise, one a line."""
+        return [
+            *(f"lost: {_task(event)}{self._why(event)}" for event in self.lost[:limit]),
+            *(f"stuck: {_task(event)}" for event in self.stuck[:limit]),
+            *(f"overlap: {_pair(overlap)}" for overlap in self.overlaps[:limit]),
+            *(f"out of order: {_start(i.late)} after {_start(i.early)}" for i in self.judged.inversions[:limit]),
+            *(f"stale epoch: {_start(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
+            *(f"shared epoch: slot {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
+            *(f"unexplained: {_run(one)}, and again {_run(two)}" for one, two in self.unexplained[:limit]),
+            *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),
+            *(f"worker {text}" for text in self.crashes[:limit]),
+        ]
+
+    def _why(self, event: Event) -> str:
+        return " is dead without having run" if event.task_id in self.hasty else ""
+
+    def zombie_lines(self) -> list[str]:
+        """Return each overlap of a zombie, with the epochs that tell its runs apart."""
+        return [_pair(overlap) for overlap in self.zombies]
+
+
+def reach(outcome: Outcome) -> Verdict:
+    """Return what the outcome of a run proves."""
+    chronicle = outcome.chronicle
+    hasty = _hasty(outcome)
+    judged = judge(outcome.events, outcome.deaths, buried=set(outcome.buried) - hasty, unordered=apart())
+    zombies = tuple(overlap for overlap in judged.overlaps if _zombie(overlap, chronicle.frozen))
+    ordered = sorted(outcome.events, key=lambda event: event.at)
+    again = list(_again(pair(ordered, outcome.deaths)))
+    causes = Counter(_cause(before, run, chronicle) for before, run in again)
+    return Verdict(
+        judged=judged,
+        lost=tuple(event for event in judged.lost if event.task_id not in outcome.stuck),
+        stuck=tuple(event for event in judged.lost if event.task_id in outcome.stuck),
+        overlaps=tuple(overlap for overlap in judged.overlaps if overlap not in zombies),
+        zombies=zombies,
+        stale=tuple(stale for stale in judged.stale if not _thawed(stale.start, chronicle.frozen)),
+        duplicates=causes,
+        unexplained=tuple(runs for runs in again if _cause(*runs, chronicle) == UNEXPLAINED),
+        not_buried=tuple(_not_buried(outcome)),
+        hasty=hasty,
+        crashes=tuple(chronicle.crashes),
+    )
+
+
+def _hasty(outcome: Outcome) -> frozenset[str]:
+    """Return the buried tasks that started far less often than must be; one start may die before it is written down."""
+    starts = Counter(event.task_id for event in outcome.events if event.kind is Kind.START)
+    return frozenset(task_id for task_id in outcome.buried if starts[task_id] < ATTEMPTS - 1)
+
+
+def _zombie(overlap: Overlap, frozen: Sequence[Frozen]) -> bool:
+    """Whether the first run was frozen while it ran, and the second began meanwhile under a higher epoch."""
+    first, second = overlap.first.start, overlap.second.start
+    fenced = first.epoch is not None and second.epoch is not None and second.epoch > first.epoch
+    return fenced and any(
+        first.pid in spell.pids and first.at <= spell.until and spell.since <= second.at <= spell.until + THAWING
+        for spell in frozen
+    )
+
+
+def _thawed(start: Event, frozen: Sequence[Frozen]) -> bool:
+    """Whether a process came to write this only because it was frozen before it could."""
+    return any(start.pid in spell.pids and spell.since <= start.at <= spell.until + THAWING for spell in frozen)
+
+
+def _again(runs: Iterable[Run]) -> Iterable[tuple[Run, Run]]:
+    """Yield each run of a task that had run before, with the run before it; a retry that was asked for is none."""
+    groups: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.start.task].append(run)
+    for group in groups.values():
+        for before, run in pairwise(group):
+            if not (before.start.key.startswith("retry") and before.ended and not before.finished):
+                yield before, run
+
+
+def _cause(before: Run, run: Run, chronicle: Chronicle) -> str:
+    if before.start.key.startswith("oom") and not before.ended:
+        return POISON
+    worker = short(before.start.worker)
+    until = min(before.until + ACKNOWLEDGED, run.start.at) if before.ended else run.start.at
+    faults: Iterable[Done] = (*chronicle.done, *chronicle.restarts)
+    return next((d.step.fault for d in faults if d.excuses(worker, before.start.at, until)), UNEXPLAINED)
+
+
+def _not_buried(outcome: Outcome) -> Iterable[str]:
+    """Yield the keys to which poison was sent that is not in the dead queue."""
+    if outcome.terms.mode is not Mode.STICKY:
+        return
+    dead = {e.key for e in outcome.events if e.kind is Kind.PUBLISHED and e.task_id in outcome.buried}
+    yield from sorted({e.key for e in outcome.events if e.kind is Kind.PUBLISHED and e.key.startswith("oom")} - dead)
+
+
+def _task(event: Event) -> str:
+    return f"{event.key} #{event.n} ({event.task_id})"
+
+
+def _start(event: Event) -> str:
+    return f"{_task(event)} on {short(event.worker) or '?'} pid {event.pid} epoch {event.epoch} at {event.at / 1e9:.3f}"
+
+
+def _run(run: Run) -> str:
+    how = "ended" if run.finished else "broke off" if run.ended else "seen last"
+    return f"{_start(run.start)}, {how} at {run.until / 1e9:.3f}"
+
+
+def _pair(overlap: Overlap) -> str:
+    return f"{_start(overlap.first.start)} until {overlap.first.until / 1e9:.3f}, and {_start(overlap.second.start)}"

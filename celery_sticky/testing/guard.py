@@ -1,0 +1,125 @@
+"""Nothing outlives its owner: a small process that kills what was put in its care when the owner is gone.
+
+It holds the read end of a pipe; however the owner ends (kill -9 included), the pipe closes. Servers and workers have no
+parent-death signal of their own to rely on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from celery_sticky.testing.processes import kill_session, stat
+
+PATIENCE = 5.0
+"""Seconds a server may take to answer when its keys are to be deleted."""
+
+
+class Guard:
+    """The owner's end of the pipe."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "celery_sticky.testing.guard"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            bufsize=1,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The guard's own process id."""
+        return self._process.pid
+
+    def watch(self, leader: int, directory: Path | None = None) -> int:
+        """Take the session of `leader`, and its directory, into care; return the leader's start time."""
+        found = stat(leader)
+        if found is None:
+            raise ProcessLookupError(leader)
+        self._tell({"leader": leader, "started": found.started, "directory": str(directory or "")})
+        return found.started
+
+    def forget(self, leader: int) -> None:
+        """The session is known to be over."""
+        self._tell({"leader": leader})
+
+    def remove(self, directory: Path) -> None:
+        """Delete this directory in the end."""
+        self._tell({"remove": str(directory)})
+
+    def clear(self, url: str, prefix: str) -> None:
+        """Delete every key that begins with `prefix`, at the server that a Kombu URL names, in the end."""
+        self._tell({"clear": url, "prefix": prefix})
+
+    def close(self) -> None:
+        """Kill what is still in care and end the guard. May be called twice."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+
+
+def serve(lines: IO[str]) -> None:
+    """Keep the list that `lines` tells; when they end, kill every session on it and remove what is to be removed."""
+    care: dict[int, dict[str, Any]] = {}
+    chores: list[dict[str, Any]] = []
+    for line in lines:
+        order = json.loads(line)
+        if "leader" not in order:
+            chores.append(order)
+            continue
+        care.pop(order["leader"], None)
+        if "started" in order:
+            care[order["leader"]] = order
+    for leader, order in care.items():
+        kill_session(leader, order["started"])
+        if order["directory"]:
+            _remove(order["directory"])
+    for order in chores:
+        if "clear" in order:
+            with contextlib.suppress(Exception):  # the server is gone: so are the keys, or out of reach
+                delete_keys(order["clear"], order["prefix"])
+    for order in chores:
+        if "remove" in order:
+            _remove(order["remove"])
+
+
+def delete_keys(url: str, prefix: str) -> None:
+    """Delete every key that begins with `prefix`, at the server that a Kombu URL names."""
+    from kombu import Connection
+
+    from celery_sticky.redis_clients import client_from_connection, close_client
+
+    client = client_from_connection(Connection(url), socket_timeout=PATIENCE)
+    try:
+        for name in client.scan_iter(match=f"{prefix}*", count=1000):
+            client.delete(name)
+    finally:
+        close_client(client)
+
+
+def _remove(directory: str) -> None:
+    for _ in range(20):  # a process may write a last line while it dies
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.exists(directory):
+            return
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    serve(sys.stdin)

@@ -1,0 +1,288 @@
+"""The verdict of verify: what it finds in an outcome, what it excuses, and the form in which it says so."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from celery_sticky.cli.verify.app import ATTEMPTS
+from celery_sticky.cli.verify.ground import Terms
+from celery_sticky.cli.verify.picture import paint, spells
+from celery_sticky.cli.verify.plan import Plan, Step
+from celery_sticky.cli.verify.record import EVERYBODY, Chronicle, Done, Frozen
+from celery_sticky.cli.verify.report import draw, facts
+from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.site import Mode, node
+from celery_sticky.cli.verify.verdict import Verdict, reach
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import Member, View
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.slot_log import SlotEvent
+
+SECOND = 1_000_000_000
+SLOTS = 4
+
+
+def sent(n: int, at: float = 0.0, *, key: str = "k1", sender: int = 0, kind: Kind = Kind.PUBLISHED) -> Event:
+    moment = int(at * SECOND)
+    return Event(kind=kind, key=key, n=n, task_id=f"{key}-{n}", at=moment + 1000, sent=moment, pid=1, sender=sender)
+
+
+def ran(n: int, since: float, until: float | None, **options: Any) -> list[Event]:
+    """Return a run; one without an end was cut off."""
+    values = {"key": "k1", "worker": "w1", "pid": 10, "epoch": 1, "finished": True, **options}
+    start = Event(
+        kind=Kind.START,
+        key=values["key"],
+        n=n,
+        task_id=f"{values['key']}-{n}",
+        at=int(since * SECOND),
+        pid=values["pid"],
+        worker=node(values["worker"]),
+        run=f"{n}-{since}",
+        slot=0,
+        epoch=values["epoch"],
+    )
+    if until is None:
+        return [start]
+    return [start, replace(start, kind=Kind.END, at=int(until * SECOND), finished=values["finished"])]
+
+
+def fault(
+    name: str, since: float, until: float, *hit: str, before: View | None = None, after: View | None = None
+) -> Done:
+    return Done(Step(since, name, hit), int(since * SECOND), int(until * SECOND), set(hit), before, after)
+
+
+def outcome(
+    *groups: Sequence[Event],
+    done: Sequence[Done] = (),
+    frozen: Sequence[Frozen] = (),
+    buried: Sequence[str] = (),
+    stuck: Sequence[str] = (),
+    crashes: Sequence[str] = (),
+    slot_events: Sequence[SlotEvent] = (),
+    mode: Mode = Mode.STICKY,
+) -> Outcome:
+    return Outcome(
+        terms=Terms(mode=mode),
+        plan=Plan((), ("eta",), {"clock": "libfaketime is not installed"}),
+        chronicle=Chronicle(0, done, frozen, (), crashes=crashes),
+        events=[event for group in groups for event in group],
+        slot_events=list(slot_events),
+        deaths={},
+        buried=dict.fromkeys(buried, "lost its process 3 times"),
+        stuck=set(stuck),
+        slots=SLOTS,
+        patience=3.8,
+    )
+
+
+def verdict(*groups: Sequence[Event], **options: Any) -> Verdict:
+    return reach(outcome(*groups, **options))
+
+
+GOOD = ([sent(0), sent(1)], ran(0, 1, 2), ran(1, 2, 3))
+
+
+def test_a_run_in_which_all_is_well_is_clean() -> None:
+    found = verdict(*GOOD)
+    assert found.ok and found.accusations() == []
+    assert found.figures() == {
+        "tasks": 2,
+        "lost": 0,
+        "overlaps": 0,
+        "zombie_overlaps": 0,
+        "out_of_order": 0,
+        "stale_epoch": 0,
+        "stuck": 0,
+        "duplicates": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("lost", verdict([sent(0)])),
+        ("stuck", verdict([sent(0)], stuck=["k1-0"])),
+        ("overlaps", verdict([sent(0), sent(1)], ran(0, 1, 3), ran(1, 2, 4))),
+        ("out_of_order", verdict([sent(0), sent(1)], ran(1, 1, 2), ran(0, 3, 4))),
+        ("stale_epoch", verdict([sent(0), sent(1)], ran(0, 1, 2, epoch=2), ran(1, 3, 4, epoch=1))),
+        ("stale_epoch", verdict([sent(0), sent(1)], ran(0, 1, 2), ran(1, 3, 4, worker="w2"))),
+    ],
+)
+def test_a_broken_promise_is_found(what: str, found: Verdict) -> None:
+    assert not found.ok and found.accusations()
+    figures = found.figures()
+    assert figures.pop(what) == 1
+    assert {value for name, value in figures.items() if name not in ("tasks", "duplicates")} == {0}
+
+
+def test_a_worker_that_ends_by_itself_is_told() -> None:
+    assert not verdict(*GOOD, crashes=["w1 ended with 1"]).ok
+
+
+# -- runs again ----------------------------------------------------------------------------------
+
+AGAIN = ([sent(0)], ran(0, 1, None), ran(0, 6, 7, worker="w2", pid=20, epoch=2))
+
+
+@pytest.mark.parametrize(
+    ("cause", "done"),
+    [
+        ("kill", fault("kill", 2, 6, "w1")),
+        ("broker-freeze", fault("broker-freeze", 2, 6, EVERYBODY)),
+        ("unexplained", fault("kill", 2, 6, "w3")),
+        ("unexplained", fault("kill", 0.2, 0.5, "w1")),
+        ("unexplained", fault("join", 2, 6)),
+    ],
+)
+def test_a_run_again_has_the_fault_of_its_worker_as_its_cause(cause: str, done: Done) -> None:
+    found = verdict(*AGAIN, done=[done])
+    assert found.duplicates == {cause: 1}
+    assert found.ok == (cause != "unexplained")
+
+
+def test_a_run_that_ended_well_before_the_fault_is_not_excused_by_it() -> None:
+    runs = ([sent(0)], ran(0, 1, 2), ran(0, 9, 10, worker="w2", pid=20, epoch=2))
+    assert verdict(*runs, done=[fault("kill", 2.5, 9, "w1")]).duplicates == {"kill": 1}, "not acknowledged yet"
+    assert verdict(*runs, done=[fault("kill", 4, 9, "w1")]).duplicates == {"unexplained": 1}
+
+
+def test_a_retry_that_was_asked_for_is_no_run_again() -> None:
+    tries = ran(0, 1, 2, key="retry1", finished=False), ran(0, 3, 4, key="retry1")
+    assert verdict([sent(0, key="retry1")], *tries).duplicates == {}
+    assert not verdict([sent(0, key="retry1")], *tries, ran(0, 5, 6, key="retry1")).ok
+
+
+def test_poison_is_accounted_for_in_the_dead_queue_only() -> None:
+    tries = [event for at in range(1, ATTEMPTS + 1) for event in ran(0, at, None, key="oom1", pid=at)]
+    assert verdict([sent(0, key="oom1")], tries, buried=["oom1-0"]).ok
+    found = verdict([sent(0, key="oom1")], tries)
+    assert not found.ok and found.not_buried == ("oom1",) and found.duplicates == {"poison": ATTEMPTS - 1}
+
+
+def test_a_task_that_is_dead_without_having_run_is_lost() -> None:
+    found = verdict([sent(0)], ran(0, 1, None), buried=["k1-0"])
+    assert not found.ok and found.figures()["lost"] == 1
+    assert "dead without having run" in found.accusations()[0]
+
+
+# -- zombies -------------------------------------------------------------------------------------
+
+FROZEN = Frozen("w1", frozenset({10}), 2 * SECOND, 7 * SECOND)
+ZOMBIE = ([sent(0), sent(1)], ran(0, 1, 7.1), ran(1, 6, 6.5, worker="w2", pid=20, epoch=2))
+
+
+def test_the_overlap_of_a_process_that_was_frozen_in_its_task_is_reported_apart_with_both_epochs() -> None:
+    found = verdict(*ZOMBIE, frozen=[FROZEN])
+    assert found.ok and found.figures()["zombie_overlaps"] == 1
+    (line,) = found.zombie_lines()
+    assert "epoch 1" in line and "epoch 2" in line
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [replace(FROZEN, pids=frozenset({11})), replace(FROZEN, since=8 * SECOND, until=9 * SECOND)],
+    ids=["another process", "at another time"],
+)
+def test_an_overlap_without_a_frozen_process_is_a_broken_promise(frozen: Frozen) -> None:
+    assert len(verdict(*ZOMBIE, frozen=[frozen]).overlaps) == 1
+
+
+def test_an_overlap_that_no_token_would_fence_is_a_broken_promise_even_of_a_frozen_process() -> None:
+    same = (ZOMBIE[0], ZOMBIE[1], ran(1, 6, 6.5, worker="w2", pid=20, epoch=1))
+    assert len(verdict(*same, frozen=[FROZEN]).overlaps) == 1
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+
+def test_tasks_that_take_their_place_when_due_are_not_checked_for_order() -> None:
+    swapped = [sent(0, key="eta1"), sent(1, key="eta1")], ran(1, 1, 2, key="eta1"), ran(0, 3, 4, key="eta1")
+    assert verdict(*swapped).ok
+
+
+def test_two_senders_are_in_order_where_one_sent_after_the_broker_had_accepted_the_other() -> None:
+    first, second = sent(1, 0.0, sender=1), sent(0, 0.5, sender=0)
+    assert not verdict([first, second], ran(0, 1, 2), ran(1, 3, 4)).ok
+    at_once = replace(second, sent=first.at - 1)
+    assert verdict([first, at_once], ran(0, 1, 2), ran(1, 3, 4)).ok
+
+
+def test_nothing_is_said_of_a_task_of_which_the_sender_does_not_know_whether_it_was_accepted() -> None:
+    unsure = sent(0, kind=Kind.UNSURE)
+    assert verdict([unsure, sent(1)], ran(1, 1, 2), ran(0, 3, 4)).ok
+    assert verdict([unsure, sent(1)], ran(1, 1, 2)).ok
+
+
+# -- the report ----------------------------------------------------------------------------------
+
+
+def views() -> tuple[View, View]:
+    before = changes.fresh(slots=SLOTS, hash="h", generation=1, version=1, store_id="s")
+    for name in ("w1", "w2"):
+        before = changes.join(before, Member(node(name), name))
+        for member in before.members:
+            before = changes.release(before, member, before.giving(member))
+    return before, changes.evict(before, node("w1"))
+
+
+def whole() -> Outcome:
+    before, after = views()
+    mine = sorted(before.owned_by(node("w1")))
+    log = [
+        *(SlotEvent("gained", str(before.owner[slot]), slot, 0) for slot in range(SLOTS)),
+        *(SlotEvent("gained", node("w2"), slot, 5 * SECOND) for slot in mine),
+    ]
+    killed = fault("kill", 2, 6, "w1", before=before, after=after)
+    return outcome(*GOOD, done=[killed], slot_events=log)
+
+
+def test_the_json_has_the_form_that_is_documented() -> None:
+    one = whole()
+    found = json.loads(json.dumps(facts(one, reach(one))))
+    assert {"verdict", "figures", "faults", "seed", "versions"} <= set(found)
+    figures = found["figures"]
+    assert figures["takeover_seconds"] == {"p50": 3.0, "p99": 3.0, "max": 3.0}
+    assert figures["moved_share"] == figures["moved_minimum"] == 0.5
+    assert figures["throughput"] == 2.0 and figures["latency_seconds"]["p50"] is not None
+    assert figures["handover_seconds"] == {"p50": None, "p99": None}
+    assert found["faults"][0]["fault"] == "kill" and (found["faults"][0]["at"], found["faults"][0]["until"]) == (2, 6)
+    assert found["faults_left_out"] == {"clock": "libfaketime is not installed"}
+
+
+@pytest.mark.parametrize("one", [whole(), outcome([sent(0)]), outcome(*ZOMBIE, frozen=[FROZEN])])
+def test_the_tables_say_what_was_found_and_what_was_left_out(one: Outcome) -> None:
+    found = facts(one, reach(one))
+    console = Console(file=io.StringIO(), width=100)
+    for part in draw(found):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert ("clean" in shown) == found["ok"] and ("✗" in shown) == (not found["ok"])
+    assert "left out: clock: libfaketime is not installed" in shown and "not checked for order" in shown
+    assert ("zombie: k1 #0" in shown) == bool(found["zombies"])
+
+
+def test_a_slot_of_a_killed_worker_is_with_nobody_until_its_next_owner_opens_it() -> None:
+    drawn = sorted(spells(whole()))
+    slots = {slot for _, slot, *_ in drawn}
+    assert slots == set(range(SLOTS))
+    (gone, *_) = [spell for spell in drawn if spell[0] == "w1"]
+    (heir,) = [spell for spell in drawn if spell[:2] == ("w2", gone[1])]
+    assert gone[2:] == (0.0, 2.0) and heir[2:] == (5.0, 5.0)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_a_picture_is_painted(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"slots{suffix}"
+    paint(whole(), file)
+    assert file.stat().st_size > 1000

@@ -40,7 +40,12 @@ logger = logging.getLogger("celery_sticky")
 class Membership(bootsteps.StartStopStep):
     """Takes part in the keyspaces of this worker."""
 
-    requires = ("celery.worker.components:Pool", "celery_sticky.bootsteps.control:Control")
+    # Threads start when everything has forked: a child would inherit whatever lock one of them happened to hold.
+    requires = (
+        "celery.worker.components:Pool",
+        "celery.worker.components:Beat",
+        "celery_sticky.bootsteps.control:Control",
+    )
 
     def __init__(self, worker: Any, sticky_keyspaces: Any = None, without_sticky: bool = False, **kwargs: Any) -> None:
         worker.sticky = None

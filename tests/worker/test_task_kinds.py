@@ -158,7 +158,7 @@ def test_beat_sends_keyed_tasks(kinds: Callable[..., KindsFleet], key: str) -> N
     fleet = kinds({"beat_schedule": {"often": {"task": "record", "schedule": 0.5, "args": [key, 1]}}})
     schedule = fleet.config.history.parent / "schedule"
     fleet.worker("w1", pool="solo", args=("--beat", "--schedule", str(schedule)))
-    wait_until(lambda: len(fleet.runs(key)) >= 3, 20, "it ran three times")
+    wait_until(lambda: len(fleet.runs(key)) >= 3, 20, f"it ran three times {fleet}")
     assert {event.slot for event in fleet.starts(key)} == {slot_for(key, SLOTS)}
 
 

@@ -167,6 +167,11 @@ class Gate:
         if entry.stage is Stage.READY:
             self._ready.appendleft(entry)  # what is marked must not wait for what need not be
 
+    def spared(self, slot: SlotId) -> list[Entry]:
+        """Return the entries of `slot` whose coming start is marked, and which have not started."""
+        state = self._slots.get(slot)
+        return [e for e in state.unstarted if e.marked and e.attempts is not None] if state else []
+
     def take(self, most: int, may: Callable[[SlotId], bool] = lambda _: True) -> list[Entry]:
         """Hand out at most `most` entries whose turn it is and whose slot `may` start tasks now."""
         taken: list[Entry] = []

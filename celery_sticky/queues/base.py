@@ -39,12 +39,13 @@ class Tenure:
 
 
 class Act(StrEnum):
-    """How a delivery is settled (`MARK` does not settle it)."""
+    """How a delivery is settled. `MARK` (it is about to start) and `UNMARK` (it did not) do not settle it."""
 
     ACK = "ack"
     DEFER = "defer"
     BURY = "bury"
     MARK = "mark"
+    UNMARK = "unmark"
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,9 @@ class MemoryQueues:
             message.marks = (message.marks or 0) + 1
             fetched.marks[tenure.keyspace, tenure.slot, tag] = message.marks
             return
+        if verdict.act is Act.UNMARK:
+            message.marks = max(0, (message.marks or 0) - 1)
+            return
         del slot.flight[tag]
         if verdict.act is Act.DEFER:
             deferred = _Message(message.priority, verdict.body or message.body)

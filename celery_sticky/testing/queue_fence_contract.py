@@ -27,6 +27,7 @@ from celery_sticky.testing.queue_steps import (
     settle,
     take,
     tenure,
+    unmark,
 )
 
 
@@ -228,6 +229,19 @@ class FenceContract(QueueFixtures):
             assert noted.confirmed == [mark(first)]
         assert settle(queues, mark(first)).marks == {("default", 7, first.tag): 4}
         assert settle(queues, ack(first)).confirmed == [ack(first)]
+
+    def test_a_mark_is_taken_back_and_the_message_stays_in_flight(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1")
+        take(queues, FIRST)
+        queues.open(NEXT, ())
+        (suspect,) = take(queues, NEXT).deliveries
+        settle(queues, mark(suspect))
+        for _ in range(2):  # below none it does not go
+            assert settle(queues, unmark(suspect)).confirmed == [unmark(suspect)]
+        assert queues.depth("default", [7])[7].in_flight == 1
+        assert settle(queues, mark(suspect)).marks == {("default", 7, suspect.tag): 1}
+        nothing = Verdict(Act.UNMARK, NEXT, suspect.tag + 1)
+        assert settle(queues, nothing).refused == [nothing]
 
     def test_a_mark_under_a_former_tenure_or_of_no_delivery_is_refused(
         self, queues: SlotQueues, publish: Publish

@@ -65,6 +65,11 @@ def mark(delivery: Delivery) -> Verdict:
     return Verdict(Act.MARK, delivery.tenure, delivery.tag)
 
 
+def unmark(delivery: Delivery) -> Verdict:
+    """Return the note that a marked delivery did not start."""
+    return Verdict(Act.UNMARK, delivery.tenure, delivery.tag)
+
+
 def take(queues: SlotQueues, under: Tenure, *verdicts: Verdict, limit: int = 100, now: float = NOW) -> Fetched:
     """Fetch for one slot."""
     return queues.fetch([Want(under, limit)], verdicts, now)

@@ -106,7 +106,7 @@ class Courier:
     def stop(self, slot: SlotId) -> None:
         """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
         with self._lock:
-            self._desk.stop(slot)
+            self._desk.stop(slot, time.time())
         self._wake()
 
     def close(self, slot: SlotId) -> None:

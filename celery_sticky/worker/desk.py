@@ -77,8 +77,12 @@ class Desk:
         self._stopping.discard(slot)
         self.to_open[slot] = self._next_tenure(slot, epoch, incarnation)
 
-    def stop(self, slot: SlotId) -> None:
+    def stop(self, slot: SlotId, now: float) -> None:
         """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
+        for entry in self.gate.spared(slot):
+            # A mark counts as a start. Handed over a few times before its turn, a message would be taken for poison.
+            self.gate.end(entry)
+            self._put(entry, End(Act.UNMARK), now)
         self.to_open.pop(slot, None)
         self.rounds.forget(slot)
         self._stopping.add(slot)
@@ -110,6 +114,8 @@ class Desk:
     def next_to_open(self) -> tuple[Tenure, tuple[int, ...]] | None:
         """Return a tenure to open, and the tags of what stays here; what has not started goes back with the opening."""
         for slot, tenure in self.to_open.items():
+            for entry in self.gate.spared(slot):
+                self.gate.remember(_digest(entry.content.delivery.body), End(Act.MARK))
             self.gate.recall(slot)
             return tenure, tuple(self.gate.kept(slot))
         return None
@@ -260,6 +266,8 @@ class Desk:
         """
         delivery = entry.content.delivery
         end = self.gate.recollect(_digest(delivery.body)) if self.gate.remembers else None
+        if end is not None and end.act is Act.MARK:
+            entry.marked, end = True, None  # it went back with an opening before it could start
         if end is None and due is not None and due > now:
             end = End(Act.DEFER, due=due)
         if end is None:
@@ -288,7 +296,7 @@ class Desk:
             return
         # Under the tenure we hold, it was settled by a request whose answer was lost. Otherwise the message will be
         # delivered to somebody; should that be us, its task is not run a second time.
-        if self._tenures.get(entry.slot) != verdict.tenure:
+        if self._tenures.get(entry.slot) != verdict.tenure and verdict.act is not Act.UNMARK:
             item: Item = entry.content
             end = End(verdict.act, verdict.due, verdict.body, "refused once")
             self.gate.remember(_digest(item.delivery.body), end)

@@ -102,7 +102,7 @@ def test_a_stopped_slot_is_drained_when_its_last_verdict_is_confirmed(broker: Me
     worker.open(1)
     worker.turn()
     started = worker.start()
-    worker.desk.stop(SLOT)
+    worker.desk.stop(SLOT, NOW)
     for entry in started.values():
         assert worker.desk.end(entry, ACK, NOW), "somebody waits for the slot"
     assert Drained(1) not in worker.reports
@@ -115,7 +115,7 @@ def test_a_stopped_slot_is_not_opened_for_more_when_the_connection_is_a_new_one(
     worker.open(1)
     worker.turn()
     started = worker.start()
-    worker.desk.stop(SLOT)
+    worker.desk.stop(SLOT, NOW)
     worker.reconnect()
     assert not worker.desk.gate.is_open(SLOT) and worker.reports == [Opened(1, 1)]
     for entry in started.values():
@@ -174,10 +174,49 @@ def test_what_waits_for_a_broker_that_is_away_too_long_is_given_up_unless_it_run
     worker.open(1)
     worker.turn()
     started = worker.start()
-    worker.desk.stop(SLOT)
+    worker.desk.stop(SLOT, NOW)
     worker.desk.end(started["a:1"], ACK, NOW)
     worker.desk.give_up_ended()
     assert Drained(1) not in worker.reports, "b:1 runs"
     worker.desk.end(started["b:1"], ACK, NOW)
     worker.desk.give_up_ended()
     assert worker.reports == [Opened(1, 1), Drained(1)]
+
+
+def suspects(broker: MemoryBroker) -> Worker:
+    """Return a worker that has fetched what a dead one may have started."""
+    dead = Worker(broker, "dead-0")
+    dead.open(1)
+    dead.turn()
+    worker = Worker(broker)
+    worker.open(2)
+    worker.turn()
+    worker.turn()
+    return worker
+
+
+def marks(broker: MemoryBroker) -> list[int | None]:
+    slot = broker.slot("ks", 1)
+    messages = [*slot.flight.values(), *slot.waiting]
+    return [message.marks for message in sorted(messages, key=lambda message: message.body)]
+
+
+def test_a_message_given_away_before_it_started_loses_its_mark(broker: MemoryBroker) -> None:
+    worker = suspects(broker)
+    assert marks(broker) == [1, 0, 1]
+    worker.desk.stop(SLOT, NOW)
+    assert worker.reports == [Opened(1, 2)], "the marks are to be taken back first"
+    assert worker.start() == {}
+    worker.turn()
+    assert worker.reports == [Opened(1, 2), Drained(1)]
+    assert marks(broker) == [0, 0, 0]
+
+
+def test_a_message_that_went_back_with_an_opening_keeps_its_mark_and_needs_no_other(broker: MemoryBroker) -> None:
+    worker = suspects(broker)
+    for _ in range(3):
+        worker.reconnect()
+        worker.turn()
+        worker.turn()
+    assert marks(broker) == [1, 0, 1]
+    assert sorted(worker.start()) == ["a:1", "b:1"]

@@ -50,6 +50,8 @@ def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
             said.append(b"a%d" % verdict.tag)
         case Act.MARK:
             said.append(b"m%d" % verdict.tag)
+        case Act.UNMARK:
+            said.append(b"u%d" % verdict.tag)
         case Act.DEFER:
             said += (b"d%d" % verdict.tag, repr(verdict.due), verdict.body or b"")
         case Act.BURY:

@@ -5,6 +5,7 @@
 --       epoch, incarnation, open count, limit (-1: nothing wanted), number of verdicts, and for each verdict
 --         'a' .. tag                              ack
 --         'm' .. tag                              mark
+--         'u' .. tag                              unmark
 --         'd' .. tag, due, body ('': unchanged)   defer
 --         'b' .. tag, dead key, dead id, info     bury
 -- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 and
@@ -14,7 +15,7 @@
 
 local now, separator, steps = ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local CHUNK = 500 -- Lua cannot unpack many thousand arguments at once
-local VERDICT_ARGS = {a = 1, m = 1, d = 3, b = 4}
+local VERDICT_ARGS = {a = 1, m = 1, u = 1, d = 3, b = 4}
 
 local function list_of(queue, priority)
     return priority == '0' and queue or queue .. separator .. priority
@@ -65,6 +66,12 @@ local function settle(queue, at, has)
     if act == 'm' then
         note(queue, has, 'marks')
         return redis.call('HINCRBY', queue .. ':marks', redis.sha1hex(body_of(value)), 1)
+    elseif act == 'u' then
+        local marks, body = queue .. ':marks', redis.sha1hex(body_of(value))
+        if (tonumber(redis.call('HGET', marks, body)) or 0) > 0 then
+            redis.call('HINCRBY', marks, body, -1)
+        end
+        return 1
     elseif act == 'd' then
         note(queue, has, 'deferred')
         defer(queue, tag, value, at)

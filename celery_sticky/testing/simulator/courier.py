@@ -55,7 +55,7 @@ class SteppedCourier:
 
     def stop(self, slot: SlotId) -> None:
         """See `Courier.stop`."""
-        self.desk.stop(slot)
+        self.desk.stop(slot, self._now)
         self._wake()
 
     def close(self, slot: SlotId) -> None:

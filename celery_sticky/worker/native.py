@@ -21,6 +21,10 @@ def _original(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
+def _locks_are_green() -> bool:
+    return threading.Lock is not _original("threading", "Lock")
+
+
 class Section:
     """A lock among operating system threads that also knows signal handlers: hold it for microseconds, never over I/O.
 
@@ -51,10 +55,10 @@ class Section:
 def share_with_threads(*others: Any) -> None:
     """Give logging, and `others` with a `lock` of their own, locks that operating system threads may meet at.
 
-    Two of those that meet at a lock of eventlet both stand still (eventlet/eventlet#432); gevent's bear it.
+    Two of those that meet at a lock of eventlet both stand still (eventlet/eventlet#432), at one of gevent the thread
+    without a loop is thrown out (gevent/gevent#890).
     """
-    patcher = sys.modules.get("eventlet.patcher")
-    if patcher is None or not patcher.is_monkey_patched("thread"):
+    if not _locks_are_green():
         return
     handlers = [handler for handler in (reference() for reference in list(logging._handlerList)) if handler]  # type: ignore[attr-defined]
     for owner, name in [(logging, "_lock"), *((one, "lock") for one in (*handlers, *others))]:

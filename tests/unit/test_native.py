@@ -8,9 +8,8 @@ import sys
 import pytest
 
 LOGGING = """
-import eventlet
-eventlet.monkey_patch()
-import logging, os
+{patch}
+import logging, os, time
 from celery_sticky.signals import slots_gained, slots_lost
 from celery_sticky.worker.native import share_with_threads, start_native_thread
 
@@ -34,20 +33,28 @@ while len(done) < 2:
     for n in range(100):
         logging.info("greenlet %d", n)
         slots_gained.disconnect(receiver)
-    eventlet.sleep(0)
+    time.sleep(0)
 """
 
 
-def run(share: bool, timeout: float) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-W", "ignore", "-c", LOGGING.format(share=share)]
-    return subprocess.run(command, timeout=timeout, check=True, capture_output=True)
+PATCHES = {
+    "gevent": "import gevent.monkey; gevent.monkey.patch_all()",
+    "eventlet": "import eventlet; eventlet.monkey_patch()",
+}
 
 
-def test_threads_log_and_send_signals_beside_the_greenlets_of_eventlet() -> None:
-    run(share=True, timeout=60)
+def run(kind: str, *, share: bool, timeout: float) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", LOGGING.format(patch=PATCHES[kind], share=share)]
+    subprocess.run(command, timeout=timeout, check=True, capture_output=True)
 
 
-def test_they_stand_still_with_the_locks_that_eventlet_gives() -> None:
-    # The reason for `share_with_threads`. Should eventlet learn it one day, the function can go.
-    with pytest.raises(subprocess.TimeoutExpired):
-        run(share=False, timeout=8)
+@pytest.mark.parametrize("kind", PATCHES)
+def test_threads_log_and_send_signals_beside_greenlets(kind: str) -> None:
+    run(kind, share=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", PATCHES)
+def test_with_the_locks_that_greenlets_have_they_stand_still_or_break(kind: str) -> None:
+    # The reason for `share_with_threads`. Should a library learn it one day, the function can go.
+    with pytest.raises(subprocess.SubprocessError):
+        run(kind, share=False, timeout=8)

@@ -147,16 +147,21 @@ class Gate:
             self.waiting += 1
         return True
 
-    def unmarked(self, most: int) -> Iterator[Entry]:
+    def unmarked(self, most: int, wary: int) -> Iterator[Entry]:
         """Yield entries whose turn has come but whose start must be marked first; each is yielded once.
 
         No more than `most` are marked at a time without having ended: a mark counts as a start should the process die,
-        so there must be none of entries that only wait for the pool.
+        so there must be none of entries that only wait for the pool. An entry with `wary` marks or more starts when no
+        other marked one runs: if the process dies again, it alone is to blame.
         """
         alive = (Stage.READY, Stage.HANDED, Stage.STARTED)
         self._counted = [entry for entry in self._counted if entry.stage in alive]
-        while self._unmarked and len(self._counted) < most:
-            entry = self._unmarked.popleft()
+        while self._unmarked:
+            entry = self._unmarked[0]
+            alone = any((one.attempts or 0) >= wary for one in (entry, *self._counted))
+            if entry.stage is Stage.READY and len(self._counted) >= (1 if alone else most):
+                return
+            self._unmarked.popleft()
             if entry.stage is Stage.READY:
                 self._counted.append(entry)
                 yield entry

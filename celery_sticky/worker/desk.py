@@ -24,6 +24,8 @@ IN_A_SLOT = 4
 """Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
 AHEAD = 32
 """Runnable messages kept beyond what the pool can run at a time."""
+LONE_STARTS = 2
+"""The last starts of a message before it is buried: no other one that may be to blame runs beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ class Desk:
 
     def verdicts(self, now: float) -> list[Verdict]:
         """Return the verdicts that go now."""
-        marks = [self._put(entry, End(Act.MARK), now) for entry in self.gate.unmarked(self._concurrency())]
+        due = self.gate.unmarked(self._concurrency(), wary=max(1, self._max_attempts - LONE_STARTS))
+        marks = [self._put(entry, End(Act.MARK), now) for entry in due]
         goes_at = self.outbox.goes_at
         if goes_at is None or not (marks or now >= goes_at or self._in_a_hurry()):
             return []

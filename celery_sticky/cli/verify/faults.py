@@ -128,7 +128,8 @@ class Faults:
         workers = [self._ground.retire(name) for name in names]
         pids = [session_of(worker) for worker in workers]
         for worker in workers:
-            worker.kill(signal.SIGTERM)
+            with suppress(ProcessLookupError):  # a poison was faster
+                worker.kill(signal.SIGTERM)
         for worker, own in zip(workers, pids, strict=True):
             self._await_end(worker, own, done)
         return workers

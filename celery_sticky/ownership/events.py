@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from celery_sticky.ownership.view import View
 
@@ -26,13 +27,15 @@ class ReadDone:
 
 @dataclass(frozen=True, slots=True)
 class BeatDone:
-    """The answer to `Beat`."""
+    """The answer to `SendBeat`."""
 
     sent: float
     alive: bool
     version: int
     generation: int
     store_id: str
+    beats: Mapping[str, int] = field(default_factory=dict)
+    """Everybody's counters, after a beat that was not announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SendBeat:
-    """Count a heartbeat at the store."""
+    """Count a heartbeat at the store; announce it to the others, or else ask for theirs."""
 
     incarnation: str
     announce: bool

@@ -50,7 +50,7 @@ from celery_sticky.ownership.view import Member, MemberState, View
 from celery_sticky.ownership.watches import Watches
 
 ANNOUNCED_MEMBERS = 64
-"""Up to this many members hear each other's heartbeats as signals; beyond, they read the counters once a heartbeat."""
+"""Up to this many members hear each other's heartbeats as signals; beyond, each learns the counters with its own."""
 
 
 class Phase(StrEnum):
@@ -240,8 +240,10 @@ class Machine:
             self._on_gone(now, effects)
         else:
             self.trust_until = event.sent + self.terms.ttl - self.terms.margin
-            if event.version != view.version or len(view.members) > ANNOUNCED_MEMBERS:
+            if event.version != view.version:
                 self._read_at = now
+            elif event.beats:
+                self._watches.read(view.members.values(), event.beats, now)
 
     def _on_swap(self, event: SwapDone, now: float, effects: list[Effect]) -> None:
         self._touch(now)

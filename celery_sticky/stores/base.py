@@ -7,7 +7,7 @@ Every verb is one atomic step at the server. `StoreUnavailable` from a verb mean
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from celery_sticky.ownership.events import BeatHeard, ViewChanged
@@ -38,6 +38,8 @@ class Beat:
     generation: int
     """Version and generation of the document now (0 and 0 where there is none)."""
     store_id: str
+    beats: Mapping[str, int] = field(default_factory=dict)
+    """Incarnation -> heartbeat counter, where the beat was not announced and is alive."""
 
 
 Signal = ViewChanged | BeatHeard
@@ -68,7 +70,10 @@ class Store(Protocol):
         """
 
     def beat(self, incarnation: str, *, announce: bool = True) -> Beat:
-        """Add one to the member's counter, if it has one; with `announce`, signal `BeatHeard` to the others.
+        """Add one to the member's counter, if it has one; signal `BeatHeard` to the others, or tell all counters.
+
+        Members that announce hear each other at once; in a crowd the signals would be too many (their square), and each
+        member rather learns all counters with its own beat (`announce` False), in the same one step.
 
         Raises:
             StoreUnavailable: the counter may have grown.

@@ -142,7 +142,8 @@ class MemoryStore:
                     heard = BeatHeard(incarnation, beats[incarnation])
                     self._server.signal(self._keyspace, heard, sender=self._subscription)
             version, generation = written or (0, 0)
-            return Beat(alive, version, generation, self._server.run_id)
+            told = {} if announce or not alive else dict(beats)
+            return Beat(alive, version, generation, self._server.run_id, told)
 
     def watch(self, timeout: float) -> Sequence[Signal]:
         """See `Store.watch`."""

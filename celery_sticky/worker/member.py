@@ -269,7 +269,7 @@ class Member:
                 case SendBeat(incarnation, announce):
                     beat = store.beat(incarnation, announce=announce)
                     self._share_revokes(store)
-                    return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id)
+                    return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
                 case Swap(old, new, guard):
                     return self._swap(store, old, new, guard)
         except StoreUnavailable as error:

@@ -117,6 +117,7 @@ def test_workers_that_start_at_once_all_own_their_share_within_three_heartbeats(
 
 def test_an_idle_worker_asks_the_store_for_one_thing_a_heartbeat() -> None:
     assert scale.idle_commands(50, 500) <= 1
+    assert scale.idle_commands(80, 500) <= 1, "they learn all counters with their own heartbeat"
 
 
 def test_a_world_in_disorder_says_what_is_missing() -> None:

@@ -1,12 +1,13 @@
--- Add one to a member's counter, if it has one: whoever is gone stays gone.
+-- Add one to a member's counter, if it has one: whoever is gone stays gone. Announce it, or return everybody's.
 -- KEYS: view, beats    ARGV: channel, incarnation, announce ('1' or '0')
 local run = run_id()
 local stored = redis.call('HMGET', KEYS[1], 'version', 'generation')
 if not stored[1] or redis.call('HEXISTS', KEYS[2], ARGV[2]) == 0 then
-  return {0, stored[1] or '0', stored[2] or '0', run}
+  return {0, stored[1] or '0', stored[2] or '0', run, {}}
 end
 local counter = redis.call('HINCRBY', KEYS[2], ARGV[2], 1)
 if ARGV[3] == '1' then
   redis.call('PUBLISH', ARGV[1], 'heard:' .. counter .. ':' .. ARGV[2])
+  return {1, stored[1], stored[2], run, {}}
 end
-return {1, stored[1], stored[2], run}
+return {1, stored[1], stored[2], run, redis.call('HGETALL', KEYS[2])}

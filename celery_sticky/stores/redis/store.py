@@ -45,10 +45,9 @@ class RedisStore:
     def read(self) -> Reading:
         """See `Store.read`."""
         document, beats, run_id, seconds, micros = self._run("read", [self._view, self._beats])
-        names, counters = beats[::2], beats[1::2]
         return Reading(
             view=None if document is None else View.from_bytes(document),
-            beats={name.decode(): int(counter) for name, counter in zip(names, counters, strict=True)},
+            beats=_counters(beats),
             store_id=run_id.decode(),
             clock=int(seconds) + int(micros) / 1e6,
         )
@@ -66,8 +65,8 @@ class RedisStore:
         """See `Store.beat`."""
         self._own.add(incarnation)
         args = [self._channel, incarnation, int(announce)]
-        alive, version, generation, run_id = self._run("beat", [self._view, self._beats], args)
-        return Beat(alive == 1, int(version), int(generation), run_id.decode())
+        alive, version, generation, run_id, beats = self._run("beat", [self._view, self._beats], args)
+        return Beat(alive == 1, int(version), int(generation), run_id.decode(), _counters(beats))
 
     def watch(self, timeout: float) -> Sequence[Signal]:
         """See `Store.watch`."""
@@ -108,3 +107,7 @@ class RedisStore:
 
 def _lua(name: str) -> str:
     return files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _counters(flat: list[bytes]) -> dict[str, int]:
+    return {name.decode(): int(counter) for name, counter in zip(flat[::2], flat[1::2], strict=True)}

@@ -204,7 +204,7 @@ class Crowd:
                 beat = store.beat(incarnation, announce=announce)
                 if announce:
                     self._pass_signals_on(store)
-                return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id)
+                return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
             case Swap(old, new, guard):
                 done = store.swap(old, new, guard)
                 self.refused += not done

@@ -218,7 +218,7 @@ class World:
                 if beat.alive:
                     self._beaten[incarnation] = self.now
                 self._pass_signals_on()
-                return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id)
+                return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
             case Swap(old, new, guard):
                 before = store.read().view
                 done = store.swap(old, new, guard)

@@ -102,8 +102,10 @@ class DocumentContract(Opening):
         beat = store.beat("a-1")
         assert (beat.alive, beat.version, beat.generation) == (True, view.version, view.generation)
         assert beat.store_id == store.read().store_id
-        assert store.beat("a-1", announce=False).alive
-        assert store.read().beats == {"a-1": 2}
+        assert beat.beats == {}
+        view = joined(store, view, "b")
+        assert store.beat("a-1", announce=False).beats == {"a-1": 2, "b-1": 0} == store.read().beats
+        assert store.beat("nobody", announce=False).beats == {}
 
     def test_who_is_gone_stays_gone(self, store: Store) -> None:
         view = joined(store, first_view(store), "a")

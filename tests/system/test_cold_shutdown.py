@@ -67,7 +67,8 @@ def test_a_soft_shutdown_lets_tasks_end_in_time_and_cuts_off_the_others(
     cut_off = next(event for event in fleet.events() if event.kind is Kind.END and event.key == long)
     waited = next(event for event in starts if (event.key, event.n) == (short, 1)).at >= cut_off.at
     assert waited is (pool == "prefork"), "Celery's loop stands still meanwhile, and sees no child end"
-    # In gevent's loop Celery cannot wait (it logs BlockingSwitchOutError), and then ends as if warm.
-    assert [n for key, n, _ in runs if key == long] == ([0, 1] if pool == "gevent" else [0, 0, 1])
+    # Where the signal comes while gevent's loop runs, Celery cannot wait (BlockingSwitchOutError) and ends as if warm.
+    ends = ([0, 0, 1], [0, 1]) if pool == "gevent" else ([0, 0, 1],)
+    assert [n for key, n, _ in runs if key == long] in ends
     judgement = fleet.judge()
     assert judgement.ok, judgement.describe()

@@ -31,22 +31,17 @@ COULD_NOT_RUN = 2
 LARGEST_SEED = 10**6
 
 
-class FaultList(click.ParamType[tuple[str, ...]]):
-    """Names of faults with commas between them, or `all`, or `none`."""
-
-    name = "list"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the faults, each once."""
-        if isinstance(value, tuple):
-            return value
-        names = [name.strip() for name in str(value).split(",") if name.strip()]
-        if names in (["all"], ["none"]):
-            return FAULTS if names == ["all"] else ()
-        unknown = [name for name in names if name not in FAULTS]
-        if unknown or not names:
-            self.fail(f"no such fault: {', '.join(unknown) or value!r}; there are {', '.join(FAULTS)}, all, none")
-        return tuple(dict.fromkeys(names))
+def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
+    """Return the faults named with commas between them, each once; `all`, or `none`."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if names in (["all"], ["none"]):
+        return FAULTS if names == ["all"] else ()
+    unknown = [name for name in names if name not in FAULTS]
+    if unknown or not names:
+        raise click.BadParameter(
+            f"no such fault: {', '.join(unknown) or repr(value)}; there are {', '.join(FAULTS)}, all, none"
+        )
+    return tuple(dict.fromkeys(names))
 
 
 @click.command(cls=CeleryCommand)
@@ -87,7 +82,7 @@ class FaultList(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--faults",
     metavar="LIST",
-    type=FaultList(),
+    callback=read_faults,
     default="all",
     show_default=True,
     help="With commas between them; all: all that this run can do; none.",

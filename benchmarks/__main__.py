@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import idle, latency, memory, publish, throughput
+from benchmarks import events, idle, latency, memory, publish, scale, throughput
 from benchmarks.report import Report, machine
 from benchmarks.server import private_server
 
@@ -19,6 +19,8 @@ SECTIONS: dict[str, Callable[..., None]] = {
     "latency": latency.run,
     "idle": idle.run,
     "memory": memory.run,
+    "events": events.run,
+    "scale": scale.run,
 }
 
 

@@ -60,7 +60,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 def measure(server: Server, backlog: int, *, rounds: int) -> Moves:
     """Let the slots go and come back."""
     moves = Moves()
-    with tempfile.TemporaryDirectory() as folder, prepared(server, "sticky") as app:
+    with tempfile.TemporaryDirectory() as folder, prepared(server, "sticky"):
         path, log = stamps(folder), SlotLog(stamps(folder))
         with running(server, "sticky", POOL, name="stays", log=path) as stays:
             _wait_slots(log, stays, STAYS, None)
@@ -72,7 +72,7 @@ def measure(server: Server, backlog: int, *, rounds: int) -> Moves:
                     if number:
                         _note_join(moves, [e for e in log.events() if e.at > began])
                     elif backlog:
-                        Copier(server, app, "nap").fill(backlog, slots)
+                        Copier(server, "nap").fill(backlog, slots)
                     moves.waiting.append(_waiting(server, slots))
                     _stop(moves, log, goes, slots)
         server.clear()

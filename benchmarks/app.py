@@ -1,4 +1,4 @@
-"""The app under test, with and without celery-sticky: the same tasks, which do nothing.
+"""The app under test, with and without celery-sticky: the same tasks, which do next to nothing.
 
 A worker runs it as `celery -A benchmarks.app worker`, told by the environment which of the two it is.
 """
@@ -8,16 +8,23 @@ A worker runs it as `celery -A benchmarks.app worker`, told by the environment w
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
 
 from celery_sticky import Sticky
+from celery_sticky.signals import slots_gained, slots_lost
+from celery_sticky.testing.recorder import Recorder
+from celery_sticky.testing.slot_log import SlotLog
 
-URL, KEYED, LOG = "BENCH_URL", "BENCH_KEYED", "BENCH_LOG"
+URL, KEYED, LOG, CONF = "BENCH_URL", "BENCH_KEYED", "BENCH_LOG", "BENCH_CONF"
 SIDES = ("stock", "sticky")
+NAP = 0.005
+"""Seconds the task `nap` takes: a backlog of them hardly shrinks while something is measured."""
 
 
 def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
@@ -31,6 +38,8 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
     )
     if side == "sticky":
         app.conf.update(sticky_settle=0.0, sticky_runtime_dir=runtime_dir)
+    app.conf.update(json.loads(os.environ.get(CONF, "{}")))
+    if side == "sticky":
         Sticky(app)
 
     @app.task(name="noop", key="key", shared=False)
@@ -44,9 +53,28 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
         with open(os.environ[LOG], "a") as log:
             log.write(f"{waited}\n")
 
+    @app.task(name="nap", key="key", shared=False)
+    def nap(key: str) -> None:
+        """Take a moment."""
+        time.sleep(NAP)
+
+    @app.task(name="step", key="key", shared=False, bind=True)
+    def step(self: Any, key: str, n: int, seconds: float) -> None:
+        """Take a while, and write down when."""
+        with Recorder(os.environ[LOG]).run(key, n, self.request.id, worker=self.request.hostname):
+            time.sleep(seconds)
+
     app.finalize()
     return app
 
 
+def write_slots() -> None:
+    """Write down when slots come and go."""
+    log = SlotLog(Path(os.environ[LOG]))
+    slots_gained.connect(lambda sender, slots, **_: log.write("gained", sender, slots), weak=False)
+    slots_lost.connect(lambda sender, slots, **_: log.write("lost", sender, slots), weak=False)
+
+
 if URL in os.environ:
     app = make_app(os.environ[URL], os.environ[KEYED], os.environ.get("BENCH_RUN"))
+    write_slots()

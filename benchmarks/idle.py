@@ -35,7 +35,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 def measure(server: Server, pool: Pool, side: str, seconds: float, table: Table) -> tuple[float, float]:
     """Add a row; return requests a second, and MiB."""
-    with prepared(server, side), running(server, side, pool, flags=()) as worker:
+    with prepared(server, side), running(server, side, pool, flags=(), level="INFO") as worker:
         worker.wait_ready()
         time.sleep(BREATH)
         before = server.commands()

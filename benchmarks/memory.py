@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 
+from benchmarks.backlog import Copier
 from benchmarks.report import Report, Table
 from benchmarks.server import Server
 from benchmarks.throughput import prepared, send_many
@@ -17,8 +18,17 @@ POOL = Pool("threads", 8)
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
-    """Run the tasks, in ten steps; the first step has met every key."""
+    """Run tasks of keys that come again, and then as many that each have a key of their own."""
     tasks, keys = (40_000, 4000) if quick else (TASKS, KEYS)
+    sizes = measure(server, report, tasks, keys)
+    report.ratio("memory_growth", sizes[-1] / sizes[1])
+    distinct = 100_000 if quick else TASKS
+    sizes = measure(server, report, distinct, distinct)
+    report.ratio("memory_growth_distinct_keys", sizes[-1] / sizes[1])
+
+
+def measure(server: Server, report: Report, tasks: int, keys: int) -> list[float]:
+    """Run the tasks, in ten steps, and return the worker's memory in MiB after each; the first is before any."""
     step = tasks // STEPS
     table = Table(
         f"Memory over {tasks:,} no-op tasks of {keys:,} keys ({POOL.name})",
@@ -26,18 +36,21 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
     )
     with prepared(server, "sticky") as app, running(server, "sticky", POOL) as worker:
         sizes = []
+        copier = Copier(server, "noop")
         for n in range(STEPS + 1):
-            if n:
-                send_many(app, step, keys, start=(n - 1) * step)
-            else:
+            if not n:
                 send_many(app, 256, 256)  # opens what is opened once
+            elif keys == tasks:
+                copier.fill(step)
+            else:
+                send_many(app, step, keys, start=(n - 1) * step)
             _wait_done(server, worker)
             sizes.append(worker.rss())
             used = server.client.info("memory")["used_memory"] / 2**20
             table.rows.append([f"{n * step:,}", f"{sizes[-1]:.1f}", str(server.client.dbsize()), f"{used:.1f}"])
         table.notes.append("Keys left in Redis: " + _left(server))
     report.tables.append(table)
-    report.ratio("memory_growth", sizes[-1] / sizes[1])
+    return sizes
 
 
 def _wait_done(server: Server, worker: Worker) -> None:

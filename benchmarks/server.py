@@ -52,6 +52,10 @@ class Server:
         said = self.client.info("cpu")
         return float(said["used_cpu_sys"]) + float(said["used_cpu_user"])
 
+    def sent(self) -> int:
+        """Return the bytes sent so far, answers and signals."""
+        return int(self.client.info("stats")["total_net_output_bytes"])
+
     def requests(self, seconds: float) -> int:
         """Return how many requests arrive in so many seconds; what scripts do inside the server is none."""
         said, deadline = b"", time.monotonic() + seconds

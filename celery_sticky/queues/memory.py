@@ -180,7 +180,8 @@ class MemoryQueues:
             fetched.marks[tenure.keyspace, tenure.slot, tag] = message.marks
             return
         if verdict.act is Act.UNMARK:
-            message.marks = max(0, (message.marks or 0) - 1)
+            if message.marks:
+                message.marks -= 1
             return
         del slot.flight[tag]
         if verdict.act is Act.DEFER:

@@ -52,14 +52,15 @@ class Part:
     def _describe(self, member: Member) -> dict[str, Any]:
         snapshot, now = member.snapshot, boottime()
         view = snapshot.view
+        slots, moving = member.slots()
         trusted = max(0.0, snapshot.trust_until - now)
         running = sum(n for (keyspace, _), n in self.courier.running_by_slot().items() if keyspace == member.keyspace)
         return {
             "phase": snapshot.phase.value,
             "incarnation": snapshot.incarnation,
             "version": view.version if view else None,
-            "slots": snapshot.slots,
-            "moving": snapshot.moving,
+            "slots": slots,
+            "moving": moving,
             "running": running,
             "trust_seconds": trusted,
             "lease_age": self.settings.lease_ttl - self.settings.lease_margin - trusted,

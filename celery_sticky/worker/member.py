@@ -57,10 +57,6 @@ class Snapshot:
     incarnation: str = ""
     view: View | None = None
     trust_until: float = float("-inf")
-    slots: int = 0
-    """Slots open here."""
-    moving: int = 0
-    """Slots being opened or given away."""
     store_lost: bool = False
 
 
@@ -127,6 +123,12 @@ class Member:
         self._inbox.append(event)
         if self._store is not None:
             self._store.wake()
+
+    def slots(self) -> tuple[int, int]:
+        """Return how many slots are open here, and how many are being opened or given away: from any thread."""
+        states = list(self._machine.slots.values())  # a list is made in one step
+        open_here = states.count(SlotState.OPEN)
+        return open_here, len(states) - open_here
 
     def leave(self) -> None:
         """Begin to give everything away."""
@@ -202,14 +204,11 @@ class Member:
         old = self.snapshot
         if (machine.trust_until, machine.phase) != (old.trust_until, old.phase):
             self._lease.grant(self.keyspace, machine.trust_until, self._term)
-        open_now = sum(state is SlotState.OPEN for state in machine.slots.values())
         self.snapshot = Snapshot(
             machine.phase,
             machine.incarnation,
             machine.view,
             machine.trust_until,
-            open_now,
-            len(machine.slots) - open_now,
             machine.store_lost_since is not None,
         )
 

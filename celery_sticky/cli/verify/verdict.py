@@ -102,7 +102,7 @@ def reach(outcome: Outcome) -> Verdict:
         stuck=tuple(event for event in judged.lost if event.task_id in outcome.stuck),
         overlaps=tuple(overlap for overlap in judged.overlaps if overlap not in zombies),
         zombies=zombies,
-        stale=tuple(stale for stale in judged.stale if not _thawed(stale.start, chronicle.frozen)),
+        stale=judged.stale,
         duplicates=causes,
         unexplained=tuple(runs for runs in again if _cause(*runs, chronicle) == UNEXPLAINED),
         not_buried=tuple(_not_buried(outcome)),
@@ -125,11 +125,6 @@ def _zombie(overlap: Overlap, frozen: Sequence[Frozen]) -> bool:
         first.pid in spell.pids and first.at <= spell.until and spell.since <= second.at <= spell.until + THAWING
         for spell in frozen
     )
-
-
-def _thawed(start: Event, frozen: Sequence[Frozen]) -> bool:
-    """Whether a process came to write this only because it was frozen before it could."""
-    return any(start.pid in spell.pids and spell.since <= start.at <= spell.until + THAWING for spell in frozen)
 
 
 def _again(runs: Iterable[Run]) -> Iterable[tuple[Run, Run]]:

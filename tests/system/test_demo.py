@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from harness.traces import processes_of
 
-from celery_sticky.testing import processes
 from celery_sticky.testing.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "celery", "sticky", "demo", "--seconds", "8", "--tasks", "600"]
@@ -32,20 +32,6 @@ def environ(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "80", "LINES": "24"}
 
 
-def of_the_demo(folder: Path) -> list[int]:
-    """Return the processes that know of this folder: the demo's workers, guard and server."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                known = str(folder).encode() in (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if known and processes.running(int(entry.name)):
-                found.append(int(entry.name))
-    return found
-
-
 def test_the_demo_without_a_terminal_prints_plain_lines_and_a_verdict(folder: Path) -> None:
     done = subprocess.run(COMMAND, env=environ(folder), capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +39,7 @@ def test_the_demo_without_a_terminal_prints_plain_lines_and_a_verdict(folder: Pa
     for news in ("bravo is killed (SIGKILL)", "the slots of bravo have new owners", "delta has joined", "Verdict"):
         assert news in done.stdout
     assert "600 of 600" in done.stdout and "✗" not in done.stdout.replace("✗  takeover", "")
-    assert not list(folder.iterdir()) and not of_the_demo(folder)
+    assert not list(folder.iterdir()) and not processes_of(folder)
 
 
 def test_the_demo_on_ones_own_redis_judges_itself_and_leaves_no_key(redis_url: str, folder: Path) -> None:
@@ -91,11 +77,11 @@ def test_a_demo_that_is_killed_on_a_terminal_leaves_nothing_behind(folder: Path)
 
     wait_until(lambda: shows("Each shop is a key"), 30, "the picture is shown", 0)
     wait_until(lambda: shows("every slot has an owner"), 30, "orders come in", 0)
-    assert len(of_the_demo(folder)) > 5, "the demo, its guard, its server, three workers and their children"
+    assert len(processes_of(folder)) > 5, "the demo, its guard, its server, three workers and their children"
     demo.send_signal(signal.SIGKILL)
     demo.wait(timeout=10)
     os.close(ours)
-    wait_until(lambda: not of_the_demo(folder), 20, "no process is left")
+    wait_until(lambda: not processes_of(folder), 20, "no process is left")
     wait_until(lambda: not list(folder.iterdir()), 20, "no file is left")
 
 

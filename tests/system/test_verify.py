@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import redis
+from harness.traces import processes_of
 
 from celery_sticky.cli.verify.app import ATTEMPTS
-from celery_sticky.testing import processes
 from celery_sticky.testing.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "celery", "sticky", "verify"]
@@ -36,22 +36,8 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def of_this_run(folder: Path) -> list[int]:
-    """Return the processes that know of this folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                known = str(folder).encode() in (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if known and processes.running(int(entry.name)):
-                found.append(int(entry.name))
-    return found
-
-
 def left_behind(folder: Path) -> list[object]:
-    return [*of_this_run(folder), *(path for path in folder.iterdir() if path.name.startswith("sticky-"))]
+    return [*processes_of(folder), *(path for path in folder.iterdir() if path.name.startswith("sticky-"))]
 
 
 @pytest.mark.timeout(180)
@@ -103,7 +89,7 @@ def test_however_it_ends_nothing_is_left_behind(folder: Path, number: int) -> No
     assert verify.stdout is not None
     with verify.stdout:
         wait_until(lambda: "stop w" in str(verify.stdout and verify.stdout.readline()), 60, "a worker is frozen", 0)
-        assert len(of_this_run(folder)) > 8, "verify, its guard, two servers, two senders, three workers"
+        assert len(processes_of(folder)) > 8, "verify, its guard, two servers, two senders, three workers"
         verify.send_signal(number)
         assert verify.wait(timeout=40) == (-number if number == signal.SIGKILL else 2)
     wait_until(lambda: not left_behind(folder), 20, "nothing is left behind")

@@ -68,7 +68,7 @@ class Faults:
                 return
             if self._ground.terms.mode is not Mode.STICKY:
                 return
-            time.sleep(0.05)
+            time.sleep(0.05)  # looks again
         done.note = f"not settled within {SETTLING:.0f} s"
 
     # -- workers that die --------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Faults:
         worker = self._ground.workers[name]
         until = time.monotonic() + SETTLING
         while worker.alive and time.monotonic() < until and "ready." not in worker.log:
-            time.sleep(0.05)
+            time.sleep(0.05)  # looks again
 
     # -- workers that stand still or are cut off ---------------------------------------------------
 
@@ -159,7 +159,7 @@ class Faults:
         done.hit.add(name)
         pids, since = frozenset(session_of(worker)), now()
         worker.freeze()
-        time.sleep(step.detail["seconds"])
+        time.sleep(step.detail["seconds"])  # the fault itself
         until = now()
         worker.thaw()
         self.frozen.append(Frozen(name, pids, since, until))
@@ -172,7 +172,7 @@ class Faults:
         cut = [proxy for role, proxy in roles if stock or step.detail["from"] in (role, "both")]
         for proxy in cut:
             getattr(proxy, step.detail["how"])()
-        time.sleep(step.detail["seconds"])
+        time.sleep(step.detail["seconds"])  # the fault itself
         for proxy in cut:
             proxy.heal()
 
@@ -192,7 +192,7 @@ class Faults:
             server.kill()
         else:
             server.stop()
-        time.sleep(0.5)
+        time.sleep(0.5)  # the fault itself: meanwhile nobody answers
         server.start()
 
     def _broker_freeze(self, step: Step, done: Done) -> None:
@@ -200,7 +200,7 @@ class Faults:
         assert server is not None
         done.hit.add(EVERYBODY)
         server.freeze()
-        time.sleep(step.detail["seconds"])
+        time.sleep(step.detail["seconds"])  # the fault itself
         server.thaw()
 
     def _store_rollback(self, step: Step, done: Done) -> None:

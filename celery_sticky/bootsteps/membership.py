@@ -94,8 +94,8 @@ class Membership(bootsteps.StartStopStep):
             part.members[keyspace] = self._make_member(part, hooks, keyspace, slots, where)
         for name in keyed:
             _keep_when_lost(app.tasks[name])
-            if worker.pool_cls.is_green and isinstance(app.backend, DisabledBackend):
-                app.tasks[name].backend = app.backend  # Celery would make one in each greenlet: a third of a no-op task
+            if worker.pool_cls.is_green:
+                share_disabled_backend(app.tasks[name])
         for task in app.tasks.values():
             fence_retry(task)  # all: a message may bring a key of its own to a task without one
         wiring.lease = lease
@@ -244,6 +244,13 @@ def _patience(settings: Settings) -> float:
 
 def _attributes() -> dict[str, str]:
     return {"version": version("celery-sticky")}
+
+
+def share_disabled_backend(task: Any) -> None:
+    """Let all greenlets have one backend where there is none: Celery makes one in each, a third of a no-op task."""
+    backend = task.app.backend
+    if isinstance(backend, DisabledBackend):
+        task.backend = backend
 
 
 def _keep_when_lost(task: Any) -> None:

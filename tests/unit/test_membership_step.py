@@ -1,4 +1,4 @@
-"""One backend for all greenlets, where there is none."""
+"""The worker step: when it starts, and what it does to tasks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import threading
 
 import pytest
 from celery import Celery, Task
+from celery.worker import WorkController
 
-from celery_sticky.bootsteps.membership import share_disabled_backend
+from celery_sticky.bootsteps.control import Control
+from celery_sticky.bootsteps.membership import Membership, share_disabled_backend
+
+
+def test_it_starts_when_everything_has_forked() -> None:
+    """Guards: a process forked beside our threads inherits what they have locked; beat's hung on it."""
+    blueprint = WorkController.Blueprint(steps=[Membership, Control])
+    order = [step.__name__ for step in blueprint._finalize_steps(blueprint.claim_steps())]
+    assert order.index("Membership") > max(order.index("Pool"), order.index("Beat"))
 
 
 def nothing() -> None:

@@ -67,8 +67,7 @@ class SteppedCourier:
 
     def take(self, most: int) -> list[Entry]:
         """See `Courier.take`."""
-        gate = self.desk.gate
-        return gate.take(most - gate.out, lambda _: self._process.trusts)
+        return self.desk.take(most, lambda _: self._process.trusts)
 
     def start_entry(self, entry: Entry, turn: int) -> bool:
         """See `Courier.start_entry`."""

@@ -33,7 +33,7 @@ class _Kept(Proxy):
 
 
 class StickyRequest:
-    """Mixed into the Request class of a task."""
+    """Mixed into the Request class of a task: what `super()` is then, no type checker can know."""
 
     _run: Run
     _task: Any

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,11 @@ def test_on_ones_own_redis_it_leaves_no_key(redis_url: str, folder: Path) -> Non
 def test_however_it_ends_nothing_is_left_behind(folder: Path, number: int) -> None:
     environ = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     words = [*COMMAND, "--faults", "stop", *SMALL]
-    verify = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    # A shell that runs the tests in its background has Ctrl-C ignored by all of them, and verify keeps to that.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    verify = subprocess.Popen(
+        words, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heeding
+    )
     assert verify.stdout is not None
     with verify.stdout:
         wait_until(lambda: "stop w" in str(verify.stdout and verify.stdout.readline()), 60, "a worker is frozen", 0)

@@ -1,22 +1,19 @@
 """The store in this process: the reference every driver is measured by, and the double for tests.
 
-`MemoryServer` plays the server and can be made to fail like one; `MemoryStore` is a client of it.
+`MemoryServer` plays the server; `MemoryStore` is a client of it.
 """
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from threading import Condition
-from uuid import uuid4
 
-from celery_sticky.errors import StoreUnavailable
 from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Beat, Reading, Signal
+from celery_sticky.stores.in_process import Client, Server
 
 
 @dataclass(slots=True)
@@ -29,67 +26,11 @@ class Records:
     """Task id -> when it expires; the newest is the last."""
 
 
-@dataclass(slots=True, eq=False)
-class Subscription:
-    """One client's ear: what it has not yet taken."""
-
-    keyspace: str
-    signals: list[Signal] = field(default_factory=list)
-    broken: bool = False
-
-
-class MemoryServer:
-    """What the stores of one process share. The methods here are the faults; the verbs are in `MemoryStore`."""
+class MemoryServer(Server[Records, Signal]):
+    """What the stores of one process share."""
 
     def __init__(self) -> None:
-        self.changed = Condition()
-        self.records = Records()
-        self.run_id = uuid4().hex
-        self.running = True
-        self.subscriptions: set[Subscription] = set()
-
-    def stop(self) -> None:
-        """Answer nobody, and forget who listens."""
-        with self.changed:
-            self.running = False
-            self.cut()
-
-    def restart(self) -> None:
-        """Come back, or go and come back, under a new run id, with the records kept."""
-        with self.changed:
-            self.stop()
-            self.run_id = uuid4().hex
-            self.running = True
-
-    def wipe(self) -> None:
-        """Lose the records, as by FLUSHALL: the run id stays."""
-        self.roll_back(Records())
-
-    def snapshot(self) -> Records:
-        """Return a copy of the records for `roll_back`."""
-        with self.changed:
-            return copy.deepcopy(self.records)
-
-    def roll_back(self, to: Records) -> None:
-        """Have older records again: the run id stays."""
-        with self.changed:
-            self.records = copy.deepcopy(to)
-
-    def cut(self) -> None:
-        """Break every subscription."""
-        with self.changed:
-            for subscription in self.subscriptions:
-                subscription.broken = True
-            self.subscriptions.clear()
-            self.changed.notify_all()
-
-    def signal(self, keyspace: str, signal: Signal, *, sender: Subscription | None = None) -> None:
-        """Tell all who listen, but for the sender."""
-        with self.changed:
-            for subscription in self.subscriptions:
-                if subscription.keyspace == keyspace and subscription is not sender:
-                    subscription.signals.append(signal)
-            self.changed.notify_all()
+        super().__init__(Records)
 
 
 @cache
@@ -98,14 +39,8 @@ def memory_server(name: str, prefix: str) -> MemoryServer:
     return MemoryServer()
 
 
-class MemoryStore:
-    """A client of a `MemoryServer`, for one keyspace."""
-
-    def __init__(self, server: MemoryServer, keyspace: str) -> None:
-        self._server = server
-        self._keyspace = keyspace
-        self._subscription: Subscription | None = None
-        self._woken = False
+class MemoryStore(Client[Records, Signal]):
+    """A client of a `MemoryServer`, for one keyspace: see `celery_sticky.stores.base.Store`."""
 
     def read(self) -> Reading:
         """See `Store.read`."""
@@ -145,31 +80,6 @@ class MemoryStore:
             told = {} if announce or not alive else dict(beats)
             return Beat(alive, version, generation, self._server.run_id, told)
 
-    def watch(self, timeout: float) -> Sequence[Signal]:
-        """See `Store.watch`."""
-        with self._server.changed:
-            self._records()
-            subscription = self._subscription
-            if subscription is None:
-                self._subscribe()
-                return ()
-            self._server.changed.wait_for(
-                lambda: self._woken or subscription.broken or bool(subscription.signals), timeout
-            )
-            self._woken = False
-            if subscription.broken:
-                self._subscription = None
-                raise StoreUnavailable("the subscription broke")
-            signals = tuple(subscription.signals)
-            subscription.signals.clear()
-            return signals
-
-    def wake(self) -> None:
-        """See `Store.wake`."""
-        with self._server.changed:
-            self._woken = True
-            self._server.changed.notify_all()
-
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
         """See `Store.revoke`."""
         with self._server.changed:
@@ -187,29 +97,12 @@ class MemoryStore:
             now = time.time()
             return frozenset(task_id for task_id, expires in self._records().revoked.items() if expires > now)
 
-    def close(self) -> None:
-        """See `Store.close`."""
-        with self._server.changed:
-            if self._subscription is not None:
-                self._server.subscriptions.discard(self._subscription)
-            self._subscription = None
-
-    def _records(self) -> Records:
-        if not self._server.running:
-            raise StoreUnavailable("the memory server is stopped")
-        return self._server.records
-
     def _version(self) -> tuple[int, int] | None:
         document = self._server.records.documents.get(self._keyspace)
         if document is None:
             return None
         view = _parsed(document)
         return view.version, view.generation
-
-    def _subscribe(self) -> None:
-        self._subscription = Subscription(self._keyspace)
-        self._server.subscriptions.add(self._subscription)
-        self._woken = False
 
 
 @lru_cache(maxsize=8)

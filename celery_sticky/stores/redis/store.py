@@ -1,46 +1,38 @@
 """The view of a keyspace in Redis: one hash for the document, one for the heartbeat counters, scripts for the verbs.
 
 Keys, all behind the app's `global_keyprefix`: `<prefix>:<keyspace>:view`, `<prefix>:<keyspace>:beats`, the channel
-`<prefix>:<keyspace>:signals:<db>` (databases share their channels), and `<prefix>:revoked`. Rule: a verb is one
-script, and a script is sent once.
+`<prefix>:<keyspace>:signals:<db>`, and `<prefix>:revoked`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from celery_sticky.errors import StoreUnavailable
 from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
-from celery_sticky.redis_clients import client_from_connection, close_client, key_prefix, translate_errors
+from celery_sticky.redis_clients import key_prefix
 from celery_sticky.stores.base import Beat, Reading, Signal
-from celery_sticky.stores.redis.subscription import Subscription
+from celery_sticky.stores.redis.client import Client, script
 
 if TYPE_CHECKING:
     from kombu import Connection
 
 
-class RedisStore:
+class RedisStore(Client[Signal]):
     """See `celery_sticky.stores.base.Store`."""
 
     def __init__(
         self, connection: Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
     ) -> None:
-        root = f"{key_prefix(connection)}{prefix}"
-        self._view, self._beats = f"{root}:{keyspace}:view", f"{root}:{keyspace}:beats"
-        self._revoked = f"{root}:revoked"
-        # RESP 2: what a subscription receives are plain answers.
-        self._client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
-        database = self._client.connection_pool.connection_kwargs["db"]
-        self._channel = f"{root}:{keyspace}:signals:{database}"
-        texts = {verb: _lua("run_id") + _lua(verb) for verb in ("read", "swap", "beat")}
-        texts |= {verb: _lua(verb) for verb in ("revoke", "revoked")}
-        self._scripts = {verb: self._client.register_script(text) for verb, text in texts.items()}
+        everybody = f"{key_prefix(connection)}{prefix}"
+        root = f"{everybody}:{keyspace}"
+        self._view, self._beats, self._revoked = f"{root}:view", f"{root}:beats", f"{everybody}:revoked"
         self._own: set[str] = set()
-        self._subscription = Subscription(self._client, self._channel, self._signal, socket_timeout)
+        scripts = {verb: script(__package__, "run_id", verb) for verb in ("read", "swap", "beat")}
+        scripts |= {verb: script(__package__, verb) for verb in ("revoke", "revoked")}
+        super().__init__(connection, root, scripts, self._signal, socket_timeout)
 
     def read(self) -> Reading:
         """See `Store.read`."""
@@ -68,15 +60,6 @@ class RedisStore:
         alive, version, generation, run_id, beats = self._run("beat", [self._view, self._beats], args)
         return Beat(alive == 1, int(version), int(generation), run_id.decode(), _counters(beats))
 
-    def watch(self, timeout: float) -> Sequence[Signal]:
-        """See `Store.watch`."""
-        with translate_errors(StoreUnavailable):
-            return self._subscription.wait(timeout)
-
-    def wake(self) -> None:
-        """See `Store.wake`."""
-        self._subscription.wake()
-
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
         """See `Store.revoke`; newest are those that expire last."""
         self._run("revoke", [self._revoked], [int(ttl * 1e6), limit, *task_ids])
@@ -84,15 +67,6 @@ class RedisStore:
     def revoked(self) -> Collection[str]:
         """See `Store.revoked`."""
         return frozenset(task_id.decode() for task_id in self._run("revoked", [self._revoked]))
-
-    def close(self) -> None:
-        """See `Store.close`."""
-        self._subscription.close()
-        close_client(self._client)
-
-    def _run(self, verb: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
-        with translate_errors(StoreUnavailable):
-            return self._scripts[verb](keys=keys, args=args)
 
     def _signal(self, payload: bytes) -> Signal | None:
         """Read a signal; None for one's own heartbeats, and for what is no signal of this release."""
@@ -103,10 +77,6 @@ class RedisStore:
                 case ["heard", counter, incarnation] if incarnation not in self._own:
                     return BeatHeard(incarnation, int(counter))
         return None
-
-
-def _lua(name: str) -> str:
-    return files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 def _counters(flat: list[bytes]) -> dict[str, int]:

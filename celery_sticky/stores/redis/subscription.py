@@ -11,21 +11,22 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import redis
 
-from celery_sticky.stores.base import Signal
+Heard = TypeVar("Heard")
+"""A signal."""
 
 PING_AFTER = 10.0
 """Seconds of silence."""
 
 
-class Subscription:
+class Subscription(Generic[Heard]):
     """Listens on one channel. Not thread-safe, except `wake`."""
 
     def __init__(
-        self, client: redis.Redis, channel: str, parse: Callable[[bytes], Signal | None], answer_timeout: float
+        self, client: redis.Redis, channel: str, parse: Callable[[bytes], Heard | None], answer_timeout: float
     ) -> None:
         # A connection of the pool's making that never goes back to it: made once, it connects again when asked to.
         self._connection: Any = client.connection_pool.make_connection()
@@ -39,7 +40,7 @@ class Subscription:
         self._heard_at = 0.0
         self._pinged_at: float | None = None
 
-    def wait(self, timeout: float) -> list[Signal]:
+    def wait(self, timeout: float) -> list[Heard]:
         """Return signals, or none when the time is up or `wake` was called; subscribe if need be, and then at once.
 
         Raises:
@@ -76,7 +77,7 @@ class Subscription:
         self._selector.register(self._connection._sock, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
 
-    def _listen(self, selector: selectors.BaseSelector, deadline: float) -> list[Signal]:
+    def _listen(self, selector: selectors.BaseSelector, deadline: float) -> list[Heard]:
         while True:
             signals = self._take()
             now = time.monotonic()
@@ -88,7 +89,7 @@ class Subscription:
                 self._forget_wakes()
                 return self._take()
 
-    def _take(self) -> list[Signal]:
+    def _take(self) -> list[Heard]:
         """Return what has come, without waiting."""
         signals = []
         while self._connection.can_read(0):

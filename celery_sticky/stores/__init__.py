@@ -1,4 +1,4 @@
-"""Where the view of a keyspace is written down: the contract (`base`) and its drivers."""
+"""Where the view of a keyspace is written down (the contract is `base`), and its jobs (`jobs`); and the drivers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from kombu import Connection
 
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.stores.base import Beat, Reading, Signal, Store
+from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.memory import MemoryStore, memory_server
+from celery_sticky.stores.memory_jobs import MemoryJobs, memory_job_server
 
-__all__ = ["Beat", "Reading", "Signal", "Store", "open_store"]
+__all__ = ["Beat", "JobStore", "Reading", "Signal", "Store", "open_job_store", "open_store"]
 
 SCHEMES = "memory://, redis://, rediss://, redis+socket://, sentinel://"
 
@@ -23,14 +25,23 @@ def open_store(where: str | Connection, keyspace: str, *, prefix: str = "sticky"
         MissingDependency: its client library is not installed.
     """
     connection = _connection(where)
-    if connection.transport_cls == "memory":
+    if _is_memory(connection):
         return MemoryStore(memory_server(connection.hostname or "", prefix), keyspace)
-    from celery_sticky.redis_clients import is_redis
     from celery_sticky.stores.redis import RedisStore
 
-    if is_redis(connection):
-        return RedisStore(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
-    raise InvalidSettings(f"no store for {connection.transport_cls}://: there are {SCHEMES}")
+    return RedisStore(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
+
+
+def open_job_store(
+    where: str | Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
+) -> JobStore:
+    """Open the job store of one keyspace, as `open_store` does."""
+    connection = _connection(where)
+    if _is_memory(connection):
+        return MemoryJobs(memory_job_server(connection.hostname or "", prefix), keyspace)
+    from celery_sticky.stores.redis.jobs import RedisJobs
+
+    return RedisJobs(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
 
 
 def _connection(where: str | Connection) -> Connection:
@@ -40,3 +51,14 @@ def _connection(where: str | Connection) -> Connection:
     except (KeyError, ImportError) as error:
         raise InvalidSettings(f"no store there ({error}): there are {SCHEMES}") from error
     return connection
+
+
+def _is_memory(connection: Connection) -> bool:
+    """Tell the two kinds of stores apart; whatever is neither is refused."""
+    if connection.transport_cls == "memory":
+        return True
+    from celery_sticky.redis_clients import is_redis
+
+    if not is_redis(connection):
+        raise InvalidSettings(f"no store for {connection.transport_cls}://: there are {SCHEMES}")
+    return False

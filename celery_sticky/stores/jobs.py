@@ -1,0 +1,238 @@
+"""What a job store must do: keep which jobs of one keyspace are wanted, one record for each name and key.
+
+A record says what is wanted (id, payload, whether it is to stop) and what came of it (state, worker, epoch, attempts).
+The owner of the record's slot makes the two agree. Whatever an owner writes names the epoch under which it opened the
+slot, and any other one is refused: a worker that lost the slot changes nothing.
+
+A job store object is used by one thread, except `wake`, which any thread may call. Every verb is one atomic step at the
+server. `StoreUnavailable` from a verb means: it may or may not have happened. Every verb may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+STOPPED = "stopped before it started"
+"""The outcome of a job that was stopped, or replaced, before a start of it had succeeded."""
+
+
+class JobState(StrEnum):
+    """What became of a wanted job so far."""
+
+    QUEUED = "queued"
+    """No owner has begun to start it."""
+    STARTING = "starting"
+    """Its owner has reserved a start."""
+    RUNNING = "running"
+    FAILING = "failing"
+    """Its last start failed, or it ended with an error; its owner tries again."""
+    STOPPING = "stopping"
+    """It is wanted no more; the record goes when its owner has stopped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be admitted."""
+
+    name: str
+    key: str
+    slot: int
+    id: str
+    """Of this dispatch: a repeat of it has the same."""
+    payload: bytes
+    """JSON; never read by the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What is known of a job."""
+
+    name: str
+    key: str
+    slot: int
+    id: str
+    payload: bytes
+    state: JobState
+    fresh: bool
+    """No start of it has succeeded yet; a failed one removes it."""
+    attempt: int
+    """Starts that were reserved."""
+    epoch: int
+    worker: str
+    """Where, and under which epoch, the last start was reserved (0 and empty: never)."""
+    error: str
+    """Why the last start failed, or the last run ended; empty: it did not."""
+    created: float
+    """When it was admitted, in seconds since the epoch, by the store's clock."""
+    version: int
+    """The slot's revision when the record last changed."""
+
+
+class Admission(StrEnum):
+    """What became of a dispatch."""
+
+    ADMITTED = "admitted"
+    REPEATED = "repeated"
+    """The same dispatch was admitted before."""
+    CONFLICT = "conflict"
+    """A dispatch of the same id had another name, key or payload."""
+    EXISTS = "exists"
+    FULL = "full"
+    CLOSED = "closed"
+
+
+class Fate(StrEnum):
+    """What became of a notification."""
+
+    SENT = "sent"
+    NO_JOB = "no job"
+    FULL = "full"
+
+
+class Verdict(StrEnum):
+    """What an owner says of a job."""
+
+    STARTED = "started"
+    FAILED = "failed"
+    """Its start raised, or it ended with an error."""
+    ENDED = "ended"
+    """It has stopped as was wanted, or has come to its own end: the record goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A verdict on the run of one job."""
+
+    id: str
+    verdict: Verdict
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the start of a dispatched job went: an empty error is a success."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A notification that waits for its job."""
+
+    id: str
+    """Grows, as texts of one length or by the store's own order: `SlotJobs.notes` is in it."""
+    name: str
+    key: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SlotJobs:
+    """All that is written down for one slot."""
+
+    revision: int
+    """Grows with each change of the slot's records or notes, and never stands for two contents: not even where the
+    server has lost its last writes."""
+    records: tuple[JobRecord, ...]
+    """In no order."""
+    notes: tuple[Note, ...]
+    """At most some hundred of the oldest; in the order in which they came."""
+
+
+class JobStore(Protocol):
+    """Where the wanted jobs of one keyspace are written down."""
+
+    # -- for who wants jobs --------------------------------------------------------------------
+
+    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
+        """Write down a wanted job, and signal its slot; and how its start went, if that is known (REPEATED).
+
+        In this order: CLOSED; REPEATED or CONFLICT, where a dispatch of this id is a record's, or its outcome is still
+        kept; EXISTS, where a record of this name and key is not STOPPING; FULL, where `max_queued` fresh jobs wait in
+        the keyspace (not counting those whose start has settled); ADMITTED. A record that was STOPPING is replaced, as
+        if it had ended, and is told STOPPED if it was fresh: its owner stops the old run first.
+
+        Outcomes are kept for `outcome_ttl` seconds: here, of what `stop`, `close_keyspace` and a replacement end.
+        """
+
+    def outcome(self, job_id: str, timeout: float) -> Outcome | None:
+        """Wait at most `timeout` seconds for how the start of a dispatched job went. Several may wait for one.
+
+        None: it is not known yet, or no longer kept.
+        """
+
+    def stop(self, slot: int, name: str, key: str) -> bool:
+        """Want a job no more, and signal its slot; False: there is none.
+
+        A record that is QUEUED goes at once, with the outcome STOPPED, and the notes that wait for it; any other one is
+        STOPPING.
+        """
+
+    def notify(self, slot: int, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
+        """Leave a note for a job that is wanted, and signal its slot; FULL: `limit` notes wait in the slot.
+
+        NO_JOB: there is no such record, or it is STOPPING.
+        """
+
+    def records(self, name: str | None = None, key: str | None = None, slot: int | None = None) -> Sequence[JobRecord]:
+        """Return the records of the keyspace, all of one slot, of one name, of one key."""
+
+    def close_keyspace(self, *, closed: bool) -> None:
+        """Stop every job as by `stop`, and admit no more; or (`closed` False) admit again."""
+
+    def claim_tick(self, name: str, number: int) -> bool:
+        """Note that tick `number` of a ticker is being run; False: this one, or a later one, was before."""
+
+    # -- for the owner of a slot ---------------------------------------------------------------
+
+    def open(self, slot: int, epoch: int) -> None:
+        """Fence the slot's records for this epoch.
+
+        Raises:
+            Fenced: a higher epoch has opened it.
+        """
+
+    def look(self, known: Mapping[int, int]) -> Mapping[int, SlotJobs]:
+        """Return what is written down for those slots whose revision differs from the known one (0: nothing known).
+
+        A slot in which nothing was ever written down has revision 0.
+        """
+
+    def reserve(self, slot: int, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+        """Reserve the start of jobs: STARTING, by this worker and epoch. Return id -> attempt of those still wanted.
+
+        Not wanted: an id that is no record's, or whose record is STOPPING.
+
+        Raises:
+            Fenced: the slot is fenced for another epoch; nothing was changed.
+        """
+
+    def settle(
+        self, slot: int, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
+    ) -> None:
+        """Write down what became of runs, and drop notes that were delivered; pass over ids that are no record's.
+
+        STARTED: RUNNING (STOPPING stays), no longer fresh; if it was, its outcome is a success. FAILED: a fresh record
+        goes, with the error as its outcome, and with its notes; another one is FAILING, or goes if it was STOPPING.
+        ENDED: the record and its notes go; if it was fresh, its outcome is the report's error, or a success.
+
+        Raises:
+            Fenced: the slot is fenced for another epoch; nothing was changed.
+        """
+
+    # -- for both ------------------------------------------------------------------------------
+
+    def watch(self, timeout: float) -> Collection[int]:
+        """Wait at most `timeout` seconds for signals; return the slots that have changed (none: time is up, or `wake`).
+
+        Signals are hints: they may be lost, late, repeated. The first call subscribes, and returns at once.
+        """
+
+    def wake(self) -> None:
+        """Make a `watch` under way, or the next one, return at once. Any thread may call this."""
+
+    def close(self) -> None:
+        """Let go of every connection. May be called twice."""

@@ -1,0 +1,193 @@
+"""The job store in this process: the reference every driver is measured by, and the double for tests.
+
+`MemoryJobServer` plays the server; `MemoryJobs` is a client of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from celery_sticky.errors import Fenced
+from celery_sticky.stores.in_process import Client, Server
+from celery_sticky.stores.jobs import (
+    STOPPED,
+    Admission,
+    Fate,
+    JobRecord,
+    JobState,
+    NewJob,
+    Note,
+    Outcome,
+    Report,
+    SlotJobs,
+)
+from celery_sticky.stores.memory_job_records import Keyspace, Slot
+
+SEEN_NOTES = 200
+"""Notes of a slot that `look` returns."""
+
+
+Keyspaces = defaultdict[str, Keyspace]
+
+
+class MemoryJobServer(Server[Keyspaces, int]):
+    """What the job stores of one process share."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: defaultdict(Keyspace))
+
+
+@cache
+def memory_job_server(name: str, prefix: str) -> MemoryJobServer:
+    """Return the one server of this name and key prefix in this process."""
+    return MemoryJobServer()
+
+
+class MemoryJobs(Client[Keyspaces, int]):
+    """A client of a `MemoryJobServer`, for one keyspace: see `celery_sticky.stores.jobs.JobStore`."""
+
+    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
+        """See `JobStore.admit`."""
+        with self._server.changed:
+            space = self._space()
+            if space.closed:
+                return Admission.CLOSED, None
+            space.forget()
+            if (known := space.dispatches.get(job.id)) is not None:
+                return (Admission.REPEATED, known.outcome) if known.job == job else (Admission.CONFLICT, None)
+            old = space.find(job.slot, job.name, job.key)
+            if old is not None and old.state is not JobState.STOPPING:
+                return Admission.EXISTS, None
+            if sum(record.fresh for record in space.records.values()) >= max_queued:
+                return Admission.FULL, None
+            if old is not None:
+                space.remove(old, STOPPED)
+                space.slots[job.slot].drop_notes()
+            space.add(job, outcome_ttl)
+            self._server.signal(self._keyspace, job.slot)
+            return Admission.ADMITTED, None
+
+    def outcome(self, job_id: str, timeout: float) -> Outcome | None:
+        """See `JobStore.outcome`."""
+
+        def known() -> Outcome | None:
+            dispatch = self._space().dispatches.get(job_id)
+            return dispatch.outcome if dispatch is not None and dispatch.until > time.monotonic() else None
+
+        with self._server.changed:
+            return self._server.changed.wait_for(known, timeout)
+
+    def stop(self, slot: int, name: str, key: str) -> bool:
+        """See `JobStore.stop`."""
+        with self._server.changed:
+            space = self._space()
+            record = space.find(slot, name, key)
+            if record is None:
+                return False
+            space.stop(record)
+            self._server.signal(self._keyspace, slot)
+            return True
+
+    def notify(self, slot: int, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
+        """See `JobStore.notify`."""
+        with self._server.changed:
+            space = self._space()
+            record = space.find(slot, name, key)
+            if record is None or record.state is JobState.STOPPING:
+                return Fate.NO_JOB
+            if len(space.slots[slot].notes) >= limit:
+                return Fate.FULL
+            space.noted += 1
+            space.slots[slot].notes.append(Note(f"{space.noted:016d}", name, key, payload))
+            space.slots[slot].revise()
+            self._server.signal(self._keyspace, slot)
+            return Fate.SENT
+
+    def records(self, name: str | None = None, key: str | None = None, slot: int | None = None) -> Sequence[JobRecord]:
+        """See `JobStore.records`."""
+        with self._server.changed:
+            return [
+                record
+                for record in self._space().records.values()
+                if name in (None, record.name) and key in (None, record.key) and slot in (None, record.slot)
+            ]
+
+    def close_keyspace(self, *, closed: bool) -> None:
+        """See `JobStore.close_keyspace`."""
+        with self._server.changed:
+            space = self._space()
+            space.closed = closed
+            for record in list(space.records.values()) if closed else ():
+                space.stop(record)
+                self._server.signal(self._keyspace, record.slot)
+
+    def claim_tick(self, name: str, number: int) -> bool:
+        """See `JobStore.claim_tick`."""
+        with self._server.changed:
+            ticks = self._space().ticks
+            if name in ticks and number <= ticks[name]:
+                return False
+            ticks[name] = number
+            return True
+
+    def open(self, slot: int, epoch: int) -> None:
+        """See `JobStore.open`."""
+        with self._server.changed:
+            fence = self._space().slots[slot]
+            if fence.epoch > epoch:
+                raise Fenced(fence.epoch, "")
+            fence.epoch = epoch
+
+    def look(self, known: Mapping[int, int]) -> Mapping[int, SlotJobs]:
+        """See `JobStore.look`."""
+        with self._server.changed:
+            space = self._space()
+            changed = {number: space.slots[number] for number in known if space.slots[number].revision != known[number]}
+            return {number: _seen(space, slot) for number, slot in changed.items()}
+
+    def reserve(self, slot: int, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+        """See `JobStore.reserve`."""
+        with self._server.changed:
+            space = self._fenced(slot, epoch)
+            wanted = [space.records[i] for i in ids if i in space.records and space.records[i].slot == slot]
+            wanted = [record for record in wanted if record.state is not JobState.STOPPING]
+            for record in wanted:
+                attempt = record.attempt + 1
+                space.put(replace(record, state=JobState.STARTING, attempt=attempt, epoch=epoch, worker=worker))
+            return {record.id: record.attempt + 1 for record in wanted}
+
+    def settle(
+        self, slot: int, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
+    ) -> None:
+        """See `JobStore.settle`."""
+        with self._server.changed:
+            space = self._fenced(slot, epoch)
+            place = space.slots[slot]
+            dropped = set(notes)
+            if any(note.id in dropped for note in place.notes):
+                place.notes = [note for note in place.notes if note.id not in dropped]
+                place.revise()
+            for report in reports:
+                record = space.records.get(report.id)
+                if record is not None and record.slot == slot:
+                    space.settle(record, report, outcome_ttl)
+            place.drop_notes()
+            self._server.changed.notify_all()
+
+    def _space(self) -> Keyspace:
+        return self._records()[self._keyspace]
+
+    def _fenced(self, slot: int, epoch: int) -> Keyspace:
+        space = self._space()
+        if space.slots[slot].epoch != epoch:
+            raise Fenced(space.slots[slot].epoch, "")
+        return space
+
+
+def _seen(space: Keyspace, slot: Slot) -> SlotJobs:
+    records = tuple(space.records[job_id] for job_id in slot.ids.values())
+    return SlotJobs(slot.revision, records, tuple(slot.notes[:SEEN_NOTES]))

@@ -1,0 +1,18 @@
+-- Leave a note for a job that is wanted.
+--
+-- KEYS  root
+-- ARGV  channel, slot, name, key, payload, limit
+-- Reply the fate of the note
+
+local channel, slot, name, key, payload, limit = unpack(ARGV)
+local id = redis.call('HGET', slot_key(slot), place_of(name, key))
+if not id or redis.call('HGET', job_key(id), 'state') == 'stopping' then
+    return 'no job'
+end
+if redis.call('XLEN', notes_key(slot)) >= tonumber(limit) then
+    return 'full'
+end
+redis.call('XADD', notes_key(slot), '*', 'name', name, 'key', key, 'payload', payload)
+revise(slot)
+redis.call('PUBLISH', channel, slot)
+return 'sent'

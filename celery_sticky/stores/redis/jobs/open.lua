@@ -1,0 +1,15 @@
+-- Fence the records of a slot for an epoch.
+--
+-- KEYS  root
+-- ARGV  slot, epoch
+-- Reply nil, or the higher epoch that refuses
+
+local slot, epoch = ARGV[1], ARGV[2]
+local fence = redis.call('HGET', root .. ':fences', slot)
+if fence and tonumber(fence) > tonumber(epoch) then
+    return fence
+end
+-- A server that is out of memory lets a script grow nothing until the script has removed something.
+redis.call('HDEL', root .. ':fences', slot)
+redis.call('HSET', root .. ':fences', slot, epoch)
+return false

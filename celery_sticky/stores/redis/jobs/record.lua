@@ -1,0 +1,108 @@
+-- In front of every script: where things stand, and what becomes of a record.
+--
+-- <root>:<slot>         hash    place -> id: the records of the slot
+-- <root>:job:<id>       hash    a record; and the identity of its dispatch, and the outcome_ttl (milliseconds) of it
+-- <root>:outcome:<id>   stream  one entry: error, identity. Many can wait for it, and it expires.
+-- <root>:<slot>:notes   stream  name, key, payload
+-- <root>:queued         set     ids of the fresh records
+-- <root>:revisions      hash    slot -> revision, of every slot that was ever used
+-- <root>:fences         hash    slot -> epoch
+-- <root>:ticks          hash    ticker -> last number
+-- <root>:closed                 is there while the keyspace is closed
+
+local root = KEYS[1]
+
+local function slot_key(slot)
+    return root .. ':' .. slot
+end
+
+local function notes_key(slot)
+    return root .. ':' .. slot .. ':notes'
+end
+
+local function job_key(id)
+    return root .. ':job:' .. id
+end
+
+local function outcome_key(id)
+    return root .. ':outcome:' .. id
+end
+
+-- Names and keys may hold any character: the length says where the name ends.
+local function place_of(name, key)
+    return #name .. ':' .. name .. key
+end
+
+-- Return the fence of a slot if it is another one, else false.
+local function fenced(slot, epoch)
+    local fence = redis.call('HGET', root .. ':fences', slot) or '0'
+    return fence ~= epoch and fence
+end
+
+-- Return the next revision of a slot, one for all of a script's changes: the clock's, so that none comes twice where the
+-- server has lost its last writes.
+local revised = {}
+local function revise(slot)
+    if not revised[slot] then
+        local revisions, time = root .. ':revisions', redis.call('TIME')
+        local last = tonumber(redis.call('HGET', revisions, slot)) or 0
+        revised[slot] = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
+        -- A server that is out of memory lets a script grow nothing until the script has removed something.
+        redis.call('HDEL', revisions, slot)
+        redis.call('HSET', revisions, slot, revised[slot])
+    end
+    return revised[slot]
+end
+
+-- Write down how a start went, for all who wait and all who will ask.
+local function tell(id, identity, error, ttl)
+    redis.call('SREM', root .. ':queued', id)
+    redis.call('XADD', outcome_key(id), '*', 'error', error, 'identity', identity)
+    redis.call('PEXPIRE', outcome_key(id), ttl)
+end
+
+-- Let a record go: with this outcome if it is fresh, kept for `ttl` (nil: as its dispatch wants). Then `drop_notes`.
+local gone = {}
+local function remove(slot, id, error, ttl)
+    local job = redis.call('HMGET', job_key(id), 'name', 'key', 'fresh', 'identity', 'outcome_ttl')
+    local place = place_of(job[1], job[2])
+    redis.call('DEL', job_key(id))
+    redis.call('HDEL', slot_key(slot), place)
+    if job[3] == '1' then
+        tell(id, job[4], error, ttl or job[5])
+    end
+    gone[slot] = gone[slot] or {}
+    gone[slot][place] = true
+    revise(slot)
+end
+
+-- Drop the notes of the records that this script has removed.
+local function drop_notes()
+    for slot, places in pairs(gone) do
+        for _, note in ipairs(redis.call('XRANGE', notes_key(slot), '-', '+')) do
+            if places[place_of(note[2][2], note[2][4])] then
+                redis.call('XDEL', notes_key(slot), note[1])
+            end
+        end
+    end
+end
+
+-- Want a job no more. Then `drop_notes`.
+local function stop(slot, id)
+    local state = redis.call('HGET', job_key(id), 'state')
+    if state == 'queued' then
+        remove(slot, id, 'stopped before it started')
+    elseif state ~= 'stopping' then
+        redis.call('HSET', job_key(id), 'version', revise(slot), 'state', 'stopping')
+    end
+end
+
+-- Add the records of a slot to a reply, each as a list of its fields in the order of `JobRecord`.
+local function read(slot, reply)
+    for _, id in ipairs(redis.call('HVALS', slot_key(slot))) do
+        reply[#reply + 1] = redis.call('HMGET', job_key(id), 'name', 'key', 'slot', 'id', 'payload', 'state', 'fresh',
+            'attempt', 'epoch', 'worker', 'error', 'created', 'version')
+    end
+    return reply
+end
+

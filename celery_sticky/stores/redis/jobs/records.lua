@@ -1,0 +1,11 @@
+-- The records of the keyspace, or of one slot.
+--
+-- KEYS  root
+-- ARGV  slot ('': all)
+-- Reply the records
+
+local reply = {}
+for _, slot in ipairs(ARGV[1] ~= '' and ARGV or redis.call('HKEYS', root .. ':revisions')) do
+    read(slot, reply)
+end
+return reply

@@ -1,0 +1,41 @@
+-- Write down what became of runs, and drop notes that were delivered.
+--
+-- KEYS  root
+-- ARGV  slot, epoch, outcome_ttl (milliseconds), number of notes, their ids, then for each report: id, verdict, error
+-- Reply the fence that refuses (nil: none)
+
+local slot, epoch, ttl, first_report = ARGV[1], ARGV[2], ARGV[3], 5 + ARGV[4]
+local fence = fenced(slot, epoch)
+if fence then
+    return fence
+end
+
+local function settle(id, verdict, error)
+    local job = redis.call('HMGET', job_key(id), 'slot', 'state', 'fresh', 'identity')
+    local fresh, stopping = job[3] == '1', job[2] == 'stopping'
+    if job[1] ~= slot then
+        return
+    end
+    if verdict == 'started' then
+        if fresh then
+            tell(id, job[4], '', ttl)
+        end
+        redis.call('HSET', job_key(id), 'version', revise(slot), 'state', stopping and 'stopping' or 'running',
+            'fresh', 0, 'error', '')
+    elseif verdict == 'ended' or fresh or stopping then
+        remove(slot, id, error, ttl)
+    else
+        redis.call('HSET', job_key(id), 'version', revise(slot), 'state', 'failing', 'error', error)
+    end
+end
+
+for i = 5, first_report - 1 do
+    if redis.call('XDEL', notes_key(slot), ARGV[i]) == 1 then
+        revise(slot)
+    end
+end
+for i = first_report, #ARGV, 3 do
+    settle(ARGV[i], ARGV[i + 1], ARGV[i + 2])
+end
+drop_notes()
+return false

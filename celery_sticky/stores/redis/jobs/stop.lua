@@ -1,0 +1,15 @@
+-- Want a job no more.
+--
+-- KEYS  root
+-- ARGV  channel, slot, name, key
+-- Reply 1, or 0 if there is none
+
+local channel, slot, name, key = unpack(ARGV)
+local id = redis.call('HGET', slot_key(slot), place_of(name, key))
+if not id then
+    return 0
+end
+stop(slot, id)
+drop_notes()
+redis.call('PUBLISH', channel, slot)
+return 1

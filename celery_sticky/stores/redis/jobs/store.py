@@ -1,0 +1,152 @@
+"""The jobs of a keyspace in Redis, all behind `<prefix>:<keyspace>:jobs`: `record.lua` tells which keys there are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.redis_clients import key_prefix, translate_errors
+from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, NewJob, Note, Outcome, Report, SlotJobs
+from celery_sticky.stores.redis.client import Client, script
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+VERBS = ("admit", "stop", "notify", "records", "close", "claim_tick", "open", "look", "reserve", "settle")
+SEEN_NOTES = 200
+"""Notes of a slot that `look` returns."""
+
+
+class RedisJobs(Client[int]):
+    """See `celery_sticky.stores.jobs.JobStore`."""
+
+    def __init__(
+        self, connection: Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
+    ) -> None:
+        self._root = f"{key_prefix(connection)}{prefix}:{keyspace}:jobs"
+        self._longest_step = socket_timeout / 2
+        scripts = {verb: script(__package__, "record", verb) for verb in VERBS}
+        super().__init__(connection, self._root, scripts, _slot, socket_timeout)
+
+    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
+        """See `JobStore.admit`."""
+        dispatch = [max_queued, _milliseconds(outcome_ttl), _identity(job)]
+        fields = [job.slot, job.id, job.name, job.key, job.payload]
+        admission, error = self._ask("admit", self._channel, *dispatch, *fields)
+        return Admission(admission.decode()), None if error is None else Outcome(error.decode())
+
+    def outcome(self, job_id: str, timeout: float) -> Outcome | None:
+        """See `JobStore.outcome`. It waits in steps: to the client, a longer silence is a server that is gone."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            outcome = self._await_outcome(job_id, min(left, self._longest_step))
+            if outcome is not None or left <= self._longest_step:
+                return outcome
+
+    def stop(self, slot: int, name: str, key: str) -> bool:
+        """See `JobStore.stop`."""
+        return bool(self._ask("stop", self._channel, slot, name, key) == 1)
+
+    def notify(self, slot: int, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
+        """See `JobStore.notify`."""
+        return Fate(self._ask("notify", self._channel, slot, name, key, payload, limit).decode())
+
+    def records(self, name: str | None = None, key: str | None = None, slot: int | None = None) -> Sequence[JobRecord]:
+        """See `JobStore.records`."""
+        found = map(_record, self._ask("records", "" if slot is None else slot))
+        return [record for record in found if name in (None, record.name) and key in (None, record.key)]
+
+    def close_keyspace(self, *, closed: bool) -> None:
+        """See `JobStore.close_keyspace`."""
+        self._ask("close", self._channel, int(closed))
+
+    def claim_tick(self, name: str, number: int) -> bool:
+        """See `JobStore.claim_tick`."""
+        return bool(self._ask("claim_tick", name, number) == 1)
+
+    def open(self, slot: int, epoch: int) -> None:
+        """See `JobStore.open`."""
+        _check(self._ask("open", slot, epoch))
+
+    def look(self, known: Mapping[int, int]) -> Mapping[int, SlotJobs]:
+        """See `JobStore.look`."""
+        flat = iter(self._ask("look", SEEN_NOTES, *known, *known.values()))
+        return {
+            int(slot): SlotJobs(int(revision), tuple(map(_record, records)), tuple(map(_note, notes)))
+            for slot, revision, records, notes in zip(flat, flat, flat, flat, strict=True)
+        }
+
+    def reserve(self, slot: int, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+        """See `JobStore.reserve`."""
+        fence, *flat = self._ask("reserve", slot, epoch, worker, *ids)
+        _check(fence)
+        return {job_id.decode(): attempt for job_id, attempt in zip(flat[::2], flat[1::2], strict=True)}
+
+    def settle(
+        self, slot: int, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
+    ) -> None:
+        """See `JobStore.settle`."""
+        said = chain.from_iterable((report.id, report.verdict.value, report.error) for report in reports)
+        _check(self._ask("settle", slot, epoch, _milliseconds(outcome_ttl), len(notes), *notes, *said))
+
+    def _await_outcome(self, job_id: str, timeout: float) -> Outcome | None:
+        with translate_errors(StoreUnavailable):
+            key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout)
+            told: Any = self._client.xread({key: 0}, count=1, block=block)
+        if not told:
+            return None
+        [[_, [(_, fields)]]] = told
+        return Outcome(fields[b"error"].decode())
+
+    def _ask(self, verb: str, *args: Any) -> Any:
+        return self._run(verb, [self._root], args)
+
+
+def _check(fence: bytes | None) -> None:
+    if fence is not None:
+        raise Fenced(int(fence), "")
+
+
+def _identity(job: NewJob) -> str:
+    """Return what tells a dispatch from another one of the same id."""
+    return hashlib.sha256(json.dumps([job.name, job.key]).encode() + job.payload).hexdigest()
+
+
+def _milliseconds(seconds: float) -> int:
+    # At least one: to wait for 0 is to wait for ever.
+    return max(1, int(seconds * 1000))
+
+
+def _slot(signal: bytes) -> int | None:
+    """Read a signal; None for what is none of this release."""
+    return int(signal) if signal.isdigit() else None
+
+
+def _record(fields: list[bytes]) -> JobRecord:
+    name, key, slot, job_id, payload, state, fresh, attempt, epoch, worker, error, created, version = fields
+    return JobRecord(
+        name=name.decode(),
+        key=key.decode(),
+        slot=int(slot),
+        id=job_id.decode(),
+        payload=payload,
+        state=JobState(state.decode()),
+        fresh=fresh == b"1",
+        attempt=int(attempt),
+        epoch=int(epoch),
+        worker=worker.decode(),
+        error=error.decode(),
+        created=float(created),
+        version=int(version),
+    )
+
+
+def _note(entry: tuple[bytes, list[bytes]]) -> Note:
+    note_id, (_, name, _, key, _, payload) = entry
+    return Note(note_id.decode(), name.decode(), key.decode(), payload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from harness.store_servers import InMemory, Private, Standing
 from kombu import Connection
 
 from celery_sticky.errors import InvalidSettings
@@ -18,69 +19,22 @@ from celery_sticky.testing.store_contract import StoreContract, StoreServer, fir
 StartValkey = Callable[..., ValkeyServer]
 
 
-class InMemory(StoreServer):
-    def __init__(self) -> None:
-        self.servers: dict[str, MemoryServer] = {}
-
-    def connect(self, keyspace: str, prefix: str) -> Store:
-        return MemoryStore(self.servers.setdefault(prefix, MemoryServer()), keyspace)
-
-    def cut(self) -> None:
-        for server in self.servers.values():
-            server.cut()
-
-    def stop(self) -> None:
-        for server in self.servers.values():
-            server.stop()
-
-    def restart(self) -> None:
-        for server in self.servers.values():
-            server.restart()
-
-
-class Standing(StoreServer):
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def connect(self, keyspace: str, prefix: str) -> Store:
-        return open_store(self.url, keyspace, prefix=prefix)
-
-
-class Private(StoreServer):
-    def __init__(self, server: ValkeyServer) -> None:
-        self.server = server
-
-    def connect(self, keyspace: str, prefix: str) -> Store:
-        return open_store(self.server.url, keyspace, prefix=prefix)
-
-    def cut(self) -> None:
-        with self.server.client() as client:
-            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-
-    def stop(self) -> None:
-        self.server.kill()
-
-    def restart(self) -> None:
-        self.server.restart()
-
-
 class TestMemory(StoreContract):
     @pytest.fixture
-    def server(self) -> StoreServer:
-        return InMemory()
+    def server(self) -> StoreServer[Store]:
+        return InMemory(MemoryServer, MemoryStore)
 
 
 class TestStandingRedis(StoreContract):
     @pytest.fixture
-    def server(self, redis_url: str) -> StoreServer:
-        return Standing(redis_url)
+    def server(self, redis_url: str) -> StoreServer[Store]:
+        return Standing(redis_url, open_store)
 
 
 class TestValkey(StoreContract):
     @pytest.fixture
-    def server(self, valkey: StartValkey) -> StoreServer:
-        return Private(valkey(appendonly=True))
+    def server(self, valkey: StartValkey) -> StoreServer[Store]:
+        return Private(valkey(appendonly=True), open_store)
 
 
 def test_a_memory_store_is_one_for_all_of_the_process() -> None:

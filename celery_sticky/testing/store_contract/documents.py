@@ -15,7 +15,7 @@ from celery_sticky.stores.base import Store
 from celery_sticky.testing.store_contract.server import PATIENCE, Opening, OpenStore, first_view, joined
 
 
-class DocumentContract(Opening):
+class DocumentContract(Opening[Store]):
     """Document, counters, revokes."""
 
     def test_a_new_store_is_empty(self, store: Store) -> None:
@@ -165,8 +165,3 @@ class DocumentContract(Opening):
         while set(store.revoked()) != {"long"}:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-
-    def test_a_store_may_be_closed_twice(self, store: Store) -> None:
-        store.watch(0)
-        store.close()
-        store.close()

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import pytest
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import Member, View
-from celery_sticky.stores.base import Signal, Store
+from celery_sticky.stores.base import Store
 
+Heard = TypeVar("Heard", covariant=True)
+
+
+class Watching(Protocol[Heard]):
+    """What every kind of store has."""
+
+    def watch(self, timeout: float) -> Collection[Heard]:
+        """Wait for signals."""
+
+    def wake(self) -> None:
+        """End a watch."""
+
+    def close(self) -> None:
+        """Let go of every connection."""
+
+
+AnyStore = TypeVar("AnyStore", bound=Watching[Any])
+"""The kind of store: the same servers are asked for every kind."""
 OpenStore = Callable[..., Store]
 PATIENCE = 10.0
 """Seconds after which something that should happen has not."""
 
 
-class StoreServer:
+class StoreServer(Generic[AnyStore]):
     """A server under test. What a driver's tests cannot do to theirs, they leave as it is here."""
 
-    def connect(self, keyspace: str, prefix: str) -> Store:
+    def connect(self, keyspace: str, prefix: str) -> AnyStore:
         """Make a new store object."""
         raise NotImplementedError
 
@@ -35,6 +54,10 @@ class StoreServer:
     def restart(self) -> None:
         """Bring it back (stop it first if it runs) with its data and another run id."""
         pytest.skip("these tests may not restart this server")
+
+    def wipe(self) -> None:
+        """Make it lose all its data, and run on."""
+        pytest.skip("these tests may not wipe this server")
 
 
 def first_view(store: Store) -> View:
@@ -52,10 +75,10 @@ def joined(store: Store, view: View, name: str) -> View:
     return new
 
 
-def hear(store: Store, wanted: Signal) -> list[Signal]:
+def hear(store: Watching[Heard], wanted: object) -> list[Heard]:
     """Watch until `wanted` comes; return all that came."""
     deadline = time.monotonic() + PATIENCE
-    heard: list[Signal] = []
+    heard: list[Heard] = []
     while wanted not in heard:
         left = deadline - time.monotonic()
         assert left > 0, f"{wanted} did not come, only {heard}"
@@ -76,20 +99,20 @@ def revived(verb: Callable[[], object]) -> None:
             return
 
 
-class Opening:
+class Opening(Generic[AnyStore]):
     """Fixtures: stores of one server, closed after the test."""
 
     @pytest.fixture
-    def server(self) -> StoreServer:
+    def server(self) -> StoreServer[AnyStore]:
         """Make the server under test: to be overridden."""
         raise NotImplementedError("say how to reach the server")
 
     @pytest.fixture
-    def open_store(self, server: StoreServer) -> Iterator[OpenStore]:
+    def open_store(self, server: StoreServer[AnyStore]) -> Iterator[Callable[..., AnyStore]]:
         """Open any number of stores: `open_store(keyspace, prefix)`."""
-        stores: list[Store] = []
+        stores: list[AnyStore] = []
 
-        def open_store(keyspace: str = "default", prefix: str = "one") -> Store:
+        def open_store(keyspace: str = "default", prefix: str = "one") -> AnyStore:
             stores.append(server.connect(keyspace, prefix))
             return stores[-1]
 
@@ -98,11 +121,11 @@ class Opening:
             store.close()
 
     @pytest.fixture
-    def store(self, open_store: OpenStore) -> Store:
+    def store(self, open_store: Callable[..., AnyStore]) -> AnyStore:
         """Open a store."""
         return open_store()
 
     @pytest.fixture
-    def other(self, open_store: OpenStore) -> Store:
+    def other(self, open_store: Callable[..., AnyStore]) -> AnyStore:
         """Open another client of the same store."""
         return open_store()

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -25,21 +24,11 @@ from celery_sticky.testing.store_contract.server import (
     joined,
     revived,
 )
+from celery_sticky.testing.store_contract.watching import WatchContract
 
 
-class SignalContract(Opening):
-    """What `watch` hears, and what ends it."""
-
-    def test_the_first_watch_returns_at_once(self, store: Store) -> None:
-        before = time.monotonic()
-        assert list(store.watch(PATIENCE)) == []
-        assert time.monotonic() - before < PATIENCE / 2
-
-    def test_a_watch_without_signals_ends_after_its_time(self, store: Store) -> None:
-        store.watch(0)
-        before = time.monotonic()
-        assert list(store.watch(0.2)) == []
-        assert time.monotonic() - before >= 0.19
+class SignalContract(WatchContract[Store]):
+    """What `watch` hears."""
 
     def test_others_hear_a_change_and_a_heartbeat(self, store: Store, other: Store) -> None:
         other.watch(0)
@@ -71,28 +60,6 @@ class SignalContract(Opening):
         view = joined(store, first_view(store), "a")
         assert hear(other, ViewChanged(view.version)) == [ViewChanged(1), ViewChanged(view.version)]
 
-    def test_a_watch_under_way_is_woken_by_another_thread(self, store: Store) -> None:
-        store.watch(0)
-        waker = threading.Timer(0.1, store.wake)
-        waker.start()
-        before = time.monotonic()
-        assert list(store.watch(PATIENCE)) == []
-        assert time.monotonic() - before < PATIENCE / 2
-        waker.join()
-
-    @pytest.mark.parametrize("subscribed", [True, False])
-    def test_a_wake_before_a_watch_ends_that_watch_and_no_other(self, store: Store, subscribed: bool) -> None:
-        if subscribed:
-            store.watch(0)
-        for _ in range(3):
-            store.wake()
-        before = time.monotonic()
-        assert list(store.watch(PATIENCE)) == []
-        assert time.monotonic() - before < PATIENCE / 2
-        before = time.monotonic()
-        store.watch(0.2)
-        assert time.monotonic() - before >= 0.19
-
     def test_a_watch_under_way_is_ended_by_a_signal(self, store: Store, other: Store) -> None:
         store.watch(0)
         sender = threading.Timer(0.1, first_view, [other])
@@ -101,11 +68,11 @@ class SignalContract(Opening):
         sender.join()
 
 
-class FaultContract(Opening):
+class FaultContract(Opening[Store]):
     """A server that goes and comes back."""
 
     def test_a_broken_subscription_is_told_once_and_then_made_anew(
-        self, server: StoreServer, store: Store, other: Store
+        self, server: StoreServer[Store], store: Store, other: Store
     ) -> None:
         store.watch(0)
         server.cut()
@@ -116,7 +83,7 @@ class FaultContract(Opening):
         first_view(other)
         hear(store, ViewChanged(1))
 
-    def test_a_lost_signal_is_made_good_by_a_beat(self, server: StoreServer, store: Store, other: Store) -> None:
+    def test_a_lost_signal_is_made_good_by_a_beat(self, server: StoreServer[Store], store: Store, other: Store) -> None:
         view = joined(store, first_view(store), "a")
         store.watch(0)
         server.cut()
@@ -125,7 +92,7 @@ class FaultContract(Opening):
         revived(store.read)
         assert store.beat("a-1").version == new.version
 
-    def test_every_verb_of_a_stopped_server_says_unavailable(self, server: StoreServer, store: Store) -> None:
+    def test_every_verb_of_a_stopped_server_says_unavailable(self, server: StoreServer[Store], store: Store) -> None:
         view = first_view(store)
         server.stop()
         for verb in (
@@ -139,7 +106,9 @@ class FaultContract(Opening):
             with pytest.raises(StoreUnavailable):
                 verb()
 
-    def test_a_restarted_server_keeps_its_data_and_has_another_id(self, server: StoreServer, store: Store) -> None:
+    def test_a_restarted_server_keeps_its_data_and_has_another_id(
+        self, server: StoreServer[Store], store: Store
+    ) -> None:
         view = joined(store, first_view(store), "a")
         store.beat("a-1")
         server.restart()
@@ -150,7 +119,7 @@ class FaultContract(Opening):
         assert reading.store_id != view.store_id
         assert store.beat("a-1").store_id == reading.store_id
 
-    def test_a_swap_thought_out_before_a_restart_is_refused(self, server: StoreServer, store: Store) -> None:
+    def test_a_swap_thought_out_before_a_restart_is_refused(self, server: StoreServer[Store], store: Store) -> None:
         view = joined(store, first_view(store), "a")
         server.restart()
         revived(store.read)

@@ -31,6 +31,10 @@ class InvalidTask(StickyError, TypeError):
     """The `key` of a task names no argument of it, or is not something a key can be taken with."""
 
 
+class InvalidJob(StickyError, TypeError):
+    """A job's name or handler cannot be used, or its name is another job's."""
+
+
 class InvalidSettings(StickyError, ValueError):
     """A `sticky_*` setting is unknown or has a value that cannot be used."""
 

@@ -37,7 +37,7 @@ class Children:
         self._main = os.getpid()
         self._here: dict[str, Held] = {}
         if ends_tasks:
-            self._undertaker = hire()
+            _, self._undertaker = hire()
             atexit.register(self._farewell)
         signals.worker_process_init.connect(self._on_child, weak=False)
 
@@ -51,13 +51,11 @@ class Children:
             self._tell_undertaker(FAREWELL)
 
     def _tell_undertaker(self, word: str) -> None:
-        tell = self._undertaker.stdin
-        if tell is not None:
-            try:
-                os.write(tell.fileno(), f"{word}\n".encode())
-            except OSError:
-                logger.warning("sticky: the undertaker is gone: what tasks start outlives a killed main process")
-            tell.close()
+        try:
+            os.write(self._undertaker, f"{word}\n".encode())
+        except OSError:
+            logger.warning("sticky: the undertaker is gone: what tasks start outlives a killed main process")
+        os.close(self._undertaker)
 
     # -- in a child ----------------------------------------------------------------------------
 

@@ -1,14 +1,18 @@
-"""What a worker may trust, in memory that its forked children share: one deadline and the open slots of each keyspace.
+"""What a worker may trust, in memory that its children share: one deadline and the open slots of each keyspace.
 
-Written by the member thread alone. The clock is `CLOCK_BOOTTIME`, which also counts while the machine is suspended.
+Forked children have the memory as it is, others attach it by its descriptor. Written by the member thread of the worker
+alone. The clock is `CLOCK_BOOTTIME`, which also counts while the machine is suspended.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+import tempfile
 import time
 from collections.abc import Mapping
+from typing import Self
 
 _HEAD = struct.Struct("=dQ")
 
@@ -24,19 +28,38 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Lease:
-    """Deadlines and open slots by keyspace. Make it before the pool forks."""
+    """Deadlines and open slots by keyspace. Make it before the pool forks. It lives as long as its process."""
 
     def __init__(self, keyspaces: Mapping[str, int]) -> None:
+        size = self._lay_out(keyspaces)
+        self.descriptor = _memory_file(size)
+        """The file that is the memory, for `attach` in a program that is given it."""
+        self._memory = mmap.mmap(self.descriptor, size)
+        for keyspace in self._slots:
+            self.grant(keyspace, NEVER, 0)
+
+    @classmethod
+    def attach(cls, descriptor: int, keyspaces: Mapping[str, int]) -> Self:
+        """Return the lease whose `descriptor` another process has given to this one, to be read only.
+
+        Raises:
+            ValueError: the memory is too small for these keyspaces, so it is that of other ones.
+        """
+        lease = cls.__new__(cls)
+        size = lease._lay_out(keyspaces)
+        lease.descriptor = descriptor
+        lease._memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        return lease
+
+    def _lay_out(self, keyspaces: Mapping[str, int]) -> int:
         self._slots = dict(keyspaces)
         self._at: dict[str, int] = {}
+        self._closed = False
         size = 0
         for keyspace, slots in self._slots.items():
             self._at[keyspace] = size
             size += _HEAD.size + (slots + 7) // 8 * 8  # aligned, so that no reader sees half a number
-        self._memory = mmap.mmap(-1, max(size, 1))
-        self._closed = False
-        for keyspace in self._slots:
-            self.grant(keyspace, NEVER, 0)
+        return max(size, 1)
 
     def grant(self, keyspace: str, until: float, term: int) -> None:
         """Trust this membership (`term` counts them) until then; an earlier one is trusted no more."""
@@ -74,3 +97,13 @@ class Lease:
         if not self.trusted(keyspace) or not 0 <= slot < self._slots[keyspace]:
             return False
         return self._memory[self._at[keyspace] + _HEAD.size + slot] == 1
+
+
+def _memory_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("sticky-lease")
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="sticky-lease-")
+        os.unlink(path)
+    os.truncate(descriptor, size)
+    return descriptor

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _original(module: str, name: str) -> Any:
+def original(module: str, name: str) -> Any:
+    """Return what a module had under this name before gevent or eventlet replaced it."""
     if "gevent.monkey" in sys.modules:
         return sys.modules["gevent.monkey"].get_original(module, name)
     if "eventlet.patcher" in sys.modules:
@@ -22,7 +23,7 @@ def _original(module: str, name: str) -> Any:
 
 
 def _locks_are_green() -> bool:
-    return threading.Lock is not _original("threading", "Lock")
+    return threading.Lock is not original("threading", "Lock")
 
 
 class Section:
@@ -33,7 +34,7 @@ class Section:
     """
 
     def __init__(self) -> None:
-        self._lock = _original("_thread", "RLock")()  # for its `_is_owned`: no section is entered twice
+        self._lock = original("_thread", "RLock")()  # for its `_is_owned`: no section is entered twice
         self._left: deque[Callable[[], None]] = deque()
 
     def __enter__(self) -> None:
@@ -62,12 +63,12 @@ def share_with_threads(*others: Any) -> None:
         return
     handlers = [handler for handler in (reference() for reference in list(logging._handlerList)) if handler]  # type: ignore[attr-defined]
     for owner, name in [(logging, "_lock"), *((one, "lock") for one in (*handlers, *others))]:
-        setattr(owner, name, _original("_thread", "RLock")())
+        setattr(owner, name, original("_thread", "RLock")())
 
 
 def start_native_thread(target: Callable[[], None]) -> None:
     """Run `target` in an operating system thread that does not keep the process alive."""
-    start = _original("_thread", "start_new_thread")
+    start = original("_thread", "start_new_thread")
     start(target, ())
 
 

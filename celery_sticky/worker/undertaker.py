@@ -1,15 +1,15 @@
-"""Outlives a worker's main process by a moment, and kills what the children of its pool have started.
+"""Outlives a worker's main process by a moment, and kills what its children have started.
 
 Celery has the kernel kill a pool's children together with their parent: at once, and so before any of them can kill the
-processes that its own task has started. This program is told of each child, which leads a process group, and waits for
-the end of its input: all that could write to it are dead then. It imports next to nothing, nothing of ours.
+processes that its own task has started. A job host may be killed in the same moment. This program is told of each
+child, which leads a process group, and waits for the end of its input: all that could write to it are dead then. It
+imports next to nothing, nothing of ours.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,10 +18,18 @@ FAREWELL = "farewell"
 """Said by a main process that ends in order: nothing is to be killed."""
 
 
-def hire() -> subprocess.Popen[bytes]:
-    """Start the program. Make it before the pool forks: whatever inherits its input can write to it."""
-    command = [sys.executable, "-I", "-S", __file__]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+def hire() -> tuple[int, int]:
+    """Start the program; return its process id and the descriptor that it is told things by.
+
+    Make it before the pool forks: whatever inherits the descriptor can tell it things, and has to be dead in the end.
+    """
+    from celery_sticky.worker.spawn import spawn  # not above: the program itself imports nothing of ours
+
+    theirs, ours = os.pipe()
+    try:
+        return spawn([sys.executable, "-I", "-S", os.path.abspath(__file__)], {0: theirs}, session=True), ours
+    finally:
+        os.close(theirs)
 
 
 def attend(lines: Iterable[str]) -> None:
@@ -58,4 +66,5 @@ def _start_of(pid: int) -> str:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
     attend(sys.stdin)

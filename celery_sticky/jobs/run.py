@@ -54,7 +54,8 @@ def error_text(error: BaseException) -> str:
         message = str(error)
     except Exception as exc:
         message = f"(its text cannot be had: {type(exc).__name__})"
-    line = " ".join(f"{type(error).__name__}: {message}".split()).removesuffix(":")
+    name, text = type(error).__name__, " ".join(message.split())
+    line = f"{name}: {text}" if text else name
     return line[:MAX_ERROR].encode(errors="backslashreplace").decode()[:MAX_ERROR]
 
 

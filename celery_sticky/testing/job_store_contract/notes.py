@@ -1,0 +1,117 @@
+"""The job store contract: notifications that wait for their job."""
+
+# ruff: noqa: D102  (a test's name is its sentence)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from celery_sticky.stores.jobs import Fate, JobStore, NewJob, Note
+from celery_sticky.testing.job_store_contract.steps import (
+    SLOT,
+    OpenJobs,
+    at_once,
+    failing,
+    job,
+    note,
+    notes,
+    queued,
+    running,
+    settle,
+    starting,
+    stopping,
+)
+from celery_sticky.testing.store_contract.server import Opening
+
+Begin = Callable[[JobStore, NewJob], NewJob]
+
+
+def waiting(store: JobStore) -> list[Note]:
+    """Return the notes of the slot."""
+    return list(store.look({SLOT: 0})[SLOT].notes)
+
+
+class NoteContract(Opening[JobStore]):
+    """Notifications that wait for their job."""
+
+    @pytest.mark.parametrize("begin", [queued, starting, running, failing])
+    def test_a_note_is_left_for_a_job_that_is_wanted(self, store: JobStore, other: JobStore, begin: Begin) -> None:
+        odd = begin(store, job(name="a:b\0", key="=🔑"))
+        assert note(other, b"[1]", to=odd) is Fate.SENT
+        (found,) = waiting(store)
+        assert (found.name, found.key, found.payload) == (odd.name, odd.key, b"[1]")
+
+    def test_no_note_is_left_for_a_job_that_is_not(self, store: JobStore) -> None:
+        assert note(store) is Fate.NO_JOB
+        stopping(store)
+        assert note(store) is Fate.NO_JOB
+        assert note(store, to=job(name="other")) is Fate.NO_JOB
+        assert notes(store) == []
+
+    def test_notes_keep_their_order_also_across_jobs(self, store: JobStore, other: JobStore) -> None:
+        one, two = queued(store), queued(store, job("d2", key="k2"))
+        sent = [b"%d" % i for i in range(30)]
+        for i, payload in enumerate(sent):
+            note((store, other)[i % 2], payload, to=(one, two)[i % 3 == 0])
+        assert notes(store) == sent
+
+    def test_at_most_limit_notes_wait_in_a_slot(self, store: JobStore) -> None:
+        one, two = queued(store), queued(store, job("d2", key="k2"))
+        apart = queued(store, job("d3", slot=SLOT + 1))
+        assert [note(store, to=new, limit=2) for new in (one, two)] == [Fate.SENT, Fate.SENT]
+        before = store.look({SLOT: 0})
+        assert note(store, to=one, limit=2) is Fate.FULL
+        assert store.look({SLOT: 0}) == before
+        assert note(store, to=apart, limit=2) is Fate.SENT
+        assert note(store, to=job(key="unknown"), limit=2) is Fate.NO_JOB
+        store.open(SLOT, 7)
+        settle(store, notes=[waiting(store)[0].id])
+        assert note(store, to=one, limit=2) is Fate.SENT
+
+    def test_the_limit_holds_with_twenty_clients_at_once(self, store: JobStore, open_store: OpenJobs) -> None:
+        queued(store)
+        fates = at_once(open_store, [partial(note, limit=7)] * 20)
+        assert (fates.count(Fate.SENT), fates.count(Fate.FULL)) == (7, 13)
+        assert len(notes(store)) == 7
+
+    def test_only_notes_that_were_delivered_are_dropped(self, store: JobStore) -> None:
+        running(store)
+        for payload in (b"1", b"2", b"3", b"4"):
+            note(store, payload)
+        first, second, third, _ = waiting(store)
+        settle(store, notes=[third.id, first.id])
+        assert notes(store) == [b"2", b"4"]
+        settle(store, notes=[first.id, second.id, third.id])
+        assert notes(store) == [b"4"]
+
+    def test_a_note_that_was_dropped_lends_its_id_to_no_other(self, store: JobStore) -> None:
+        running(store)
+        note(store, b"1")
+        (first,) = waiting(store)
+        settle(store, notes=[first.id])
+        note(store, b"2")
+        settle(store, notes=[first.id])
+        assert notes(store) == [b"2"]
+
+    def test_of_many_notes_the_oldest_are_seen(self, store: JobStore) -> None:
+        running(store)
+        sent = [b"%d" % i for i in range(1000)]
+        for payload in sent:
+            assert note(store, payload) is Fate.SENT
+        delivered: list[bytes] = []
+        while seen := waiting(store):
+            assert len(seen) < 1000
+            delivered += [note.payload for note in seen]
+            settle(store, notes=[note.id for note in seen])
+        assert delivered == sent
+
+    def test_a_job_does_not_get_the_notes_of_the_one_that_it_replaced(self, store: JobStore) -> None:
+        running(store)
+        note(store, b"old")
+        store.stop(SLOT, "feed", "k")
+        queued(store, job("d2"))
+        note(store, b"new")
+        assert notes(store) == [b"new"]

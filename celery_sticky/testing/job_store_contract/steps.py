@@ -1,0 +1,139 @@
+"""The words the contract's tests are written in: a job, and the steps of its life."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob, Outcome, Report, Verdict
+from celery_sticky.testing.store_contract.server import PATIENCE
+
+OpenJobs = Callable[..., JobStore]
+T = TypeVar("T")
+
+SLOT, EPOCH = 3, 7
+"""Where jobs are, and who owns them, unless a test says otherwise."""
+SUCCESS = Outcome()
+
+
+def job(id: str = "d1", name: str = "feed", key: str = "k", slot: int = SLOT, payload: bytes = b'{"n":1}') -> NewJob:  # noqa: A002
+    """Return a job to be admitted."""
+    return NewJob(name, key, slot, id, payload)
+
+
+def ask(store: JobStore, new: NewJob, *, max_queued: int = 1000, ttl: float = 60) -> tuple[Admission, Outcome | None]:
+    """Dispatch a job."""
+    return store.admit(new, max_queued=max_queued, outcome_ttl=ttl)
+
+
+def queued(store: JobStore, new: NewJob | None = None, *, ttl: float = 60) -> NewJob:
+    """Have a job admitted."""
+    new = new or job()
+    assert ask(store, new, ttl=ttl) == (Admission.ADMITTED, None)
+    return new
+
+
+def reserved(store: JobStore, *ids: str, slot: int = SLOT, epoch: int = EPOCH) -> None:
+    """Open the slot and reserve the start of jobs."""
+    store.open(slot, epoch)
+    assert set(store.reserve(slot, epoch, "w1", ids)) == set(ids)
+
+
+def starting(store: JobStore, new: NewJob | None = None) -> NewJob:
+    """Have a job admitted, and its start reserved."""
+    new = queued(store, new)
+    reserved(store, new.id, slot=new.slot)
+    return new
+
+
+def settle(
+    store: JobStore,
+    *reports: Report,
+    notes: Collection[str] = (),
+    slot: int = SLOT,
+    epoch: int = EPOCH,
+    ttl: float = 60,
+) -> None:
+    """Write down what became of runs."""
+    store.settle(slot, epoch, reports, notes, outcome_ttl=ttl)
+
+
+def started(job_id: str = "d1") -> Report:
+    """Its start returned."""
+    return Report(job_id, Verdict.STARTED)
+
+
+def failed(job_id: str = "d1", error: str = "boom") -> Report:
+    """Its start raised, or it ended with an error."""
+    return Report(job_id, Verdict.FAILED, error)
+
+
+def ended(job_id: str = "d1", error: str = "") -> Report:
+    """It has stopped."""
+    return Report(job_id, Verdict.ENDED, error)
+
+
+def running(store: JobStore, new: NewJob | None = None) -> NewJob:
+    """Have a job admitted and started."""
+    new = starting(store, new)
+    settle(store, started(new.id), slot=new.slot)
+    return new
+
+
+def failing(store: JobStore, new: NewJob | None = None) -> NewJob:
+    """Have a job that ran and then failed."""
+    new = running(store, new)
+    settle(store, failed(new.id), slot=new.slot)
+    return new
+
+
+def stopping(store: JobStore, new: NewJob | None = None, *, fresh: bool = False) -> NewJob:
+    """Have a job that is to stop; `fresh`: before its start has settled."""
+    new = starting(store, new) if fresh else running(store, new)
+    assert store.stop(new.slot, new.name, new.key)
+    assert record(store, new.id).state is JobState.STOPPING
+    return new
+
+
+def record(store: JobStore, job_id: str = "d1") -> JobRecord:
+    """Return the record of an id."""
+    (found,) = [record for record in store.records() if record.id == job_id]
+    return found
+
+
+def ids(store: JobStore, slot: int | None = None) -> set[str]:
+    """Return the ids of the records."""
+    return {record.id for record in store.records(slot=slot)}
+
+
+def revision(store: JobStore, slot: int = SLOT) -> int:
+    """Return the revision of a slot."""
+    seen = store.look({slot: 0})
+    return seen[slot].revision if slot in seen else 0
+
+
+def note(store: JobStore, payload: bytes = b"{}", *, to: NewJob | None = None, limit: int = 1000) -> Fate:
+    """Send a note to a job."""
+    to = to or job()
+    return store.notify(to.slot, to.name, to.key, payload, limit=limit)
+
+
+def notes(store: JobStore, slot: int = SLOT) -> list[bytes]:
+    """Return the payloads of the notes that wait, the oldest first."""
+    seen = store.look({slot: 0})
+    return [note.payload for note in seen[slot].notes] if slot in seen else []
+
+
+def at_once(open_store: OpenJobs, verbs: Sequence[Callable[[JobStore], T]]) -> list[T]:
+    """Let clients of their own do these at the same time; return what each has got."""
+    clients = [open_store() for _ in verbs]
+    line = threading.Barrier(len(verbs))
+
+    def run(client: JobStore, verb: Callable[[JobStore], T]) -> T:
+        line.wait(PATIENCE)
+        return verb(client)
+
+    with ThreadPoolExecutor(len(verbs)) as threads:
+        return list(threads.map(run, clients, verbs))

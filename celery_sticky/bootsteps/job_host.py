@@ -146,8 +146,8 @@ def _loaded(name: str) -> Any:
 
 def _places(app: Any) -> Iterator[str]:
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("celery", "celery_sticky"):
-            continue  # they hold whatever app is the current one
+        if name.partition(".")[0] in ("celery", "celery_sticky", "__mp_main__"):
+            continue  # they hold whatever app is the current one; the last is `__main__` as billiard calls it
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
             if value is app and (importable := _importable(name, module)):
                 yield f"{importable}:{attribute}"

@@ -67,7 +67,19 @@ class Inbox:
 class Job:
     """One run of a job, as its handler sees it."""
 
-    __slots__ = ("_logger", "attempt", "epoch", "id", "inbox", "key", "keyspace", "name", "payload", "started", "worker")
+    __slots__ = (
+        "_logger",
+        "attempt",
+        "epoch",
+        "id",
+        "inbox",
+        "key",
+        "keyspace",
+        "name",
+        "payload",
+        "started",
+        "worker",
+    )
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 from harness.cluster import backend_cluster, broker_cluster, worker_cluster
 from harness.fleet import Fleet
+from harness.host import TestHost
 from harness.kinds import KindsFleet
 from harness.standing import clear
 from pytest_celery import (
@@ -114,3 +115,27 @@ def kinds(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> 
 def key() -> str:
     """A key that no other test has."""
     return f"k{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def make_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TestHost]]:
+    """Starts job hosts, which log to `w1.log`: `make_host(app="harness.host_app", trust=600.0)`."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("STICKY_JOB_LOG", "")
+    monkeypatch.setenv("CELERY_LOG_FILE", str(tmp_path / "%n.log"))
+    hosts: list[TestHost] = []
+
+    def make(**options: Any) -> TestHost:
+        hosts.append(TestHost(tmp_path / "jobs.log", **options))
+        return hosts[-1]
+
+    yield make
+    for made in hosts:
+        made.process.kill()
+        made.wait_exit()
+
+
+@pytest.fixture
+def host(make_host: Callable[..., TestHost]) -> TestHost:
+    """A job host of the app `harness.host_app`."""
+    return make_host()

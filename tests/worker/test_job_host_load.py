@@ -1,0 +1,70 @@
+"""Thousands of jobs in one host: what they cost (`-rP` shows the figures), and that none keeps the others waiting."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+from harness.host import TestHost
+
+from celery_sticky.jobs.wire import Ended, Message, Noted, Ready
+from celery_sticky.testing.waiting import wait_until
+
+MANY = 3000
+
+
+@pytest.mark.parametrize("name", ["quiet", "async", "sync"])
+def test_thousands_start_and_stop_at_once_and_the_loop_goes_on(host: TestHost, name: str) -> None:
+    lag = host.started("lag")
+    orders = [host.order(name, f"k{number}", {}) for number in range(MANY)]
+    began = time.monotonic()
+    host.process.send(orders)
+    wait_until(lambda: len(host.events) == MANY + 2, 60, f"all start: {host}")
+    start_took = time.monotonic() - began
+    began = time.monotonic()
+    host.stop(*(order.ref for order in orders))
+    wait_until(lambda: len(host.events) == 2 * MANY + 2, 60, f"all stop: {host}")
+    stop_took = time.monotonic() - began
+    assert all(isinstance(host.by_ref[order.ref][1], Ended) for order in orders)
+    host.stop(lag)
+    longest = float(host.wait_log(r"lag:([\d.]+) k")[1])
+    told = f"{MANY} {name}: {start_took:.2f} s to start, {stop_took:.2f} s to stop, the loop busy for {longest:.3f} s"
+    sys.stdout.write(told)
+    assert longest < 2, told
+
+
+def test_an_idle_job_costs_less_than_10_kilobytes(host: TestHost) -> None:
+    many = 5000
+    host.stop(host.started("quiet"))
+    before = host.rss
+    host.process.send([host.order("quiet", f"tenant-{number}", {"tenant": number}) for number in range(many)])
+    wait_until(lambda: len(host.events) == many + 3, 60, f"all start: {host}")
+    each = (host.rss - before) / many
+    sys.stdout.write(f"{each:.0f} bytes for each of {many} idle jobs")
+    assert each < 10_000
+
+
+def test_a_worker_that_does_not_listen_is_not_told_ever_more(host: TestHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    listens, hear = threading.Event(), host.events.append
+    ref = host.started("quiet")
+
+    def wait_and_hear(message: Message) -> None:
+        assert isinstance(message, Ready) or listens.wait(30)
+        hear(message)
+
+    monkeypatch.setattr(host.process, "_on_message", wait_and_hear)
+    says = host.process._says
+    for chunk in range(200):
+        host.notify(ref, *(f"{chunk}-{number}".ljust(200) for number in range(200)))
+    left = [says.qsize()]
+
+    def stands_still() -> bool:
+        left.append(says.qsize())
+        return left[-1] == left[-2]
+
+    wait_until(stands_still, 30, "the host takes no more", interval=1.0)
+    assert left[-1] > 0, "it has taken all of it"
+    listens.set()
+    wait_until(lambda: sum(isinstance(event, Noted) for event in list(host.events)) == 40_000, 30, f"{host}")

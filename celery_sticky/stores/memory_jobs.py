@@ -58,7 +58,8 @@ class MemoryJobs(Client[Keyspaces, int]):
                 return Admission.CLOSED, None
             space.forget()
             if (known := space.dispatches.get(job.id)) is not None:
-                return (Admission.REPEATED, known.outcome) if known.job == job else (Admission.CONFLICT, None)
+                same = replace(known.job, slot=job.slot) == job  # a slot only follows from the key
+                return (Admission.REPEATED, known.outcome) if same else (Admission.CONFLICT, None)
             old = space.find(job.slot, job.name, job.key)
             if old is not None and old.state is not JobState.STOPPING:
                 return Admission.EXISTS, None

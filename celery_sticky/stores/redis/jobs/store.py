@@ -97,7 +97,7 @@ class RedisJobs(Client[int]):
 
     def _await_outcome(self, job_id: str, timeout: float) -> Outcome | None:
         with translate_errors(StoreUnavailable):
-            key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout)
+            key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout) if timeout > 0 else None
             told: Any = self._client.xread({key: 0}, count=1, block=block)
         if not told:
             return None

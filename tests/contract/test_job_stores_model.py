@@ -1,0 +1,144 @@
+"""Any sequence of calls has the same answers from Redis as from the reference driver in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from celery_sticky.errors import Fenced
+from celery_sticky.stores import JobStore, open_job_store
+from celery_sticky.stores.jobs import NewJob, Note, Report, SlotJobs, Verdict
+from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
+
+T = TypeVar("T")
+SLOTS = range(2)
+IDS = [f"d{i}" for i in range(6)]
+PLACES = [("a:", "b"), ("a", ":b"), ("c", "d")]
+slots, ids, places = st.sampled_from(SLOTS), st.sampled_from(IDS), st.sampled_from(PLACES)
+reports = st.builds(Report, ids, st.sampled_from(Verdict), st.sampled_from(["", "boom"]))
+
+
+class Comparison(RuleBasedStateMachine):
+    """Two drivers told the same. Clocks, and what is made of them, are each driver's own."""
+
+    client: Any
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        for key in self.client.scan_iter("model:*"):
+            self.client.delete(key)
+        self.memory: JobStore = MemoryJobs(MemoryJobServer(), "k")
+        self.redis = open_job_store(self.url, "k", prefix="model", socket_timeout=5.0)
+        self.epochs = dict.fromkeys(SLOTS, 1)
+
+    def teardown(self) -> None:
+        self.memory.close()
+        self.redis.close()
+
+    @rule(job_id=ids, place=places, slot=slots, payload=st.sampled_from([b"1", b"2"]), most=st.integers(0, 4))
+    def admit(self, job_id: str, place: tuple[str, str], slot: int, payload: bytes, most: int) -> None:
+        new = NewJob(*place, slot, job_id, payload)
+        self.same(lambda store: store.admit(new, max_queued=most, outcome_ttl=600))
+
+    @rule(slot=slots, place=places)
+    def stop(self, slot: int, place: tuple[str, str]) -> None:
+        self.same(lambda store: store.stop(slot, *place))
+
+    @rule(slot=slots, place=places, payload=st.sampled_from([b"1", b"2"]), limit=st.integers(0, 6))
+    def notify(self, slot: int, place: tuple[str, str], payload: bytes, limit: int) -> None:
+        self.same(lambda store: store.notify(slot, *place, payload, limit=limit))
+
+    @rule(closed=st.sampled_from([True, False, False]))
+    def close_keyspace(self, closed: bool) -> None:
+        self.same(lambda store: store.close_keyspace(closed=closed))
+
+    @rule(slot=slots, above=st.integers(-1, 1))
+    def open(self, slot: int, above: int) -> None:
+        epoch = self.epochs[slot] + above
+        if self.same(lambda store: _fence(lambda: store.open(slot, epoch))) == 0:
+            self.epochs[slot] = epoch
+
+    @rule(slot=slots, above=st.sampled_from([-1, 0, 0, 0, 0]), wanted=st.lists(ids, unique=True))
+    def reserve(self, slot: int, above: int, wanted: list[str]) -> None:
+        epoch, answers = self.epochs[slot] + above, {}
+
+        def reserve(store: JobStore) -> int:
+            return _fence(lambda: answers.update({store: store.reserve(slot, epoch, "w", wanted)}))
+
+        self.same(reserve)
+        assert answers.get(self.memory) == answers.get(self.redis)
+
+    @rule(slot=slots, above=st.sampled_from([-1, 0, 0, 0, 0]), said=st.lists(reports, max_size=4), taken=st.sets(slots))
+    def settle(self, slot: int, above: int, said: list[Report], taken: set[int]) -> None:
+        epoch = self.epochs[slot] + above
+
+        def settle(store: JobStore) -> int:
+            notes = [note.id for i, note in enumerate(_notes(store, slot)) if i in taken]
+            return _fence(lambda: store.settle(slot, epoch, said, notes, outcome_ttl=600))
+
+        self.same(settle)
+
+    @rule(number=st.integers(-3, 3))
+    def claim_tick(self, number: int) -> None:
+        self.same(lambda store: store.claim_tick("t", number))
+
+    @invariant()
+    def both_have_the_same_written_down(self) -> None:
+        self.same(lambda store: [_bare(store.look({slot: 0}).get(slot)) for slot in SLOTS])
+        self.same(lambda store: [store.outcome(job_id, 0) for job_id in IDS])
+
+    @invariant()
+    def nothing_else_is_left_of_a_job(self) -> None:
+        records = self.redis.records()
+        assert self.client.smembers("model:k:jobs:queued") == {record.id for record in records if record.fresh}
+        kept = {f"model:k:jobs:job:{record.id}" for record in records}
+        assert set(self.client.scan_iter("model:k:jobs:job:*")) == kept
+
+    def same(self, verb: Callable[[JobStore], T]) -> T:
+        """Do it at both; the answer is the same."""
+        ours, theirs = verb(self.memory), verb(self.redis)
+        assert ours == theirs
+        return ours
+
+
+def _fence(verb: Callable[[], object]) -> int:
+    """Return the epoch that refuses; 0: none."""
+    try:
+        verb()
+    except Fenced as fenced:
+        return fenced.epoch
+    return 0
+
+
+def _notes(store: JobStore, slot: int) -> tuple[Note, ...]:
+    seen = store.look({slot: 0})
+    return seen[slot].notes if slot in seen else ()
+
+
+def _bare(seen: SlotJobs | None) -> object:
+    if seen is None:
+        return set(), []
+    assert all(record.version <= seen.revision for record in seen.records)
+    records = {replace(record, created=0.0, version=0) for record in seen.records}
+    return records, [(note.name, note.key, note.payload) for note in seen.notes]
+
+
+@pytest.mark.timeout(120)
+def test_redis_answers_as_the_reference_does(redis_url: str) -> None:
+    class OnThisServer(Comparison):
+        url = redis_url
+
+    profile = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        OnThisServer.client = client
+        run_state_machine_as_test(OnThisServer, settings=profile)

@@ -5,31 +5,58 @@ from importlib.metadata import version
 from celery_sticky.app import Sticky
 from celery_sticky.errors import (
     BrokerUnavailable,
+    DispatchTimeout,
+    InvalidJob,
     InvalidKey,
+    InvalidPayload,
     InvalidSettings,
     InvalidTask,
+    JobConflict,
+    JobExists,
+    JobFailed,
+    KeyspaceClosed,
+    KeyspaceFull,
     KeyspaceMismatch,
     MissingDependency,
     NameTaken,
+    NoSuchJob,
     RefusedToStart,
     RoutingConflict,
+    ShutdownTimeout,
     StickyError,
     StoreUnavailable,
 )
+from celery_sticky.jobs.client import JobInfo
+from celery_sticky.jobs.handler import Job, JobHandler
+from celery_sticky.jobs.schedule import Plan
 from celery_sticky.keys import queue_for, slot_for
 
 __version__ = version("celery-sticky")
 
 __all__ = [
     "BrokerUnavailable",
+    "DispatchTimeout",
+    "InvalidJob",
     "InvalidKey",
+    "InvalidPayload",
     "InvalidSettings",
     "InvalidTask",
+    "Job",
+    "JobConflict",
+    "JobExists",
+    "JobFailed",
+    "JobHandler",
+    "JobInfo",
+    "KeyspaceClosed",
+    "KeyspaceFull",
     "KeyspaceMismatch",
     "MissingDependency",
     "NameTaken",
+    "NoSuchJob",
+    "Plan",
     "RefusedToStart",
     "RoutingConflict",
+    "ShutdownTimeout",
     "Sticky",
     "StickyError",
     "StoreUnavailable",

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from celery.bin.base import CeleryOption
 
 from celery_sticky import router
 from celery_sticky.errors import StickyError
+from celery_sticky.jobs.client import Jobs
+from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, queue_for, slot_for
 from celery_sticky.settings import SETTING, Settings
+from celery_sticky.stores import JobStore, open_job_store
 from celery_sticky.worker.lease import Lease
 
 _ATTRIBUTE = "sticky_wiring"
+
+_Handler = TypeVar("_Handler")
+_Function = TypeVar("_Function")
 
 
 class Wiring:
@@ -24,6 +30,7 @@ class Wiring:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.tasks = KeyedTasks(self._registry)
+        self.declared = DeclaredJobs()
         self.lease: Lease | None = None
         """In a worker, and in the children it forks: what it may trust."""
 
@@ -38,6 +45,22 @@ class Wiring:
     def settings(self) -> Settings:
         """The app's settings, read when first asked for."""
         return Settings.read(sticky_entries(self.app.conf))
+
+    @property
+    def store_at(self) -> Any:
+        """The Kombu connection that says where the store is; nothing is sent over it."""
+        url = self.settings.store
+        return self.app.connection_for_write(url=url) if url else self.app.connection_for_write()
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """What this app's processes ask of jobs."""
+        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of)
+
+    def _open_job_store(self, keyspace: str) -> JobStore:
+        return open_job_store(
+            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
+        )
 
 
 class Sticky:
@@ -54,6 +77,7 @@ class Sticky:
 
     def __init__(self, app: Any = None) -> None:
         self._wired: Wiring | None = None
+        self._declared = DeclaredJobs()
         if app is not None:
             self.init_app(app)
 
@@ -68,7 +92,8 @@ class Sticky:
             # to a spawned process is wired there.
             app.fixups = {*app.fixups, f"{__name__}:{Sticky.__name__}"}
             _take_part(app)
-        self._wired = wired
+        wired.declared.add(self._declared)
+        self._wired, self._declared = wired, wired.declared
 
     @classmethod
     def of(cls, app: Any) -> Self:
@@ -110,6 +135,60 @@ class Sticky:
             InvalidSettings: one of them is unknown or cannot be used.
         """
         return self.wiring.settings
+
+    # -- jobs ----------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> Jobs:
+        """Dispatch, stop, list jobs; from any process."""
+        return self.wiring.jobs
+
+    def job(self, name: str, *, keyspace: str = DEFAULT_KEYSPACE) -> Callable[[_Handler], _Handler]:
+        """Declare a job: a coroutine function that takes a `Job`, or a subclass of `JobHandler`.
+
+        May be used before `init_app`.
+
+        Raises:
+            InvalidJob: it is neither, or the name is taken, empty or too long.
+        """
+
+        def declare(handler: _Handler) -> _Handler:
+            self._declared.job(name, keyspace, handler)
+            return handler
+
+        return declare
+
+    def schedule(
+        self, name: str, *, every: float, job: str | None = None, keyspace: str | None = None
+    ) -> Callable[[_Function], _Function]:
+        """Declare a function that one worker calls every so many seconds, and that says which keys should have a job.
+
+        It returns the keys, or a mapping of key to payload, or a `Plan`. `job` is the job's name; None: the schedule's.
+
+        Raises:
+            InvalidJob: the name is taken, or the interval is not a number above 0.
+        """
+
+        def declare(function: _Function) -> _Function:
+            self._declared.schedule(name, job or name, keyspace, every, function)
+            return function
+
+        return declare
+
+    def ticker(self, name: str, *, every: float, keyspace: str = DEFAULT_KEYSPACE) -> Callable[[_Function], _Function]:
+        """Declare a function that one worker of the keyspace calls in each period of so many seconds.
+
+        Raises:
+            InvalidJob: the name is taken, or the interval is not a number above 0.
+        """
+
+        def declare(function: _Function) -> _Function:
+            self._declared.ticker(name, keyspace, every, function)
+            return function
+
+        return declare
+
+    # -- keys ----------------------------------------------------------------------------------
 
     def owns(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
         """Whether this worker owns the key now: its slot is open here and the lease is trusted. False elsewhere.

@@ -43,6 +43,52 @@ class MissingDependency(StickyError, ImportError):
     """A client library is not installed."""
 
 
+# -- Jobs: what became of a request ------------------------------------------------------------
+
+
+class InvalidPayload(StickyError, ValueError):
+    """A job's payload is no JSON, or too long."""
+
+
+class JobExists(StickyError):
+    """A job of this name and key is wanted already."""
+
+
+class JobConflict(StickyError, ValueError):
+    """The id of a dispatch was used for another job or payload."""
+
+
+class JobFailed(StickyError):
+    """The start of the job has failed: it is wanted no more."""
+
+
+class NoSuchJob(StickyError, LookupError):
+    """No job of this name and key is wanted."""
+
+
+class KeyspaceFull(StickyError):
+    """Too many jobs wait for their start, or too many notifications for their job: try later."""
+
+
+class KeyspaceClosed(StickyError):
+    """The jobs of this keyspace were shut down, and not reopened."""
+
+
+class DispatchTimeout(StickyError, TimeoutError):
+    """The job has not started within the time allowed; it may still do so."""
+
+    def __init__(self, name: str, key: str, job_id: str, timeout: float) -> None:
+        super().__init__(
+            f"job {name!r} of key {key!r} has not started within {timeout:g} s and may still do so: "
+            f"is a worker up that has it? Repeat the dispatch with id={job_id!r} to learn what came of it, or stop it"
+        )
+        self.id = job_id
+
+
+class ShutdownTimeout(StickyError, TimeoutError):
+    """Jobs have not stopped within the time allowed."""
+
+
 # -- The worker refuses to start ---------------------------------------------------------------
 
 

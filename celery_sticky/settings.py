@@ -61,6 +61,24 @@ class Settings:
     revoke_ttl: float = 10800.0
     revoke_limit: int = 50000
     """How long, and how many of, the revoked task ids are remembered in the store."""
+    job_start_timeout: float = 40.0
+    """How long a job's start may take, and how long a dispatch waits for it."""
+    job_stop_timeout: float = 10.0
+    """How long a job's stop may take, before the job host is killed with all jobs in it."""
+    job_shutdown_timeout: float = 120.0
+    """How long `sticky.jobs.shutdown` waits for a keyspace's jobs to stop."""
+    job_max_queued: int = 1000
+    """How many jobs of a keyspace may wait for their first start."""
+    job_outcome_ttl: float = 300.0
+    """How long a repeated dispatch is told what came of the first one."""
+    job_poll: float = 5.0
+    """How often a worker looks for changes it was not told of."""
+    job_threads: int = 16
+    """How many jobs' handlers that are no coroutines may be called at a time, in a worker."""
+    job_logger: str = "celery_sticky.jobs"
+    """The logger that jobs write to, as `job.logger`."""
+    job_app: str | None = None
+    """How the job host finds the app, as `celery -A` does; None: as the worker was started."""
 
     @classmethod
     def read(cls, conf: Mapping[str, Any]) -> Self:
@@ -82,6 +100,11 @@ class Settings:
     def slots_of(self, keyspace: str) -> int:
         """Return the number of slots of a keyspace, also of one this worker takes no part in."""
         return (self.keyspaces or {}).get(keyspace, self.slots)
+
+    @property
+    def patience(self) -> float:
+        """How long a store or broker may take to answer: a beat that hangs must leave time for others in the lease."""
+        return max(0.5, min(5.0, self.lease_ttl / 5))
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
@@ -135,6 +158,12 @@ def _optional_text(name: str, value: Any) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return value
     raise InvalidSettings(f"{name} is {value!r}: it must be text, or None")
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise InvalidSettings(f"{name} is {value!r}: it must be text")
 
 
 def _prefix(name: str, value: Any) -> str:
@@ -194,4 +223,13 @@ _READERS: Mapping[str, _Reader] = {
     "runtime_dir": _optional_text,
     "revoke_ttl": _number(0.0),
     "revoke_limit": _integer(0),
+    "job_start_timeout": _number(0.1),
+    "job_stop_timeout": _number(0.1),
+    "job_shutdown_timeout": _number(0.0),
+    "job_max_queued": _integer(1),
+    "job_outcome_ttl": _number(1.0),
+    "job_poll": _number(0.1),
+    "job_threads": _integer(1),
+    "job_logger": _text,
+    "job_app": _optional_text,
 }

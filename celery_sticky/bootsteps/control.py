@@ -21,3 +21,12 @@ def sticky(state: Any, **_: Any) -> dict[str, Any]:
     part = getattr(state.consumer.controller, "sticky", None)
     described: dict[str, Any] = part.describe() if part is not None else {"worker": state.hostname, "keyspaces": {}}
     return described
+
+
+@inspect_command()
+def sticky_jobs(state: Any, **_: Any) -> dict[str, Any]:
+    """Jobs that run in a worker, by keyspace."""
+    part = getattr(state.consumer.controller, "sticky", None)
+    jobs = getattr(part, "jobs", None)
+    described: dict[str, Any] = jobs.describe() if jobs is not None else {}
+    return described

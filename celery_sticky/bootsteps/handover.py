@@ -52,12 +52,10 @@ class Handover(bootsteps.StartStopStep):
                 kill_group(run.pid)  # of a cold shutdown something may be left
             if part.has_processes or not run.accepted:
                 run.unstart()
-        done = [
-            member.finish(
-                PATIENCE,
-            )
-            for member in part.members.values()
-        ]
+        patience = PATIENCE if part.jobs is None else max(PATIENCE, part.jobs.patience)
+        done = [member.finish(patience) for member in part.members.values()]
+        if part.jobs is not None:
+            part.jobs.finish(PATIENCE)
         part.courier.shutdown(PATIENCE)
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")

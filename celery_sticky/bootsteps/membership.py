@@ -18,6 +18,7 @@ from celery.worker import state as worker_state
 
 from celery_sticky.bootsteps.children import Children
 from celery_sticky.bootsteps.interrupts import Interrupts
+from celery_sticky.bootsteps.jobs import make_jobs
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.retry import fence_retry
 from celery_sticky.errors import RefusedToStart
@@ -58,13 +59,13 @@ class Membership(bootsteps.StartStopStep):
         wiring = worker.app.sticky_wiring
         settings: Settings = wiring.settings
         keyed = wiring.tasks.all()
-        keyspaces = _keyspaces(settings, chosen, {spec.keyspace for spec in keyed.values()})
+        named = {spec.keyspace for spec in keyed.values()} | wiring.declared.keyspaces
+        keyspaces = _keyspaces(settings, chosen, named)
         lease = Lease(keyspaces)
         app = worker.app
-        patience = _patience(settings)
 
         def connect() -> SlotQueues:
-            return open_queues(app.connection_for_read(), prefix=settings.key_prefix, socket_timeout=patience)
+            return open_queues(app.connection_for_read(), prefix=settings.key_prefix, socket_timeout=settings.patience)
 
         connect().close()  # nothing is sent: a broker we have no driver for is refused here and now
         courier = Courier(
@@ -86,9 +87,10 @@ class Membership(bootsteps.StartStopStep):
             has_processes=issubclass(worker.pool_cls, PreforkPool),
             courier=courier,
         )
-        where = app.connection_for_write(url=settings.store) if settings.store else app.connection_for_write()
+        where = wiring.store_at
         open_store(where, DEFAULT_KEYSPACE).close()  # likewise
         part.store_url = where.as_uri()
+        part.jobs = make_jobs(worker, part)
         hooks = _Hooks(worker)
         for keyspace, slots in keyspaces.items():
             part.members[keyspace] = self._make_member(part, hooks, keyspace, slots, where)
@@ -133,14 +135,14 @@ class Membership(bootsteps.StartStopStep):
             )
 
         def connect() -> Store:
-            return open_store(where, keyspace, prefix=settings.key_prefix, socket_timeout=_patience(settings))
+            return open_store(where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.patience)
 
         claim = Claim(runtime_dir(settings.runtime_dir), f"{part.store_url} {settings.key_prefix}", keyspace, name)
         return Member(
             keyspace,
             terms,
             connect,
-            part.courier,
+            part.jobs.slots(keyspace) if part.jobs else part.courier,
             part.lease,
             claim,
             hooks,
@@ -149,7 +151,10 @@ class Membership(bootsteps.StartStopStep):
         )
 
     def _report(self, keyspace: str, event: Event) -> None:
-        self._part.members[keyspace].post(event)
+        if self._part.jobs is not None:
+            self._part.jobs.report(keyspace, event)
+        else:
+            self._part.members[keyspace].post(event)
 
     def create(self, worker: Any) -> Membership:
         """Return the service that is started and stopped: this step."""
@@ -165,6 +170,8 @@ class Membership(bootsteps.StartStopStep):
         self._watch.start()
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
         logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)
+        if self._part.jobs is not None:
+            self._part.jobs.start()
         for member in self._part.members.values():
             member.start()
 
@@ -235,11 +242,6 @@ def _keyspaces(settings: Settings, chosen: Any, named: set[str]) -> Mapping[str,
     if settings.keyspaces is not None:
         return settings.keyspaces
     return {name: settings.slots_of(name) for name in sorted({DEFAULT_KEYSPACE, *named})}
-
-
-def _patience(settings: Settings) -> float:
-    """How long a store or broker may take to answer: a beat that hangs must leave time for others within the lease."""
-    return max(0.5, min(5.0, settings.lease_ttl / 5))
 
 
 def _attributes() -> dict[str, str]:

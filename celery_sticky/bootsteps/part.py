@@ -27,6 +27,8 @@ class Part:
     """Whether tasks run in processes of their own, which can be killed."""
     courier: Courier
     members: dict[str, Member] = field(default_factory=dict)
+    jobs: Any = None
+    """The jobs' side of the slots (`bootsteps.jobs.WorkerJobs`); None where the app declares none."""
     runs: dict[int, Any] = field(default_factory=dict)
     """The runs whose start is reserved and that have not ended."""
     store_url: str = ""

@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "demo": "celery_sticky.cli.demo.command",
     "doctor": "celery_sticky.cli.doctor",
     "init": "celery_sticky.cli.init",
+    "jobs": "celery_sticky.cli.jobs",
     "owner": "celery_sticky.cli.owner",
     "plan": "celery_sticky.cli.plan",
     "status": "celery_sticky.cli.status",

@@ -57,8 +57,7 @@ class Session:
     @cached_property
     def store_at(self) -> Any:
         """The Kombu connection that says where the store is; nothing is sent over it."""
-        url = self.settings.store
-        return self.app.connection_for_write(url=url) if url else self.app.connection_for_write()
+        return Sticky.of(self.app).wiring.store_at
 
     @cached_property
     def queues(self) -> SlotQueues:

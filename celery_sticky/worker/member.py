@@ -33,12 +33,12 @@ from celery_sticky.ownership.events import (
     SwapDone,
     Tick,
 )
+from celery_sticky.ownership.gate import SlotId
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Machine, Phase, Terms
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Store
 from celery_sticky.worker.claim import Claim
-from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
 
@@ -58,6 +58,19 @@ class Snapshot:
     view: View | None = None
     trust_until: float = float("-inf")
     store_lost: bool = False
+
+
+class Slots(Protocol):
+    """What the member asks of those that hold its slots. None of it waits; answers are posted."""
+
+    def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
+        """Open a slot; reports `Opened` or `OpenRefused`."""
+
+    def stop(self, slot: SlotId) -> None:
+        """Start nothing more of a slot; reports `Drained` when nothing of it is left here."""
+
+    def close(self, slot: SlotId) -> None:
+        """The slot is somebody else's already."""
 
 
 class Hooks(Protocol):
@@ -87,7 +100,7 @@ class Member:
         keyspace: str,
         terms: Callable[[str], Terms],
         open_store: Callable[[], Store],
-        courier: Courier,
+        slots: Slots,
         lease: Lease,
         claim: Claim,
         hooks: Hooks,
@@ -98,7 +111,7 @@ class Member:
         self.keyspace = keyspace
         self.snapshot = Snapshot()
         self._terms, self._open_store = terms, open_store
-        self._courier, self._lease, self._claim, self._hooks = courier, lease, claim, hooks
+        self._slots, self._lease, self._claim, self._hooks = slots, lease, claim, hooks
         self._revoke_ttl, self._revoke_limit = revoke_ttl, revoke_limit
         self._inbox: deque[Event] = deque()
         self._store: Store | None = None
@@ -231,13 +244,13 @@ class Member:
     def _perform(self, effect: Effect) -> Event | None:
         match effect:
             case OpenSlot(slot, epoch, incarnation):
-                self._courier.open((self.keyspace, slot), epoch, incarnation)
+                self._slots.open((self.keyspace, slot), epoch, incarnation)
             case StopSlot(slot):
                 self._lease.mark(self.keyspace, slot, open_here=False)
-                self._courier.stop((self.keyspace, slot))
+                self._slots.stop((self.keyspace, slot))
             case CloseSlot(slot):
                 self._lease.mark(self.keyspace, slot, open_here=False)
-                self._courier.close((self.keyspace, slot))
+                self._slots.close((self.keyspace, slot))
                 self._lose(frozenset((slot,)))
             case LoseSlots(slots):
                 self._lose(slots)

@@ -1,0 +1,107 @@
+"""The jobs' side of a worker: a keeper for each keyspace that has jobs, and the one job host."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from celery_sticky.bootsteps.job_host import app_name, host_command
+from celery_sticky.bootsteps.part import Part
+from celery_sticky.jobs.hosting import Supervisor
+from celery_sticky.jobs.keeper import Keeper
+from celery_sticky.jobs.process import HostProcess
+from celery_sticky.jobs.roster import Roster, Terms
+from celery_sticky.jobs.slots import SharedSlots
+from celery_sticky.ownership.events import Event
+from celery_sticky.stores import open_job_store
+from celery_sticky.worker.member import Slots
+
+GRACE = 2.0
+"""Seconds a worker waits longer at its end than jobs may take to stop."""
+
+
+class WorkerJobs:
+    """Keepers and job host of a worker, as its steps see them."""
+
+    def __init__(self, part: Part, keepers: Mapping[str, Keeper], supervisor: Supervisor) -> None:
+        self._part, self._keepers, self._supervisor = part, keepers, supervisor
+        self._slots = {
+            name: SharedSlots(part.courier, keeper, partial(_post, part, name)) for name, keeper in keepers.items()
+        }
+
+    @property
+    def patience(self) -> float:
+        """Seconds the jobs may take to stop."""
+        return self._part.settings.job_stop_timeout + GRACE
+
+    def slots(self, keyspace: str) -> Slots:
+        """Return whom the member of a keyspace tells what to do with its slots."""
+        return self._slots.get(keyspace) or self._part.courier
+
+    def report(self, keyspace: str, event: Event) -> None:
+        """Pass on what the courier says of a keyspace."""
+        shared = self._slots.get(keyspace)
+        if shared is not None:
+            shared.report(event)
+        else:
+            _post(self._part, keyspace, event)
+
+    def start(self) -> None:
+        """Start the host and the keepers' threads."""
+        self._supervisor.start(tuple(self._keepers.values()))
+        for keeper in self._keepers.values():
+            keeper.start()
+
+    def finish(self, timeout: float) -> None:
+        """End the threads and the host: what runs still is killed."""
+        deadline = time.monotonic() + timeout
+        for keeper in self._keepers.values():
+            keeper.finish(max(0.1, deadline - time.monotonic()))
+        self._supervisor.finish(max(0.1, deadline - time.monotonic()))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `inspect sticky_jobs` shows, by keyspace."""
+        return {name: keeper.describe() for name, keeper in self._keepers.items()}
+
+
+def make_jobs(worker: Any, part: Part) -> WorkerJobs | None:
+    """Make what runs jobs in this worker, or nothing where the app declares none for its keyspaces.
+
+    Raises:
+        InvalidJob: a schedule is for a job that is not declared.
+        StickyError: the app has no name by which a job host could load it.
+    """
+    wiring = worker.app.sticky_wiring
+    wiring.declared.check()
+    keyspaces = [name for name in part.keyspaces if name in wiring.declared.keyspaces]
+    if not keyspaces:
+        return None
+    command = host_command(worker, app_name(worker.app, part.settings.job_app), part.keyspaces)
+    supervisor = Supervisor(partial(HostProcess, command, part.lease.descriptor), part.lease)
+    refs = itertools.count(1)
+    keepers = {name: _make_keeper(part, wiring, supervisor, refs, name) for name in keyspaces}
+    return WorkerJobs(part, keepers, supervisor)
+
+
+def _make_keeper(part: Part, wiring: Any, supervisor: Supervisor, refs: Any, keyspace: str) -> Keeper:
+    settings = part.settings
+    terms = Terms(settings.job_start_timeout, settings.job_stop_timeout, settings.max_attempts)
+    where, house = wiring.store_at, wiring.declared.house(keyspace, part.keyspaces[keyspace])
+    return Keeper(
+        keyspace,
+        part.hostname,
+        Roster(terms, refs=refs, house=house),
+        partial(open_job_store, where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.patience),
+        supervisor,
+        part.lease,
+        partial(_post, part, keyspace),
+        poll=settings.job_poll,
+        outcome_ttl=settings.job_outcome_ttl,
+    )
+
+
+def _post(part: Part, keyspace: str, event: Event) -> None:
+    part.members[keyspace].post(event)

@@ -1,0 +1,161 @@
+"""`celery sticky jobs`: list jobs, start, notify and stop one, shut a keyspace's jobs down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+from rich.console import RenderableType
+from rich.text import Text
+
+from celery_sticky.app import Sticky
+from celery_sticky.cli.session import Session
+from celery_sticky.cli.tables import dash, json_option, keyspace_option, moment, show, table
+from celery_sticky.errors import InvalidPayload, NoSuchJob
+from celery_sticky.jobs.client import Jobs
+from celery_sticky.keys import DEFAULT_KEYSPACE
+
+name_argument = click.argument("name")
+key_argument = click.argument("key")
+payload_option = click.option("--payload", metavar="JSON", default="null", show_default=True, help="What it is given.")
+timeout_option = click.option(
+    "--timeout", type=float, metavar="SECONDS", help="How long to wait. [default: the setting]"
+)
+one_keyspace_option = click.option(
+    "--keyspace", metavar="NAME", help="Its keyspace. [default: the one it was declared with]"
+)
+shut_keyspace_option = click.option("--keyspace", metavar="NAME", default=DEFAULT_KEYSPACE, show_default=True)
+
+
+@click.group()
+def jobs() -> None:
+    """List jobs, dispatch, notify and stop one, shut down all of a keyspace."""
+
+
+@jobs.command("list", cls=CeleryCommand)
+@click.option("--name", metavar="NAME", help="Jobs of this name only.")
+@keyspace_option
+@json_option
+@click.pass_context
+def list_(ctx: click.Context, name: str | None, keyspace: str | None, as_json: bool) -> None:
+    """List the jobs that are wanted, with what became of them."""
+    with Session(ctx.obj.app) as session:
+        asked = _jobs(ctx)
+        found = [asdict(info) for space in session.only(keyspace) for info in asked.list(name, keyspace=space)]
+    show(ctx.obj, {"jobs": found}, _draw_list, as_json=as_json)
+
+
+@jobs.command(cls=CeleryCommand)
+@name_argument
+@key_argument
+@one_keyspace_option
+@json_option
+@click.pass_context
+def get(ctx: click.Context, name: str, key: str, keyspace: str | None, as_json: bool) -> None:
+    """Show the job NAME of KEY; exit with 1 if it is not wanted."""
+    info = _jobs(ctx).get(name, key, keyspace=keyspace)
+    if info is None:
+        raise NoSuchJob(f"there is no job {name!r} of key {key!r}: see `celery sticky jobs list`")
+    show(ctx.obj, asdict(info), _draw_one, as_json=as_json)
+
+
+@jobs.command(cls=CeleryCommand)
+@name_argument
+@key_argument
+@payload_option
+@click.option("--id", "job_id", metavar="ID", help="Repeat the dispatch of this id.")
+@timeout_option
+@one_keyspace_option
+@click.pass_context
+def dispatch(
+    ctx: click.Context,
+    name: str,
+    key: str,
+    payload: str,
+    job_id: str | None,
+    timeout: float | None,
+    keyspace: str | None,
+) -> None:
+    """Want the job NAME of KEY, and wait until it has started."""
+    made = _jobs(ctx).dispatch(name, key, _read(payload), keyspace=keyspace, timeout=timeout, id=job_id)
+    click.echo(f"started, id {made}")
+
+
+@jobs.command(cls=CeleryCommand)
+@name_argument
+@key_argument
+@payload_option
+@one_keyspace_option
+@click.pass_context
+def notify(ctx: click.Context, name: str, key: str, payload: str, keyspace: str | None) -> None:
+    """Send a notification to the job NAME of KEY."""
+    _jobs(ctx).notify(name, key, _read(payload), keyspace=keyspace)
+
+
+@jobs.command(cls=CeleryCommand)
+@name_argument
+@key_argument
+@click.option("--timeout", type=float, metavar="SECONDS", default=0.0, show_default=True, help="Wait until it is gone.")
+@one_keyspace_option
+@click.pass_context
+def stop(ctx: click.Context, name: str, key: str, timeout: float, keyspace: str | None) -> None:
+    """Want the job NAME of KEY no more."""
+    _jobs(ctx).stop(name, key, keyspace=keyspace, timeout=timeout)
+
+
+@jobs.command(cls=CeleryCommand)
+@shut_keyspace_option
+@timeout_option
+@click.confirmation_option("--yes", prompt="Stop every job of this keyspace on every worker?", help="Do not ask.")
+@click.pass_context
+def shutdown(ctx: click.Context, keyspace: str, timeout: float | None) -> None:
+    """Stop every job of a keyspace, refuse new ones, and wait until nothing is left."""
+    _jobs(ctx).shutdown(keyspace, timeout=timeout)
+    click.echo(f"the jobs of keyspace {keyspace} are shut down; undo it with `celery sticky jobs reopen`")
+
+
+@jobs.command(cls=CeleryCommand)
+@shut_keyspace_option
+@click.pass_context
+def reopen(ctx: click.Context, keyspace: str) -> None:
+    """Take jobs again after a shutdown."""
+    _jobs(ctx).reopen(keyspace)
+
+
+def _jobs(ctx: click.Context) -> Jobs:
+    with Session(ctx.obj.app):  # loads the app's modules: which keyspace a job belongs to is known then
+        found: Jobs = Sticky.of(ctx.obj.app).jobs
+    ctx.call_on_close(found.close)
+    return found
+
+
+def _read(payload: str) -> Any:
+    try:
+        return json.loads(payload)
+    except ValueError as error:
+        raise InvalidPayload(f"--payload is no JSON: {error}; text needs quotes of its own: '\"text\"'") from error
+
+
+def _draw_list(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+    if not facts["jobs"]:
+        yield "no jobs"
+        return
+    made = table("job", "key", "keyspace", "slot", "state", "worker", "starts", "error", right=("slot", "starts"))
+    for one in facts["jobs"]:
+        style = "bold red" if one["state"] == "failing" else ""
+        columns = ("name", "key", "keyspace", "slot", "state", "worker", "attempt", "error")
+        made.add_row(*(Text(dash(one[column])) for column in columns), style=style)
+    yield made
+
+
+def _draw_one(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
+    made = table("", "")
+    made.show_header = False
+    for name, value in facts.items():
+        shown = moment(value) if name == "created" else json.dumps(value) if name == "payload" else dash(value)
+        made.add_row(name, Text(shown))
+    yield made

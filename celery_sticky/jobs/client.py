@@ -1,0 +1,274 @@
+"""What a process that wants jobs can ask: `sticky.jobs`. It needs the store alone, no broker and no worker's code."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from celery_sticky.errors import (
+    DispatchTimeout,
+    InvalidPayload,
+    JobConflict,
+    JobExists,
+    JobFailed,
+    KeyspaceClosed,
+    KeyspaceFull,
+    NoSuchJob,
+    ShutdownTimeout,
+)
+from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, slot_for
+from celery_sticky.settings import Settings
+from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobStore, NewJob
+
+MAX_PAYLOAD = 256 * 1024
+"""Bytes of a payload's JSON."""
+MAX_NOTES = 1000
+"""Notifications that may wait in a slot."""
+STEP = 0.05
+"""Seconds between two looks whether something has gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """A job that is wanted."""
+
+    name: str
+    key: str
+    keyspace: str
+    slot: int
+    id: str
+    payload: Any
+    state: str
+    """`queued`, `starting`, `running`, `failing` or `stopping`."""
+    worker: str
+    """The worker that last started it; empty: none has."""
+    epoch: int
+    attempt: int
+    error: str
+    """Why its last start or run failed; empty: it did not."""
+    created: float
+    """When it was dispatched, in seconds since the epoch."""
+
+
+class Jobs:
+    """The jobs of an app's keyspaces. Any thread may use it, also after a fork.
+
+    `keyspace` may be left out where the job's code is known (it is the one the job was declared with), or where it is
+    `default`.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        open_store: Callable[[str], JobStore],
+        keyspace_of: Callable[[str], str | None],
+    ) -> None:
+        self._settings, self._open_store, self._keyspace_of = settings, open_store, keyspace_of
+        self._idle: dict[tuple[int, str], deque[JobStore]] = defaultdict(deque)
+
+    def dispatch(
+        self,
+        name: str,
+        key: Key,
+        payload: Any = None,
+        *,
+        keyspace: str | None = None,
+        timeout: float | None = None,
+        id: str | None = None,  # noqa: A002  as in `apply_async`'s results
+    ) -> str:
+        """Want a job, and return the id of this dispatch once the job has started.
+
+        `timeout` is in seconds; None: the setting `sticky_job_start_timeout`. A dispatch that timed out can be repeated
+        with its `id`: the job is started once, and the repeat gets the first one's outcome.
+
+        Raises:
+            JobExists: a job of this name and key is wanted already.
+            JobFailed: its start raised; it is wanted no more.
+            DispatchTimeout: it has not started yet, and may still do so.
+            KeyspaceFull: too many jobs wait for their start. KeyspaceClosed: `shutdown` was called.
+            JobConflict: the `id` was used for another job or payload.
+            InvalidKey, InvalidPayload: nothing was sent.
+            StoreUnavailable: it may or may not be wanted now: repeat it with its `id`.
+        """
+        job_id = self.admit(name, key, payload, keyspace=keyspace, id=id)
+        limit = self._settings().job_start_timeout if timeout is None else timeout
+        with self._store(self._keyspace(name, keyspace)) as store:
+            outcome = store.outcome(job_id, limit)
+        if outcome is None:
+            raise DispatchTimeout(name, key_text(key), job_id, limit)
+        if outcome.error:
+            raise JobFailed(f"job {name!r} of key {key_text(key)!r}: {outcome.error}")
+        return job_id
+
+    def admit(
+        self,
+        name: str,
+        key: Key,
+        payload: Any = None,
+        *,
+        keyspace: str | None = None,
+        id: str | None = None,  # noqa: A002
+    ) -> str:
+        """Want a job, and do not wait for its start. Raises as `dispatch`, save what comes of the start."""
+        keyspace, text = self._keyspace(name, keyspace), key_text(key)
+        job = NewJob(name, text, self._slot(text, keyspace), id or uuid4().hex, _as_json(name, payload))
+        settings = self._settings()
+        with self._store(keyspace) as store:
+            admission, _ = store.admit(job, max_queued=settings.job_max_queued, outcome_ttl=settings.job_outcome_ttl)
+        what = f"job {name!r} of key {text!r}"
+        match admission:
+            case Admission.EXISTS:
+                raise JobExists(f"{what} is wanted already: stop it first, or leave it")
+            case Admission.CONFLICT:
+                raise JobConflict(f"{what}: the id {job.id!r} was used for another job or payload: take a new one")
+            case Admission.FULL:
+                most = f"{settings.job_max_queued} jobs of keyspace {keyspace!r} wait for their start"
+                raise KeyspaceFull(f"{what}: {most}: try later, or raise sticky_job_max_queued")
+            case Admission.CLOSED:
+                raise KeyspaceClosed(f"{what}: keyspace {keyspace!r} is shut down: `sticky.jobs.reopen({keyspace!r})`")
+        return job.id
+
+    def notify(self, name: str, key: Key, payload: Any = None, *, keyspace: str | None = None) -> None:
+        """Send a notification to a job, wherever it runs; it gets it once at least, in order, also while it moves.
+
+        Raises:
+            NoSuchJob: no such job is wanted.
+            KeyspaceFull: too many notifications wait in its slot.
+        """
+        keyspace, text, body = self._keyspace(name, keyspace), key_text(key), _as_json(name, payload)
+        with self._store(keyspace) as store:
+            fate = store.notify(self._slot(text, keyspace), name, text, body, limit=MAX_NOTES)
+        if fate is Fate.NO_JOB:
+            raise NoSuchJob(_missing(name, text, keyspace))
+        if fate is Fate.FULL:
+            raise KeyspaceFull(f"{MAX_NOTES} notifications wait in the slot of key {text!r}: its jobs do not take them")
+
+    def stop(self, name: str, key: Key, *, keyspace: str | None = None, timeout: float = 0.0) -> None:
+        """Want a job no more; with a `timeout` in seconds, wait until nothing is left of it.
+
+        Raises:
+            NoSuchJob: no such job is wanted.
+            ShutdownTimeout: it has not stopped within `timeout`, and is still told to.
+        """
+        keyspace, text = self._keyspace(name, keyspace), key_text(key)
+        slot = self._slot(text, keyspace)
+        with self._store(keyspace) as store:
+            if not store.stop(slot, name, text):
+                raise NoSuchJob(_missing(name, text, keyspace))
+            if timeout:
+                _wait_gone(lambda: store.records(name, text, slot), timeout)
+
+    def list(self, name: str | None = None, *, keyspace: str | None = None) -> list[JobInfo]:
+        """Return what is wanted in a keyspace, by name and key."""
+        keyspace = self._keyspace(name, keyspace)
+        with self._store(keyspace) as store:
+            found = store.records(name)
+        return sorted((_info(record, keyspace) for record in found), key=lambda info: (info.name, info.key))
+
+    def get(self, name: str, key: Key, *, keyspace: str | None = None) -> JobInfo | None:
+        """Return what is known of a job, or None where no such one is wanted."""
+        keyspace, text = self._keyspace(name, keyspace), key_text(key)
+        with self._store(keyspace) as store:
+            found = store.records(name, text, self._slot(text, keyspace))
+        return _info(found[0], keyspace) if found else None
+
+    def shutdown(self, keyspace: str = DEFAULT_KEYSPACE, *, timeout: float | None = None) -> None:
+        """Stop every job of a keyspace on every worker, admit no more, and return when nothing is left.
+
+        `timeout` is in seconds (None: the setting `sticky_job_shutdown_timeout`). May be repeated. `reopen` undoes it.
+
+        Raises:
+            ShutdownTimeout: something is left; it is still told to stop.
+        """
+        with self._store(check_keyspace(keyspace)) as store:
+            store.close_keyspace(closed=True)
+            _wait_gone(store.records, self._settings().job_shutdown_timeout if timeout is None else timeout)
+
+    def reopen(self, keyspace: str = DEFAULT_KEYSPACE) -> None:
+        """Admit jobs again after a `shutdown`."""
+        with self._store(check_keyspace(keyspace)) as store:
+            store.close_keyspace(closed=False)
+
+    def claim_tick(self, name: str, number: int, *, keyspace: str) -> bool:
+        """Return whether this call is the first one for tick `number` of a ticker; see `JobStore.claim_tick`."""
+        with self._store(keyspace) as store:
+            return store.claim_tick(name, number)
+
+    def close(self) -> None:
+        """Let go of every connection. It may still be used."""
+        while self._idle:
+            for store in self._idle.popitem()[1]:
+                store.close()
+
+    def _keyspace(self, name: str | None, keyspace: str | None) -> str:
+        if keyspace is not None:
+            return check_keyspace(keyspace)
+        return (self._keyspace_of(name) if name is not None else None) or DEFAULT_KEYSPACE
+
+    def _slot(self, key: str, keyspace: str) -> int:
+        return slot_for(key, self._settings().slots_of(keyspace))
+
+    @contextmanager
+    def _store(self, keyspace: str) -> Iterator[JobStore]:
+        # A store is used by one thread at a time, and a connection is not shared with a forked child.
+        idle = self._idle[os.getpid(), keyspace]
+        try:
+            store = idle.pop()
+        except IndexError:
+            store = self._open_store(keyspace)
+        try:
+            yield store
+        except BaseException:
+            store.close()
+            raise
+        idle.append(store)
+
+
+def _wait_gone(left: Callable[[], Any], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while found := left():
+        if time.monotonic() >= deadline:
+            some = ", ".join(f"{record.name} of {record.key!r} at {record.worker or 'nobody'}" for record in found[:5])
+            raise ShutdownTimeout(f"{len(found)} jobs are left after {timeout:g} s: {some}")
+        time.sleep(STEP)
+
+
+def _as_json(name: str, payload: Any) -> bytes:
+    try:
+        text = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidPayload(f"job {name!r}: its payload is no JSON: {error}") from error
+    if len(text) > MAX_PAYLOAD:
+        raise InvalidPayload(
+            f"job {name!r}: its payload is {len(text)} bytes of JSON, at most {MAX_PAYLOAD} are allowed; "
+            "store it elsewhere and send a reference"
+        )
+    return text
+
+
+def _missing(name: str, key: str, keyspace: str) -> str:
+    return f"there is no job {name!r} of key {key!r} in keyspace {keyspace!r}"
+
+
+def _info(record: JobRecord, keyspace: str) -> JobInfo:
+    return JobInfo(
+        record.name,
+        record.key,
+        keyspace,
+        record.slot,
+        record.id,
+        json.loads(record.payload),
+        record.state.value,
+        record.worker,
+        record.epoch,
+        record.attempt,
+        record.error,
+        record.created,
+    )

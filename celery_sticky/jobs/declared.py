@@ -1,0 +1,128 @@
+"""The jobs, schedules and tickers that an app's code declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from celery_sticky.errors import InvalidJob, InvalidKey
+from celery_sticky.jobs.client import Jobs
+from celery_sticky.jobs.handler import Job, JobSpec, JobSpecs
+from celery_sticky.jobs.roster import house_job
+from celery_sticky.jobs.schedule import Schedule, Ticker
+from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
+from celery_sticky.stores.jobs import JobRecord
+
+MARK = ":"
+"""In the names of the jobs that run schedules and tickers, and in no other job's."""
+
+
+class DeclaredJobs:
+    """What was declared, by keyspace and name."""
+
+    def __init__(self) -> None:
+        self._jobs = JobSpecs()
+        self._house: dict[str, Schedule | Ticker] = {}
+
+    def job(self, name: str, keyspace: str, handler: Any) -> None:
+        """Declare a job.
+
+        Raises:
+            InvalidJob: see `Sticky.job`.
+        """
+        spec = JobSpec(name, keyspace, handler)
+        if MARK in name:
+            raise InvalidJob(f"job {name!r}: a job's name has no {MARK!r}")
+        self._jobs.add(spec)
+
+    def schedule(self, name: str, job: str, keyspace: str | None, every: float, function: Any) -> None:
+        """Declare a schedule; `keyspace` None: that of its job."""
+        where = keyspace or self.keyspace_of(job) or DEFAULT_KEYSPACE
+        made = Schedule(name, _checked(name, where), job, _interval(name, every), _function(name, function))
+        self._house["schedule" + MARK + name] = made
+
+    def ticker(self, name: str, keyspace: str, every: float, function: Any) -> None:
+        """Declare a ticker."""
+        made = Ticker(name, _checked(name, keyspace), _interval(name, every), _function(name, function))
+        self._house["ticker" + MARK + name] = made
+
+    def add(self, other: DeclaredJobs) -> None:
+        """Declare also what another one has."""
+        if other is not self:
+            for spec in other._jobs:
+                self._jobs.add(spec)
+            self._house |= other._house
+
+    def keyspace_of(self, name: str) -> str | None:
+        """Return the keyspace of a declared job, or None.
+
+        Raises:
+            InvalidJob: it is declared in several.
+        """
+        found = sorted(spec.keyspace for spec in self._jobs if spec.name == name)
+        if len(found) > 1:
+            raise InvalidJob(f"job {name!r} is declared in the keyspaces {', '.join(found)}: say which, keyspace=…")
+        return found[0] if found else None
+
+    @property
+    def keyspaces(self) -> frozenset[str]:
+        """The keyspaces of all that is declared."""
+        return frozenset(one.keyspace for one in (*self._jobs, *self._house.values()))
+
+    def check(self) -> None:
+        """Check what needs all declarations.
+
+        Raises:
+            InvalidJob: a schedule is for a job that is not declared.
+        """
+        for one in self._house.values():
+            if isinstance(one, Schedule) and self._jobs.find(one.keyspace, one.job) is None:
+                having = ", ".join(self._jobs.names()) or "none"
+                raise InvalidJob(
+                    f"schedule {one.name!r} is for the job {one.keyspace}/{one.job}, which is not declared (there are: "
+                    f"{having}): name it, as in @sticky.schedule({one.name!r}, every=…, job=…)"
+                )
+
+    def specs(self, keyspaces: Collection[str], jobs: Callable[[], Jobs]) -> JobSpecs:
+        """Return all that a job host for these keyspaces runs; `jobs` is what schedules dispatch with."""
+        house = [JobSpec(name, one.keyspace, _runner(one, jobs)) for name, one in self._house.items()]
+        found = JobSpecs()
+        for spec in (*self._jobs, *house):
+            if spec.keyspace in keyspaces:
+                found.add(spec)
+        return found
+
+    def house(self, keyspace: str, slots: int) -> Mapping[int, list[JobRecord]]:
+        """Return the jobs that run this keyspace's schedules and tickers, by slot."""
+        found: dict[int, list[JobRecord]] = {}
+        for name, one in self._house.items():
+            if one.keyspace == keyspace:
+                slot = slot_for(name, slots)
+                found.setdefault(slot, []).append(house_job(name, slot))
+        return found
+
+
+def _runner(one: Schedule | Ticker, jobs: Callable[[], Jobs]) -> Any:
+    async def run(job: Job) -> None:
+        await one.run(job, jobs)
+
+    return run
+
+
+def _checked(name: str, keyspace: str) -> str:
+    try:
+        return check_keyspace(keyspace)
+    except InvalidKey as error:
+        raise InvalidJob(f"job {name!r}: {error}") from error
+
+
+def _interval(name: str, every: Any) -> float:
+    if isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every < float("inf"):
+        raise InvalidJob(f"{name!r}: every is {every!r}, it must be a number of seconds above 0")
+    return float(every)
+
+
+def _function(name: str, function: Any) -> Any:
+    if not callable(function):
+        raise InvalidJob(f"{name!r} is a {type(function).__name__}, it must be a function without arguments")
+    return function

@@ -1,0 +1,114 @@
+"""The job host of a worker: started, watched from outside, and started again when it dies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from celery_sticky.jobs.keeper import Keeper
+from celery_sticky.jobs.wire import Message, Ready
+from celery_sticky.worker.deadline import Deadline, Held
+from celery_sticky.worker.lease import Lease
+
+logger = logging.getLogger("celery_sticky.jobs")
+
+RETRY_FIRST, RETRY_LAST = 0.2, 30.0
+"""Seconds until a host that died is replaced: the first time, and at most; doubled in between."""
+STEADY = 60.0
+"""Seconds after which a host counts as one that works."""
+GRACE = 0.5
+"""Seconds a host is left to end itself at the end of trust."""
+
+
+class Host(Protocol):
+    """A running host; see `jobs.process.HostProcess`."""
+
+    pid: int
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Say this, without waiting."""
+
+    def kill(self) -> None:
+        """End it and whatever its jobs started."""
+
+    def close(self, timeout: float) -> None:
+        """Have it end when nothing runs in it, or kill it."""
+
+
+Spawn = Callable[[Callable[[Message], None], Callable[[int], None]], Host]
+"""Starts a host; is given what takes its messages and what takes its exit status, called in threads of its own."""
+
+
+class Supervisor:
+    """Keeps one host alive, and tells the keepers of its life."""
+
+    def __init__(self, spawn: Spawn, lease: Lease) -> None:
+        self._spawn = spawn
+        self._keepers: Collection[Keeper] = ()
+        self._host: Host | None = None
+        self._number = 0
+        self._started_at = 0.0
+        self._failures = 0
+        self._running = True
+        self._watch = Deadline(lease, self._held, self._trust_ended, grace=GRACE)
+
+    def start(self, keepers: Collection[Keeper]) -> None:
+        """Start the host."""
+        self._keepers = keepers
+        self._watch.start()
+        self._begin()
+
+    def say(self, number: int, messages: Sequence[Message]) -> None:
+        """See `jobs.keeper.Hosting`."""
+        host = self._host
+        if messages and host is not None and number == self._number:
+            host.send(messages)
+
+    def kill(self, number: int, reason: str) -> None:
+        """See `jobs.keeper.Hosting`."""
+        host = self._host
+        if host is not None and number == self._number:
+            logger.error("jobs: %s; killing the job host, process %d", reason, host.pid)
+            host.kill()
+
+    def finish(self, timeout: float) -> None:
+        """End the host: nothing should run in it any more."""
+        self._running = False
+        self._watch.stop()
+        if (host := self._host) is not None:
+            host.close(timeout)
+
+    def _begin(self) -> None:
+        self._number += 1
+        self._started_at = time.monotonic()
+        self._host = self._spawn(self._on_message, self._on_exit)
+
+    def _on_message(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            logger.info("jobs: the job host runs %s", ", ".join(message.names) or "nothing")
+            for keeper in self._keepers:
+                keeper.host_started(self._number)
+        else:
+            for keeper in self._keepers:
+                keeper.heard(message)
+
+    def _on_exit(self, status: int) -> None:
+        self._host = None
+        for keeper in self._keepers:
+            keeper.host_ended()
+        if not self._running:
+            return
+        self._failures = 1 if time.monotonic() - self._started_at > STEADY else self._failures + 1
+        pause = min(RETRY_FIRST * 2.0 ** min(self._failures - 1, 10), RETRY_LAST)
+        logger.error("jobs: the job host has died (exit status %d); the next one starts in %.1f s", status, pause)
+        time.sleep(pause)
+        if self._running:
+            self._begin()
+
+    def _held(self) -> Iterable[Held]:
+        return {held for keeper in self._keepers for held in keeper.held()}
+
+    def _trust_ended(self, held: Held) -> None:
+        self.kill(self._number, f"the lease of keyspace {held[0]} has ended")

@@ -1,0 +1,248 @@
+"""The keeper of one keyspace's jobs in a worker: it runs the `roster` against the store and the job host.
+
+An operating system thread with a client of its own, like the member's, so that no task and no broker can delay it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.jobs.roster import Roster, Run, is_house
+from celery_sticky.jobs.wire import Message, Notify, Start
+from celery_sticky.ownership.events import Drained, Event, OpenRefused
+from celery_sticky.stores.jobs import JobStore
+from celery_sticky.worker.deadline import Held
+from celery_sticky.worker.lease import Lease, boottime
+from celery_sticky.worker.native import start_native_thread
+
+logger = logging.getLogger("celery_sticky.jobs")
+
+BROKEN_PAUSE = 0.1
+"""Seconds between attempts to reach a store that does not answer."""
+UNTRUSTED_PAUSE = 0.1
+"""Seconds until starts are tried again that wait for trust or for the host."""
+
+
+class Hosting(Protocol):
+    """What the keeper asks of the worker's job host. None of it waits."""
+
+    def say(self, number: int, messages: Sequence[Message]) -> None:
+        """Say this to the `number`th host; nothing if that one is gone."""
+
+    def kill(self, number: int, reason: str) -> None:
+        """Kill the `number`th host with all that runs in it."""
+
+
+class Keeper:
+    """The jobs of one keyspace. Methods may be called from any thread, and do not wait."""
+
+    def __init__(
+        self,
+        keyspace: str,
+        worker: str,
+        roster: Roster,
+        open_store: Callable[[], JobStore],
+        hosting: Hosting,
+        lease: Lease,
+        report: Callable[[Event], None],
+        *,
+        poll: float,
+        outcome_ttl: float,
+    ) -> None:
+        self.keyspace = keyspace
+        self._worker, self._roster, self._open_store = worker, roster, open_store
+        self._hosting, self._lease, self._report = hosting, lease, report
+        self._poll, self._outcome_ttl = poll, outcome_ttl
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._store: JobStore | None = None
+        self._host = 0
+        self._look_at = 0.0
+        self._running = True
+        self._ended = False
+
+    def start(self) -> None:
+        """Begin to work."""
+        start_native_thread(self._run)
+
+    def finish(self, timeout: float) -> None:
+        """End the thread, at most `timeout` seconds later. What runs still is the host's end to bring."""
+        self._running = False
+        self._post(lambda: None)
+        deadline = time.monotonic() + timeout
+        while not self._ended and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def open(self, slot: int, epoch: int) -> None:
+        """The slot is ours under this epoch."""
+        self._post(lambda: self._roster.open(slot, epoch))
+
+    def stop(self, slot: int) -> None:
+        """Stop the jobs of a slot; reports `Drained` when neither jobs nor tasks of it are left."""
+        self._post(lambda: self._roster.stop(slot))
+
+    def tasks_drained(self, slot: int) -> None:
+        """No tasks of the slot are left."""
+        self._post(lambda: self._roster.tasks_drained(slot))
+
+    def close(self, slot: int) -> None:
+        """The slot is somebody else's already."""
+        self._post(lambda: self._roster.close(slot))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return what runs here, as `inspect sticky_jobs` shows it."""
+        return [
+            {"name": r.record.name, "key": r.record.key, "slot": r.slot, "epoch": r.epoch, "state": r.stage.value}
+            for r in self._roster.runs()
+        ]
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._inbox.append(call)
+        if (store := self._store) is not None:
+            store.wake()
+
+    # -- for the host --------------------------------------------------------------------------
+
+    def host_started(self, number: int) -> None:
+        """A job host is there, the `number`th."""
+
+        def take_in() -> None:
+            self._host = number
+            self._roster.host_started()
+
+        self._post(take_in)
+
+    def host_ended(self) -> None:
+        """The job host is gone."""
+        self._post(self._roster.host_ended)
+
+    def heard(self, message: Message) -> None:
+        """The host says something of a run, perhaps of another keyspace's."""
+        self._post(lambda: self._roster.heard(message, boottime()))
+
+    def held(self) -> set[Held]:
+        """Return what trust the runs rely on."""
+        return {(self.keyspace, run.term) for run in self._roster.runs()}
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._running:
+                try:
+                    if self._store is None:
+                        self._store = self._open_store()
+                        self._store.watch(0.0)  # subscribes: what changes from our first look on is heard
+                    self._turn(self._store)
+                except StoreUnavailable as error:
+                    logger.warning("jobs of keyspace %s: %s", self.keyspace, error)
+                    self._take_in()
+                    time.sleep(BROKEN_PAUSE)
+                except Exception:
+                    logger.exception("jobs of keyspace %s: the keeper met an error it does not know", self.keyspace)
+                    time.sleep(BROKEN_PAUSE * 10)
+        finally:
+            if self._store is not None:
+                self._store.close()
+            self._ended = True
+
+    def _turn(self, store: JobStore) -> None:
+        self.work(store)
+        if store.watch(0.0 if self._inbox else self._pause()):
+            self._look_at = 0.0
+
+    def work(self, store: JobStore) -> None:
+        """Do all that is to be done now."""
+        self._take_in()
+        self._open_slots(store)
+        self._settle(store)
+        if boottime() >= self._look_at:
+            self._look(store)
+        self._reconcile(store)
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+        self._report_drained()
+
+    def _report_drained(self) -> None:
+        for slot in self._roster.take_drained():
+            self._report(Drained(slot))
+
+    def _open_slots(self, store: JobStore) -> None:
+        for slot, epoch in self._roster.to_open():
+            try:
+                store.open(slot, epoch)
+            except Fenced as fenced:
+                # The document was lost, the records were not: the member raises the epoch and opens the slot again.
+                self._roster.stop(slot)
+                self._report(OpenRefused(slot, fenced.epoch))
+            else:
+                self._roster.fenced(slot)
+                self._look_at = 0.0
+
+    def _settle(self, store: JobStore) -> None:
+        for slot, epoch, reports, notes in self._roster.to_settle():
+            try:
+                store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl)
+            except Fenced:
+                self._roster.unfenced(slot)
+            else:
+                self._roster.settled(slot, len(reports), len(notes))
+                self._look_at = 0.0
+
+    def _look(self, store: JobStore) -> None:
+        self._look_at = boottime() + self._poll
+        for slot, found in store.look(self._roster.known()).items():
+            self._roster.seen(slot, found)
+
+    def _reconcile(self, store: JobStore) -> None:
+        trusted = self._lease.trusted(self.keyspace)
+        for slot, ids in self._roster.reconcile(boottime(), may_start=trusted).items():
+            self._begin(store, slot, ids)
+        says = self._roster.take_says()
+        says += [Notify(run.ref, note.id, json.loads(note.payload)) for run, note in self._roster.to_notify()]
+        self._hosting.say(self._host, says)
+        if self._roster.overdue:
+            self._hosting.kill(self._host, f"a job of keyspace {self.keyspace} did not stop in time")
+        self._report_drained()
+
+    def _begin(self, store: JobStore, slot: int, ids: list[str]) -> None:
+        term, epoch = self._lease.term(self.keyspace), self._roster.epoch(slot)
+        attempts = {job_id: 1 for job_id in ids if is_house(job_id)}
+        if written := [job_id for job_id in ids if not is_house(job_id)]:
+            try:
+                attempts |= store.reserve(slot, epoch, self._worker, written)
+            except Fenced:
+                self._roster.unfenced(slot)
+            self._look_at = 0.0
+        runs = self._roster.reserved(slot, attempts, term, boottime())
+        self._hosting.say(self._host, [self._start_of(run, attempt) for run, attempt in runs])
+
+    def _start_of(self, run: Run, attempt: int) -> Start:
+        record = run.record
+        return Start(
+            run.ref,
+            record.name,
+            record.key,
+            self.keyspace,
+            record.id,
+            run.epoch,
+            attempt,
+            json.loads(record.payload),
+            run.term,
+            self._worker,
+        )
+
+    def _pause(self) -> float:
+        now, ends = boottime(), [self._look_at]
+        if (wake_at := self._roster.wake_at()) is not None:
+            ends.append(wake_at)
+        if self._roster.waiting:
+            ends.append(now + UNTRUSTED_PAUSE)
+        return max(0.0, min(ends) - now)

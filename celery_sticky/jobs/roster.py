@@ -1,0 +1,382 @@
+"""What one worker does with the jobs of one keyspace: a pure state machine. No thread, no clock, no store, no process.
+
+It compares what is wanted (the records of the slots it holds) with what runs (in the job host), and says what to do
+about the difference: which starts to reserve, what to say to the host, what to write down. The keeper does it, and
+brings the answers. What got lost on the way is made good at the next look. `now` is in seconds on one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heappop, heappush
+from itertools import count
+
+from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
+from celery_sticky.stores.jobs import JobRecord, JobState, Note, Report, SlotJobs, Verdict
+
+RETRY_FIRST, RETRY_LAST = 1.0, 60.0
+"""Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
+
+_HOUSE = "house:"
+
+JobKey = tuple[str, str]
+"""Name and key."""
+
+
+class Stage(StrEnum):
+    """How far a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A job in the host."""
+
+    ref: int
+    slot: int
+    record: JobRecord
+    epoch: int
+    term: int
+    """The membership whose trust it relies on."""
+    since: float
+    """When the stage began."""
+    stage: Stage = Stage.STARTING
+    late: bool = False
+    """It is stopped because its start took too long."""
+    sent: set[str] = field(default_factory=set)
+    """Notes that were handed to it."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A slot that is held here."""
+
+    epoch: int
+    opened: bool = False
+    """The store has fenced it for us."""
+    stopping: bool = False
+    tasks_drained: bool = False
+    revision: int = 0
+    wanted: dict[JobKey, JobRecord] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    runs: dict[JobKey, Run] = field(default_factory=dict)
+    failures: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Id -> how often in a row the job has failed here, and when it may start again."""
+    reports: list[Report] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The settings that matter here; in seconds."""
+
+    start_timeout: float
+    stop_timeout: float
+    max_attempts: int
+
+
+class Roster:
+    """The jobs of one keyspace that belong to this worker."""
+
+    def __init__(
+        self, terms: Terms, *, refs: Iterator[int] | None = None, house: Mapping[int, Sequence[JobRecord]] | None = None
+    ) -> None:
+        self._terms = terms
+        self._refs = refs or count(1)
+        self._house = house or {}
+        self._places: dict[int, Place] = {}
+        self._runs: dict[int, Run] = {}
+        self._dirty: set[int] = set()
+        self._timers: list[tuple[float, int]] = []
+        self._says: list[Message] = []
+        self._drained: list[int] = []
+        self.host_up = False
+        self.waiting = False
+        """Starts wait for trust."""
+        self.overdue = False
+        """A run has not stopped in time, or belongs to a slot that is somebody else's: the host must be killed."""
+
+    # -- what the member wants -----------------------------------------------------------------
+
+    def open(self, slot: int, epoch: int) -> None:
+        """The slot is ours under this epoch; its records are to be fenced."""
+        place = self._places.get(slot)
+        if place is None:
+            place = self._places[slot] = Place(epoch, wanted=self._with_house(slot, ()))
+        elif place.epoch != epoch or place.stopping:
+            place.epoch, place.opened, place.stopping, place.tasks_drained = epoch, False, False, False
+        self._dirty.add(slot)
+
+    def stop(self, slot: int) -> None:
+        """Give the slot away: stop what runs of it. `take_drained` tells when nothing is left."""
+        place = self._places.get(slot)
+        if place is not None:
+            place.stopping = True
+            self._dirty.add(slot)
+
+    def tasks_drained(self, slot: int) -> None:
+        """Nothing of the slot's tasks is left here."""
+        place = self._places.get(slot)
+        if place is None:
+            self._drained.append(slot)
+        else:
+            place.tasks_drained = True
+            self._dirty.add(slot)
+
+    def close(self, slot: int) -> None:
+        """The slot is somebody else's already: nothing of it may go on."""
+        place = self._places.pop(slot, None)
+        if place is not None and place.runs:
+            for run in place.runs.values():
+                del self._runs[run.ref]
+            self.overdue = True
+
+    def take_drained(self) -> list[int]:
+        """Return the slots of which neither tasks nor jobs are left, once."""
+        drained, self._drained = self._drained, []
+        return drained
+
+    # -- what the store says -------------------------------------------------------------------
+
+    def to_open(self) -> list[tuple[int, int]]:
+        """Return slot and epoch of what is to be fenced."""
+        return [(s, p.epoch) for s, p in self._places.items() if not (p.opened or p.stopping)]
+
+    def fenced(self, slot: int) -> None:
+        """The slot's records are fenced for our epoch."""
+        self._places[slot].opened = True
+        self._places[slot].revision = 0
+
+    def unfenced(self, slot: int) -> None:
+        """The slot's records are fenced for another epoch: fence them anew, if we still may."""
+        if (place := self._places.get(slot)) is not None:
+            place.opened = False
+
+    def known(self) -> dict[int, int]:
+        """Return the revision by slot that we know."""
+        return {slot: place.revision for slot, place in self._places.items() if place.opened}
+
+    def seen(self, slot: int, found: SlotJobs) -> None:
+        """Take in what is written down for a slot."""
+        place = self._places.get(slot)
+        if place is not None:
+            place.revision = found.revision
+            place.wanted = self._with_house(slot, found.records)
+            place.notes = found.notes
+            self._forget_old(place)
+            self._dirty.add(slot)
+
+    def _with_house(self, slot: int, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
+        return {_job_key(record): record for record in (*records, *self._house.get(slot, ()))}
+
+    @staticmethod
+    def _forget_old(place: Place) -> None:
+        if place.failures:
+            ids = {record.id for record in place.wanted.values()}
+            place.failures = {job_id: when for job_id, when in place.failures.items() if job_id in ids}
+        notes = {note.id for note in place.notes}
+        for run in place.runs.values():
+            if run.sent:
+                run.sent &= notes
+
+    # -- what the host says --------------------------------------------------------------------
+
+    def host_started(self) -> None:
+        """The host is there, and nothing runs in it."""
+        self.host_up = True
+        self._dirty.update(self._places)
+
+    def host_ended(self) -> None:
+        """The host is gone with all that ran in it. What is wanted is started again in the next one."""
+        self.host_up = self.overdue = False
+        self._runs.clear()
+        self._says.clear()
+        for slot, place in self._places.items():
+            if place.runs:
+                place.runs.clear()
+            self._dirty.add(slot)
+
+    def heard(self, message: Message, now: float) -> None:
+        """Take in what the host says of a run."""
+        match message:
+            case Started(ref) if run := self._runs.get(ref):
+                self._on_started(run, now)
+            case Failed(ref, error) if run := self._runs.get(ref):
+                self._on_ended(run, error or "its start failed", now)
+            case Ended(ref, error) if run := self._runs.get(ref):
+                self._on_ended(run, error, now)
+            case Noted(ref, note) if run := self._runs.get(ref):
+                self._places[run.slot].noted.append(note)
+
+    def _on_started(self, run: Run, now: float) -> None:
+        if run.stage is Stage.STARTING:
+            run.stage, run.since = Stage.RUNNING, now
+            self._report(run, Verdict.STARTED)
+            self._dirty.add(run.slot)
+
+    def _on_ended(self, run: Run, error: str, now: float) -> None:
+        place = self._places[run.slot]
+        del self._runs[run.ref], place.runs[_job_key(run.record)]
+        self._dirty.add(run.slot)
+        if run.late:
+            error = f"its start took longer than {self._terms.start_timeout:g} s"
+        elif run.stage is Stage.STOPPING:
+            error = ""
+            if place.stopping or place.epoch != run.epoch:
+                return  # it is still wanted, elsewhere or here again
+        if error:
+            self._on_failed(place, run, error, now)
+        else:
+            self._report(run, Verdict.ENDED)
+
+    def _on_failed(self, place: Place, run: Run, error: str, now: float) -> None:
+        job_id = run.record.id
+        settled = run.stage is Stage.RUNNING and now >= run.since + RETRY_LAST
+        failures = 1 if settled else place.failures.get(job_id, (0, 0.0))[0] + 1
+        at = now + min(RETRY_FIRST * 2.0 ** min(failures - 1, 10), RETRY_LAST)
+        place.failures[job_id] = (failures, at)
+        self._set_timer(at, run.slot)
+        self._report(run, Verdict.FAILED, error)
+
+    def _report(self, run: Run, verdict: Verdict, error: str = "") -> None:
+        if not is_house(run.record.id):
+            self._places[run.slot].reports.append(Report(run.record.id, verdict, error))
+
+    # -- what is to be written down ------------------------------------------------------------
+
+    def to_settle(self) -> list[tuple[int, int, list[Report], list[str]]]:
+        """Return slot, epoch, reports and delivered notes of the slots that have any."""
+        places = self._places.items()
+        return [(s, p.epoch, p.reports[:], p.noted[:]) for s, p in places if p.opened and (p.reports or p.noted)]
+
+    def settled(self, slot: int, reports: int, notes: int) -> None:
+        """The first so many reports and notes are written down."""
+        if (place := self._places.get(slot)) is not None:
+            del place.reports[:reports], place.noted[:notes]
+            self._dirty.add(slot)
+
+    # -- what is to be done --------------------------------------------------------------------
+
+    def reconcile(self, now: float, *, may_start: bool) -> dict[int, list[str]]:
+        """Compare what is wanted with what runs where something has changed; return the ids to reserve, by slot."""
+        while self._timers and self._timers[0][0] <= now:
+            self._dirty.add(heappop(self._timers)[1])
+        dirty, self._dirty = self._dirty, set()
+        reserves: dict[int, list[str]] = {}
+        for slot in dirty:
+            place = self._places.get(slot)
+            if place is not None and (ids := self._reconcile(slot, place, now)):
+                reserves[slot] = ids
+        self.waiting = bool(reserves) and not may_start
+        if self.waiting:
+            self._dirty.update(reserves)
+            return {}
+        return reserves
+
+    def epoch(self, slot: int) -> int:
+        """Return the epoch under which a slot is ours."""
+        return self._places[slot].epoch
+
+    def reserved(self, slot: int, attempts: Mapping[str, int], term: int, now: float) -> list[tuple[Run, int]]:
+        """Take in the reserved starts; return the runs to start, with their attempts."""
+        place = self._places.get(slot)
+        if place is None or place.stopping:
+            return []
+        runs = []
+        for record in place.wanted.values():
+            attempt = attempts.get(record.id)
+            if attempt is None:
+                continue
+            if record.fresh and attempt > self._terms.max_attempts:
+                error = f"{attempt - 1} starts of it came to no end: it ends the process it is started in"
+                place.reports.append(Report(record.id, Verdict.FAILED, error))
+            else:
+                runs.append((self._begin(slot, place, record, term, now), attempt))
+        return runs
+
+    def take_says(self) -> list[Message]:
+        """Return what to say to the host, once."""
+        says, self._says = self._says, []
+        return says
+
+    def wake_at(self) -> float | None:
+        """Return when to reconcile again, if nothing comes before."""
+        return self._timers[0][0] if self._timers else None
+
+    def runs(self) -> list[Run]:
+        """Return what runs here."""
+        return list(self._runs.values())
+
+    def _begin(self, slot: int, place: Place, record: JobRecord, term: int, now: float) -> Run:
+        run = Run(next(self._refs), slot, record, place.epoch, term, now)
+        place.runs[_job_key(record)] = self._runs[run.ref] = run
+        self._set_timer(now + self._terms.start_timeout, slot)
+        return run
+
+    def _reconcile(self, slot: int, place: Place, now: float) -> list[str]:
+        for job, run in place.runs.items():
+            self._look_after(place, run, place.wanted.get(job), now)
+        if place.stopping:
+            self._end_place(slot, place)
+            return []
+        if place.reports or self.overdue or not (place.opened and self.host_up):
+            return []  # what was reported is not yet written down: the records are older than what we know
+        return [r.id for job, r in place.wanted.items() if job not in place.runs and self._may_start(place, r, now)]
+
+    def _look_after(self, place: Place, run: Run, record: JobRecord | None, now: float) -> None:
+        limit = {Stage.STARTING: self._terms.start_timeout, Stage.STOPPING: self._terms.stop_timeout}.get(run.stage)
+        timed_out = limit is not None and now >= run.since + limit
+        if run.stage is Stage.STOPPING:
+            self.overdue |= timed_out
+            return
+        wanted = record is not None and record.id == run.record.id and record.state is not JobState.STOPPING
+        if timed_out or place.stopping or place.epoch != run.epoch or not wanted:
+            run.late = timed_out
+            run.stage, run.since = Stage.STOPPING, now
+            self._says.append(Stop(run.ref))
+            self._set_timer(now + self._terms.stop_timeout, run.slot)
+
+    def _may_start(self, place: Place, record: JobRecord, now: float) -> bool:
+        if record.state is JobState.STOPPING:
+            # Whoever ran it has given the slot away, or is dead.
+            place.reports.append(Report(record.id, Verdict.ENDED))
+            return False
+        return now >= place.failures.get(record.id, (0, 0.0))[1]
+
+    def _end_place(self, slot: int, place: Place) -> None:
+        if place.tasks_drained and not place.runs and not (place.opened and (place.reports or place.noted)):
+            del self._places[slot]
+            self._drained.append(slot)
+
+    def to_notify(self) -> list[tuple[Run, Note]]:
+        """Return the notes to hand over now, each with the run it is for, and count them as handed over."""
+        found = []
+        for place in self._places.values():
+            for note in place.notes:
+                run = place.runs.get((note.name, note.key))
+                if run is not None and run.stage is Stage.RUNNING and note.id not in run.sent:
+                    run.sent.add(note.id)
+                    found.append((run, note))
+        return found
+
+    def _set_timer(self, at: float, slot: int) -> None:
+        heappush(self._timers, (at, slot))
+
+
+def house_job(name: str, slot: int) -> JobRecord:
+    """Return the record of a job that is always wanted and nowhere written down, like a schedule's."""
+    return JobRecord(name, name, slot, _HOUSE + name, b"null", JobState.RUNNING, False, 0, 0, "", "", 0.0, 0)
+
+
+def is_house(job_id: str) -> bool:
+    """Whether this is the id of a job that is nowhere written down."""
+    return job_id.startswith(_HOUSE)
+
+
+def _job_key(record: JobRecord) -> JobKey:
+    return record.name, record.key

@@ -1,0 +1,122 @@
+"""Schedules and tickers: functions that one worker of a keyspace calls at intervals.
+
+Each is itself a job, of a key made of its name: so whoever owns that key's slot runs it, and it moves like any other.
+It is wanted wherever its code is, and so nowhere written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_sticky.errors import JobExists, KeyspaceClosed, KeyspaceFull, NoSuchJob
+from celery_sticky.jobs.client import Jobs
+from celery_sticky.jobs.handler import Job
+from celery_sticky.keys import Key, key_text
+
+logger = logging.getLogger("celery_sticky.jobs")
+
+Function = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a schedule wants changed; jobs that it does not name are left as they are."""
+
+    start: Mapping[Key, Any] | Collection[Key] = ()
+    """Keys that should have a job, with the payload of each, or without one. Those that have one keep it."""
+    stop: Collection[Key] = ()
+    stop_all: bool = False
+    """Stop every job of the schedule's kind that `start` does not name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A function that says which keys should have a job."""
+
+    name: str
+    keyspace: str
+    job: str
+    every: float
+    function: Function = field(repr=False)
+
+    async def run(self, job: Job, jobs: Callable[[], Jobs]) -> None:
+        """Call the function every so often, and bring about what it wants."""
+        job.started()
+        while True:
+            began = time.monotonic()
+            try:
+                plan = await _call(self.function)
+                await asyncio.to_thread(self.apply, plan, jobs())
+            except Exception:
+                logger.exception("schedule %r has failed; it is tried again in %g s", self.name, self.every)
+            await asyncio.sleep(max(0.0, began + self.every - time.monotonic()))
+
+    def apply(self, wanted: Plan | Mapping[Key, Any] | Iterable[Key], jobs: Jobs) -> None:
+        """Dispatch and stop the difference between what is wanted and what there is."""
+        plan = wanted if isinstance(wanted, Plan) else Plan(_keys(wanted), stop_all=True)
+        start = {key_text(key): payload for key, payload in _pairs(plan.start)}
+        there = {info.key for info in jobs.list(self.job, keyspace=self.keyspace) if info.state != "stopping"}
+        stop = {key_text(key) for key in plan.stop} | (there if plan.stop_all else set())
+        for key in sorted((stop & there) - start.keys()):
+            try:
+                jobs.stop(self.job, key, keyspace=self.keyspace)
+            except NoSuchJob:
+                continue  # it has ended meanwhile
+        self._start({key: payload for key, payload in start.items() if key not in there}, jobs)
+
+    def _start(self, missing: Mapping[str, Any], jobs: Jobs) -> None:
+        for key, payload in missing.items():
+            try:
+                jobs.admit(self.job, key, payload, keyspace=self.keyspace)
+            except JobExists:
+                continue  # somebody else has dispatched it meanwhile
+            except (KeyspaceFull, KeyspaceClosed) as error:
+                logger.warning("schedule %r: %s", self.name, error)
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Ticker:
+    """A function that one worker calls in each period."""
+
+    name: str
+    keyspace: str
+    every: float
+    function: Function = field(repr=False)
+
+    async def run(self, job: Job, jobs: Callable[[], Jobs]) -> None:
+        """Call the function once in each period of the clock, unless another worker has done so in this one."""
+        job.started()
+        while True:
+            number = int(time.time() // self.every)
+            try:
+                if await asyncio.to_thread(jobs().claim_tick, self.name, number, keyspace=self.keyspace):
+                    await _call(self.function)
+            except Exception:
+                logger.exception("ticker %r has failed", self.name)
+            await asyncio.sleep(max(0.001, (number + 1) * self.every - time.time()))
+
+
+async def _call(function: Function) -> Any:
+    if inspect.iscoroutinefunction(function):
+        returned: Awaitable[Any] = function()
+        return await returned
+    return await asyncio.to_thread(function)
+
+
+def _keys(wanted: Mapping[Key, Any] | Iterable[Key]) -> Mapping[Key, Any] | Collection[Key]:
+    if isinstance(wanted, Mapping):
+        return wanted
+    if isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable):
+        raise TypeError(f"a schedule returns keys, a mapping of key to payload, or a Plan, not {wanted!r}")
+    return list(wanted)
+
+
+def _pairs(start: Mapping[Key, Any] | Collection[Key]) -> Iterable[tuple[Key, Any]]:
+    return start.items() if isinstance(start, Mapping) else ((key, None) for key in start)

@@ -1,0 +1,45 @@
+"""A keyspace's slots as its member sees them: a slot is held by tasks, at the courier, and by jobs, at the keeper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_sticky.jobs.keeper import Keeper
+from celery_sticky.ownership.events import Drained, Event, Opened
+from celery_sticky.ownership.gate import SlotId
+from celery_sticky.worker.member import Slots
+
+
+class SharedSlots:
+    """Tells courier and keeper what the member wants, and the member when both have done it.
+
+    Jobs start when the slot is open for tasks, so that a slot has one moment at which it is ours; and a slot is drained
+    when neither is left.
+    """
+
+    def __init__(self, courier: Slots, keeper: Keeper, post: Callable[[Event], None]) -> None:
+        self._courier, self._keeper, self._post = courier, keeper, post
+
+    def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
+        """See `Slots.open`."""
+        self._courier.open(slot, epoch, incarnation)
+
+    def stop(self, slot: SlotId) -> None:
+        """See `Slots.stop`; the keeper first: it must know of it before the courier says that it is drained."""
+        self._keeper.stop(slot[1])
+        self._courier.stop(slot)
+
+    def close(self, slot: SlotId) -> None:
+        """See `Slots.close`; the courier first: after it, it does not say any more that the slot was opened."""
+        self._courier.close(slot)
+        self._keeper.close(slot[1])
+
+    def report(self, event: Event) -> None:
+        """Pass on what the courier says; must not wait."""
+        match event:
+            case Drained(slot):
+                self._keeper.tasks_drained(slot)
+                return
+            case Opened(slot, epoch):
+                self._keeper.open(slot, epoch)
+        self._post(event)

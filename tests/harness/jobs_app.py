@@ -1,0 +1,109 @@
+"""The worker app of tests of jobs: jobs of every kind that write their runs into the history."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from celery_sticky import Job, JobHandler, Plan, Sticky
+from celery_sticky.testing.recorder import Recorder
+from harness.app import AppConfig, make_app
+from harness.slots_written import write_slots_down
+
+
+def register(app: Celery, history: Path) -> Sticky:
+    """Declare the jobs on `app`."""
+    sticky, recorder = Sticky(app), Recorder(history)
+
+    def recorded(job: Job) -> Any:
+        return recorder.run(job.key, 0, job.id, worker=job.worker, epoch=job.epoch, attempt=job.attempt)
+
+    def note(job: Job, payload: Any) -> None:
+        recorder.published(f"note:{job.key}", payload, job.worker)
+
+    @sticky.job("sync")
+    async def sync(job: Job) -> None:
+        """Write down its run and its notifications; `payload` says what it does amiss."""
+        payload = job.payload or {}
+        if "raise" in payload:
+            raise ValueError(payload["raise"])
+        with recorded(job):
+            if "child" in payload:
+                subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", payload["child"]])
+            async for notification in job.inbox:
+                if notification == "end":
+                    return
+                if notification == "fail":
+                    raise RuntimeError("as told")
+                if notification == "die":
+                    os._exit(3)
+                note(job, notification)
+
+    @sticky.job("stubborn")
+    async def stubborn(job: Job) -> None:
+        """Does not stop."""
+        with recorded(job):
+            job.started()
+            while True:
+                try:
+                    await asyncio.sleep(600)
+                except asyncio.CancelledError:
+                    continue
+
+    @sticky.job("blocking")
+    async def blocking(job: Job) -> None:
+        """Blocks the event loop for `payload` seconds when it is notified."""
+        with recorded(job):
+            async for _ in job.inbox:
+                time.sleep(job.payload)
+
+    @sticky.job("poll")
+    class Poll(JobHandler):
+        """A job with three methods that are no coroutines."""
+
+        def start(self, job: Job) -> None:
+            time.sleep((job.payload or {}).get("slow", 0))
+            if "raise" in (job.payload or {}):
+                raise ValueError(job.payload["raise"])
+            self._run = recorded(job)
+            self._run.__enter__()
+
+        def stop(self, job: Job) -> None:
+            self._run.__exit__(None, None, None)
+
+        def notify(self, job: Job, payload: Any) -> None:
+            note(job, payload)
+
+    wanted = history.with_name("wanted")
+
+    @sticky.schedule("planned", every=0.3, job="sync")
+    def planned() -> Any:
+        """Wants the keys that the file `wanted` names; without the file it wants nothing changed."""
+        recorder.published("schedule", 0, str(os.getpid()))
+        return {key: {"of": "plan"} for key in wanted.read_text().split()} if wanted.exists() else Plan()
+
+    @sticky.ticker("tick", every=0.5)
+    async def tick() -> None:
+        recorder.published("tick", int(time.time() // 0.5), str(os.getpid()))
+
+    return sticky
+
+
+def make() -> Celery:
+    """Return the app of a worker process."""
+    config = AppConfig.from_environ(os.environ)
+    made = make_app(config)
+    register(made, config.history)
+    write_slots_down(config.history)
+    return made
+
+
+if "STICKY_APP_BROKER" in os.environ:
+    app = make()

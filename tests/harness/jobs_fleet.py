@@ -1,0 +1,86 @@
+"""Workers with jobs, and an eye on what runs where."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from celery_sticky.jobs.client import JobInfo, Jobs
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.history import Event, Kind, Run, pair
+from celery_sticky.testing.waiting import wait_until
+from celery_sticky.testing.worker import WorkerProcess
+from harness import jobs_app
+from harness.app import AppConfig
+from harness.keyed_fleet import KeyedFleet, node
+
+JOB_CONF = {"sticky_job_poll": 1.0, "sticky_job_stop_timeout": 3.0}
+
+
+class JobsFleet(KeyedFleet):
+    """Workers with the jobs of `jobs_app`."""
+
+    def __init__(self, guard: Guard, directory: Path, config: AppConfig, *, document: bool = True) -> None:
+        super().__init__(guard, directory, config, document=document)
+        self.jobs: Jobs = jobs_app.register(self.app, config.history).jobs
+
+    def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
+        """Start a worker, see `Fleet.worker`; it has the jobs."""
+        options.setdefault("pool", "threads")
+        options.setdefault("concurrency", 2)
+        return super().worker(name, ready=ready, app="harness.jobs_app", **options)
+
+    def job_events(self, kind: Kind) -> list[Event]:
+        """Return the starts or ends of jobs so far."""
+        return [event for event in self.events() if event.kind is kind and event.worker]
+
+    def runs(self) -> list[Run]:
+        """Return the runs of all jobs, in the order of their starts; those of dead processes end with these."""
+        return pair(sorted(self.events(), key=lambda event: event.at), self.deaths)
+
+    def running(self) -> dict[str, str]:
+        """Return the keys of jobs whose start has no end, with the worker; a dead host's jobs are still among them."""
+        events = self.events()
+        ended = {event.run for event in events if event.kind is Kind.END}
+        return {e.key: e.worker for e in events if e.kind is Kind.START and e.run not in ended}
+
+    def infos(self) -> dict[str, JobInfo]:
+        """Return what the store says of the jobs, by key."""
+        return {info.key: info for info in self.jobs.list(keyspace="default")}
+
+    def wait_running(self, keys: Collection[str], *names: str, timeout: float = 30.0) -> dict[str, JobInfo]:
+        """Wait until these jobs, and no others, run, each at the owner of its slot, one of these workers."""
+        workers = {node(name) for name in names or self.workers}
+
+        def all_run() -> dict[str, JobInfo] | None:
+            infos, view = self.infos(), self.view()
+            right = view is not None and all(
+                info.state == "running" and info.worker in workers and view.owner[info.slot] == info.worker
+                for info in infos.values()
+            )
+            return infos if right and infos.keys() == set(keys) else None
+
+        found = wait_until(all_run, timeout, f"{len(keys)} jobs run at {workers}\n{self}", 0.05)
+        assert found is not None
+        return found
+
+    def notes(self, key: str) -> list[int]:
+        """Return the numbers that the job of this key was notified of."""
+        return [event.n for event in self.events() if event.key == f"note:{key}"]
+
+    def overlaps(self) -> list[tuple[Run, Run]]:
+        """Return pairs of runs of one key that were under way at one time."""
+        found, last = [], dict[str, Run]()
+        for run in self.runs():
+            before = last.get(run.start.key)
+            if before is not None and run.start.at < before.until:
+                found.append((before, run))
+            if before is None or run.until > before.until:
+                last[run.start.key] = run
+        return found
+
+    def teardown(self) -> None:
+        """Leave nothing behind."""
+        self.jobs.close()
+        super().teardown()

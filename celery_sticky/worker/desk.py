@@ -157,6 +157,7 @@ class Desk:
         if slot in self._stopping:
             self._stopping.discard(slot)
             self._tenures.pop(slot, None)
+            self.to_open.pop(slot, None)  # a new connection was to open it, to settle what it has just given up
             self._report(slot[0], Drained(slot[1]))
 
     # -- runs ----------------------------------------------------------------------------------

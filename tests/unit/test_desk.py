@@ -183,6 +183,23 @@ def test_what_waits_for_a_broker_that_is_away_too_long_is_given_up_unless_it_run
     assert worker.reports == [Opened(1, 1), Drained(1)]
 
 
+def test_what_is_given_up_is_not_opened_when_the_broker_is_back(broker: MemoryBroker) -> None:
+    """Guards: a drained slot is another's; what a late opening fetched would run in this worker's next membership."""
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.desk.stop(SLOT, NOW)
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.desk.reopen_all(NOW)  # and the connection breaks again before the slot is open
+    worker.desk.give_up_ended()
+    worker.reconnect()
+    worker.turn()
+    assert worker.reports == [Opened(1, 1), Drained(1)]
+    assert worker.start() == {}
+
+
 def suspects(broker: MemoryBroker) -> Worker:
     """Return a worker that has fetched what a dead one may have started."""
     dead = Worker(broker, "dead-0")

@@ -23,6 +23,7 @@ from celery_sticky.errors import (
     NoSuchJob,
     ShutdownTimeout,
 )
+from celery_sticky.jobs.handler import check_name
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, slot_for
 from celery_sticky.settings import Settings
 from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobStore, NewJob
@@ -94,7 +95,7 @@ class Jobs:
             DispatchTimeout: it has not started yet, and may still do so.
             KeyspaceFull: too many jobs wait for their start. KeyspaceClosed: `shutdown` was called.
             JobConflict: the `id` was used for another job or payload.
-            InvalidKey, InvalidPayload: nothing was sent.
+            InvalidKey, InvalidPayload, InvalidJob (its name): nothing was sent.
             StoreUnavailable: it may or may not be wanted now: repeat it with its `id`.
         """
         job_id = self.admit(name, key, payload, keyspace=keyspace, id=id)
@@ -104,7 +105,7 @@ class Jobs:
         if outcome is None:
             raise DispatchTimeout(name, key_text(key), job_id, limit)
         if outcome.error:
-            raise JobFailed(f"job {name!r} of key {key_text(key)!r}: {outcome.error}")
+            raise JobFailed(f"job {name!r} of key {key_text(key)!r} failed to start: {outcome.error}")
         return job_id
 
     def admit(
@@ -117,7 +118,7 @@ class Jobs:
         id: str | None = None,  # noqa: A002
     ) -> str:
         """Want a job, and do not wait for its start. Raises as `dispatch`, save what comes of the start."""
-        keyspace, text = self._keyspace(name, keyspace), key_text(key)
+        keyspace, text = self._keyspace(check_name(name), keyspace), key_text(key)
         job = NewJob(name, text, self._slot(text, keyspace), id or uuid4().hex, _as_json(name, payload))
         settings = self._settings()
         with self._store(keyspace) as store:

@@ -93,7 +93,7 @@ def test_jobs_that_are_classes(fleet: Callable[..., JobsFleet]) -> None:
 def test_a_failed_start_is_told_and_leaves_nothing(fleet: Callable[..., JobsFleet]) -> None:
     made = fleet()
     made.worker("a")
-    with pytest.raises(JobFailed, match=r"job 'sync' of key 't-7': ValueError: not today"):
+    with pytest.raises(JobFailed, match=r"job 'sync' of key 't-7' failed to start: ValueError: not today"):
         made.jobs.dispatch("sync", "t-7", {"raise": "not today"}, timeout=20)
     assert made.jobs.list() == []
     made.jobs.dispatch("sync", "t-7", timeout=20)

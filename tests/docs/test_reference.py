@@ -109,6 +109,15 @@ SMALL = {"envelope.py", "native.py", "spawn.py", "outbox.py", "rounds.py", "eta.
 """Modules that serve one other."""
 
 
+def test_every_test_that_a_page_names_is_there() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    folders = (ROOT / "tests", ROOT / "celery_sticky/testing")
+    code = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", pages))
+    assert len(named) > 40
+    assert not [name for name in named if f"def {name}(" not in code]
+
+
 def test_the_glossary_stands_in_alphabetical_order() -> None:
     words = [row[0].strip("*") for row in rows(prose(ROOT / "docs/glossary.md"))][1:]
     assert words == sorted(words, key=str.lower) and len(words) == len(set(words))

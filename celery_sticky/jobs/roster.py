@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
-from celery_sticky.stores.jobs import JobRecord, JobState, Note, Report, SlotJobs, Verdict
+from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, SlotJobs, Verdict
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
@@ -46,6 +46,7 @@ class Run:
     since: float
     """When the stage began."""
     stage: Stage = Stage.STARTING
+    started: bool = False
     late: bool = False
     """It is stopped because its start took too long."""
     sent: set[str] = field(default_factory=set)
@@ -215,7 +216,7 @@ class Roster:
 
     def _on_started(self, run: Run, now: float) -> None:
         if run.stage is Stage.STARTING:
-            run.stage, run.since = Stage.RUNNING, now
+            run.stage, run.since, run.started = Stage.RUNNING, now, True
             self._report(run, Verdict.STARTED)
             self._dirty.add(run.slot)
 
@@ -232,7 +233,7 @@ class Roster:
         if error:
             self._on_failed(place, run, error, now)
         else:
-            self._report(run, Verdict.ENDED)
+            self._report(run, Verdict.ENDED, "" if run.started else STOPPED)
 
     def _on_failed(self, place: Place, run: Run, error: str, now: float) -> None:
         job_id = run.record.id

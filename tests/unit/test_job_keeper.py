@@ -14,7 +14,7 @@ from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.roster import Roster, Terms
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
 from celery_sticky.ownership.events import Drained, Event
-from celery_sticky.stores.jobs import Admission, JobState, NewJob, Outcome
+from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.worker.lease import Lease, boottime
 
@@ -444,9 +444,15 @@ def test_a_stop_while_it_starts_is_kept(server: MemoryJobServer) -> None:
     admit(worker)
     worker.work()
     worker.store.stop(0, "job", "k")
+    assert isinstance(worker.host.inbox.popleft(), Start)
+    worker.work()
+    assert worker.host.inbox == deque([Stop(1)])
+    worker.host.inbox.clear()
+    worker.keeper.heard(Ended(1))
     run(worker)
     assert state(worker) == "gone"
     assert not worker.host.world.running
+    assert worker.store.outcome("id", 0) == Outcome(STOPPED)
 
 
 def test_a_dispatch_over_a_stopping_job_stops_the_old_run_first(server: MemoryJobServer) -> None:

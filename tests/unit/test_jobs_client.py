@@ -49,12 +49,12 @@ class Owner:
         self.store: JobStore = open_job_store(sticky.wiring.store_at, keyspace)
         self.error = error
 
-    def start_all(self) -> None:
+    def start_all(self, outcome_ttl: float = 60.0) -> None:
         for record in self.store.records():
             self.store.open(record.slot, 1)
             self.store.reserve(record.slot, 1, "w@host", [record.id])
             verdict = Verdict.FAILED if self.error else Verdict.STARTED
-            self.store.settle(record.slot, 1, [Report(record.id, verdict, self.error)], (), outcome_ttl=60)
+            self.store.settle(record.slot, 1, [Report(record.id, verdict, self.error)], (), outcome_ttl=outcome_ttl)
 
 
 def start_soon(sticky: Sticky, **options: Any) -> threading.Timer:
@@ -93,6 +93,12 @@ def test_a_dispatch_that_nobody_answers_says_how_to_go_on(sticky: Sticky) -> Non
     assert late.value.id in str(late.value)
     Owner(sticky).start_all()
     assert sticky.jobs.dispatch("sync", "t", timeout=1, id=late.value.id) == late.value.id
+
+
+def test_a_repeat_of_a_job_that_runs_is_answered_at_once_however_old_it_is(sticky: Sticky) -> None:
+    job_id = sticky.jobs.admit("sync", "t")
+    Owner(sticky).start_all(outcome_ttl=0.0)
+    assert sticky.jobs.dispatch("sync", "t", id=job_id, timeout=0) == job_id
 
 
 @pytest.mark.parametrize("payload", [object(), {1: {2, 3}}, float("nan")])

@@ -272,12 +272,13 @@ class Desk:
         end = self.gate.recollect(_digest(delivery.body)) if self.gate.remembers else None
         if end is not None and end.act is Act.MARK:
             entry.marked, end = True, None  # it went back with an opening before it could start
-        if end is None and due is not None and due > now:
-            end = End(Act.DEFER, due=due)
-        if end is None:
-            self.gate.add(entry)
-        else:
+        if end is not None:
+            self.gate.add_ended(entry)  # nothing later of its key starts before this is confirmed either
             self._put(entry, end, now)
+        elif due is not None and due > now:
+            self._put(entry, End(Act.DEFER, due=due), now)
+        else:
+            self.gate.add(entry)
 
     def bury(self, entry: Entry, reason: str, now: float) -> None:
         """A delivery that cannot be read is buried at once."""

@@ -69,6 +69,7 @@ class Desk:
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._tenures: dict[SlotId, Tenure] = {}
+        self._fences: dict[SlotId, Tenure] = {}
         self._stopping: set[SlotId] = set()
         self._counts: dict[SlotId, int] = {}
 
@@ -125,6 +126,7 @@ class Desk:
     def opened(self, tenure: Tenure) -> None:
         """The broker has opened the slot for this tenure."""
         slot = (tenure.keyspace, tenure.slot)
+        self._fences[slot] = tenure
         wanted = self.to_open.get(slot) is tenure  # else stopped, closed or opened anew meanwhile
         if wanted:
             del self.to_open[slot]
@@ -218,8 +220,9 @@ class Desk:
         return starving or gate.has_unmarked or self.outbox.full or bool(self._stopping)
 
     def _stamp(self, entry: Entry, verdict: Verdict) -> Verdict:
-        # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it.
-        return replace(verdict, tenure=self._tenures.get(entry.slot, verdict.tenure))
+        # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it. The same
+        # holds in a slot that is none of ours any more: until its next owner opens it, the fence is as we have set it.
+        return replace(verdict, tenure=self._fences.get(entry.slot, verdict.tenure))
 
     def _put(self, entry: Entry, end: End, now: float) -> bool:
         item: Item = entry.content

@@ -154,6 +154,23 @@ def test_a_verdict_refused_under_a_lost_tenure_is_remembered_for_the_message(bro
     assert "a:1" not in worker.start(), "it has run here"
 
 
+def test_a_verdict_counts_until_the_next_owner_opens_the_slot(broker: MemoryBroker) -> None:
+    """Guards: sent under the tenure it was fetched under, not the one since, it was refused, and its task ran again."""
+    worker, other = Worker(broker), Worker(broker, "o-0")
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.reconnect()
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.desk.close(SLOT)  # evicted, or the store was lost
+    worker.turn()
+    other.open(2)
+    other.turn()
+    other.turn()
+    assert sorted(other.start()) == ["a:2"]
+
+
 def with_a_verdict_to_recollect(broker: MemoryBroker) -> Worker:
     """Return a worker that has ended a:1 under a lost tenure, and has fetched it and a:2 once more."""
     worker, other = Worker(broker), Worker(broker, "o-0")

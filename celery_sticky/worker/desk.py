@@ -302,10 +302,11 @@ class Desk:
         if verdict.act is Act.MARK:
             self.gate.forget(entry)
             return
-        # Under the tenure we hold, it was settled by a request whose answer was lost. Otherwise the message will be
-        # delivered to somebody; should that be us, its task is not run a second time.
-        if self._tenures.get(entry.slot) != verdict.tenure and verdict.act is not Act.UNMARK:
-            item: Item = entry.content
+        # Under the epoch it was fetched under, which we hold still, it was settled by a request whose answer was lost.
+        # Otherwise the message will be delivered to somebody; should that be us, its task is not run a second time.
+        item: Item = entry.content
+        held = self._tenures.get(entry.slot) == verdict.tenure and item.delivery.tenure.epoch == verdict.tenure.epoch
+        if not held and verdict.act is not Act.UNMARK:
             end = End(verdict.act, verdict.due, verdict.body, "refused once")
             self.gate.remember(_digest(item.delivery.body), end)
         self._settle(entry)

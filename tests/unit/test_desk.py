@@ -171,6 +171,22 @@ def test_a_verdict_counts_until_the_next_owner_opens_the_slot(broker: MemoryBrok
     assert sorted(other.start()) == ["a:2"]
 
 
+def test_a_verdict_refused_because_another_had_the_slot_meanwhile_is_remembered_too(broker: MemoryBroker) -> None:
+    """Guards: refused under a tenure that is ours, it was taken for settled, and its task ran a second time here."""
+    worker, other = Worker(broker), Worker(broker, "o-0")
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.desk.close(SLOT)
+    other.open(2)
+    worker.open(3)
+    for _ in range(4):
+        worker.turn()
+    assert sorted(worker.start()) == ["a:2"]
+
+
 def with_a_verdict_to_recollect(broker: MemoryBroker) -> Worker:
     """Return a worker that has ended a:1 under a lost tenure, and has fetched it and a:2 once more."""
     worker, other = Worker(broker), Worker(broker, "o-0")

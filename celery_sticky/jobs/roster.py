@@ -158,6 +158,7 @@ class Roster:
         """The slot's records are fenced for our epoch."""
         self._places[slot].opened = True
         self._places[slot].revision = 0
+        self._dirty.add(slot)
 
     def unfenced(self, slot: int) -> None:
         """The slot's records are fenced for another epoch: fence them anew, if we still may."""

@@ -13,7 +13,7 @@ import pytest
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.roster import Roster, Terms
+from celery_sticky.jobs.roster import Roster, Terms, house_job
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
 from celery_sticky.ownership.events import Drained, Event
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
@@ -312,6 +312,14 @@ def test_a_started_job_has_an_outcome(server: MemoryJobServer) -> None:
     run(worker)
     assert state(worker) == "running"
     assert worker.store.outcome("id", 0) == Outcome()
+
+
+def test_a_job_of_the_house_runs_in_a_slot_where_nothing_was_ever_written(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]})
+    worker.keeper.open(0, 1, 1)
+    run(worker)
+    assert worker.host.world.starts == [("schedule:x", "a", 1)]
+    assert not worker.store.records()
 
 
 def test_a_store_that_fails_between_two_slots_loses_no_start(server: MemoryJobServer) -> None:

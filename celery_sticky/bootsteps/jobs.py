@@ -12,8 +12,9 @@ from celery_sticky.bootsteps.job_host import app_name, host_command
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.jobs.hosting import Supervisor
 from celery_sticky.jobs.keeper import Keeper
+from celery_sticky.jobs.places import Terms
 from celery_sticky.jobs.process import HostProcess
-from celery_sticky.jobs.roster import Roster, Terms
+from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.ownership.events import Event
 from celery_sticky.stores import open_job_store

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from celery_sticky.errors import Fenced, StoreUnavailable
-from celery_sticky.jobs.roster import Roster, Run, is_house
+from celery_sticky.jobs.places import Run, is_house
+from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.ownership.events import Drained, Event, OpenRefused
 from celery_sticky.stores.jobs import JobStore, Verdict

@@ -8,79 +8,15 @@ brings the answers. What got lost on the way is made good at the next look. `now
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import count
 
+from celery_sticky.jobs.places import JobKey, Place, Run, Stage, Terms, is_house, job_key
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
 from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, SlotJobs, Verdict
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
-
-_HOUSE = "house:"
-
-JobKey = tuple[str, str]
-"""Name and key."""
-
-
-class Stage(StrEnum):
-    """How far a run is."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """A job in the host."""
-
-    ref: int
-    slot: int
-    record: JobRecord
-    epoch: int
-    term: int
-    """The membership whose trust it relies on."""
-    since: float
-    """When the stage began."""
-    stage: Stage = Stage.STARTING
-    started: bool = False
-    late: bool = False
-    """It is stopped because its start took too long."""
-    sent: set[str] = field(default_factory=set)
-    """Notes that were handed to it."""
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """A slot that is held here."""
-
-    epoch: int
-    term: int
-    """The membership under which it was opened: what runs of it relies on its trust."""
-    opened: bool = False
-    """The store has fenced it for us."""
-    stopping: bool = False
-    tasks_drained: bool = False
-    revision: int = 0
-    wanted: dict[JobKey, JobRecord] = field(default_factory=dict)
-    notes: tuple[Note, ...] = ()
-    runs: dict[JobKey, Run] = field(default_factory=dict)
-    failures: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Id -> how often in a row the job has failed here, and when it may start again."""
-    reports: list[Report] = field(default_factory=list)
-    noted: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The settings that matter here; in seconds."""
-
-    start_timeout: float
-    stop_timeout: float
-    max_attempts: int
 
 
 class Roster:
@@ -189,7 +125,7 @@ class Roster:
                 self._report(run, Verdict.STARTED)
 
     def _with_house(self, slot: int, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
-        return {_job_key(record): record for record in (*records, *self._house.get(slot, ()))}
+        return {job_key(record): record for record in (*records, *self._house.get(slot, ()))}
 
     @staticmethod
     def _forget_old(place: Place) -> None:
@@ -240,7 +176,7 @@ class Roster:
     def _on_ended(self, run: Run, error: str, now: float) -> None:
         place = self._places[run.slot]
         self._forget(run)
-        del place.runs[_job_key(run.record)]
+        del place.runs[job_key(run.record)]
         self._dirty.add(run.slot)
         if run.late:
             error = f"its start took longer than {self._terms.start_timeout:g} s"
@@ -344,7 +280,7 @@ class Roster:
     def _begin(self, slot: int, place: Place, record: JobRecord, now: float) -> Run:
         term = place.term
         run = Run(next(self._refs), slot, record, place.epoch, term, now)
-        place.runs[_job_key(record)] = self._runs[run.ref] = run
+        place.runs[job_key(record)] = self._runs[run.ref] = run
         self._relied[term] = self._relied.get(term, 0) + 1
         self._set_timer(now + self._terms.start_timeout, slot)
         return run
@@ -403,17 +339,3 @@ class Roster:
 
     def _set_timer(self, at: float, slot: int) -> None:
         heappush(self._timers, (at, slot))
-
-
-def house_job(name: str, slot: int) -> JobRecord:
-    """Return the record of a job that is always wanted and nowhere written down, like a schedule's."""
-    return JobRecord(name, name, slot, _HOUSE + name, b"null", JobState.RUNNING, False, 0, 0, "", "", 0.0, 0)
-
-
-def is_house(job_id: str) -> bool:
-    """Whether this is the id of a job that is nowhere written down."""
-    return job_id.startswith(_HOUSE)
-
-
-def _job_key(record: JobRecord) -> JobKey:
-    return record.name, record.key

@@ -13,7 +13,8 @@ import pytest
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.roster import Roster, Terms, house_job
+from celery_sticky.jobs.places import Terms, house_job
+from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
 from celery_sticky.ownership.events import Drained, Event
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs

@@ -1,0 +1,86 @@
+"""What a roster works on: the slots that are held here, and what runs of them. The rules are in `roster`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from celery_sticky.stores.jobs import JobRecord, JobState, Note, Report
+
+_HOUSE = "house:"
+
+JobKey = tuple[str, str]
+"""Name and key."""
+
+
+class Stage(StrEnum):
+    """How far a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A job in the host."""
+
+    ref: int
+    slot: int
+    record: JobRecord
+    epoch: int
+    term: int
+    """The membership whose trust it relies on."""
+    since: float
+    """When the stage began."""
+    stage: Stage = Stage.STARTING
+    started: bool = False
+    late: bool = False
+    """It is stopped because its start took too long."""
+    sent: set[str] = field(default_factory=set)
+    """Notes that were handed to it."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A slot that is held here."""
+
+    epoch: int
+    term: int
+    """The membership under which it was opened: what runs of it relies on its trust."""
+    opened: bool = False
+    """The store has fenced it for us."""
+    stopping: bool = False
+    tasks_drained: bool = False
+    revision: int = 0
+    wanted: dict[JobKey, JobRecord] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+    runs: dict[JobKey, Run] = field(default_factory=dict)
+    failures: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Id -> how often in a row the job has failed here, and when it may start again."""
+    reports: list[Report] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The settings that matter here; in seconds."""
+
+    start_timeout: float
+    stop_timeout: float
+    max_attempts: int
+
+
+def house_job(name: str, slot: int) -> JobRecord:
+    """Return the record of a job that is always wanted and nowhere written down, like a schedule's."""
+    return JobRecord(name, name, slot, _HOUSE + name, b"null", JobState.RUNNING, False, 0, 0, "", "", 0.0, 0)
+
+
+def is_house(job_id: str) -> bool:
+    """Whether this is the id of a job that is nowhere written down."""
+    return job_id.startswith(_HOUSE)
+
+
+def job_key(record: JobRecord) -> JobKey:
+    """Return what is unique in a keyspace."""
+    return record.name, record.key

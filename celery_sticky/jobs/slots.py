@@ -26,20 +26,25 @@ class SharedSlots:
 
     def stop(self, slot: SlotId) -> None:
         """See `Slots.stop`; the keeper first: it must know of it before the courier says that it is drained."""
-        self._keeper.stop(slot[1])
+        self._keeper.stop(_number(slot))
         self._courier.stop(slot)
 
     def close(self, slot: SlotId) -> None:
         """See `Slots.close`; the courier first: after it, it does not say any more that the slot was opened."""
         self._courier.close(slot)
-        self._keeper.close(slot[1])
+        self._keeper.close(_number(slot))
 
     def report(self, event: Event) -> None:
         """Pass on what the courier says; must not wait."""
         match event:
-            case Drained(slot):
+            case Drained(int(slot)):
                 self._keeper.tasks_drained(slot)
                 return
-            case Opened(slot, epoch):
+            case Opened(int(slot), epoch):
                 self._keeper.open(slot, epoch)
         self._post(event)
+
+
+def _number(slot: SlotId) -> int:
+    assert isinstance(slot[1], int), "a member has no direct queues"
+    return slot[1]

@@ -21,8 +21,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-SlotId = tuple[str, int]
-"""Keyspace and slot."""
+SlotId = tuple[str, int | str]
+"""Keyspace and slot, or the name of a direct queue."""
+
+KeyId = tuple[str, str]
+"""Keyspace and key."""
 
 REMEMBERED = 10_000
 """How many refused verdicts are kept, to settle their messages should they come back to this process."""
@@ -58,6 +61,16 @@ class Entry:
     """Counts hand-outs: a start that names an older turn is refused."""
     orphan: bool = False
     """Its slot was lost while it ran: others may have had the message since."""
+    claim: KeyId | None = None
+    """The key that this worker must have claimed before it may start; None: owning the slot is enough."""
+    pending: bool = False
+    """The key is not claimed yet: it waits, also at the head of its line."""
+    token: int = 0
+    """The fencing token of the claim."""
+    base: int = 0
+    """Of `attempts`, those marked in queues that it was moved from."""
+    withdrawn: bool = False
+    """It was taken out of its line: its message goes elsewhere."""
 
 
 @dataclass(slots=True)
@@ -77,6 +90,8 @@ class Gate:
         self._unmarked: deque[Entry] = deque()
         self._counted: list[Entry] = []
         self._verdicts: OrderedDict[Hashable, Any] = OrderedDict()
+        self.freed: list[Entry] = []
+        """Entries with a claim that are gone, until somebody takes them from here."""
         self.waiting = 0
         """Entries behind a locked key."""
         self.runnable = 0
@@ -216,7 +231,7 @@ class Gate:
     def put_back_all(self) -> None:
         """Make everything handed out but not started ready again, in order: those who held it have dropped it."""
         handed = [e for s in self._slots.values() for e in s.unstarted if e.stage is Stage.HANDED]
-        for entry in sorted(handed, key=lambda e: (e.slot, e.tag), reverse=True):
+        for entry in sorted(handed, key=lambda e: (e.slot[0], str(e.slot[1]), e.tag), reverse=True):
             self.put_back(entry, entry.turn)
 
     def end(self, entry: Entry) -> bool:
@@ -232,6 +247,25 @@ class Gate:
         entry.stage = Stage.ENDED
         self.out -= 1
         self.runnable -= 1
+        return True
+
+    def clear(self, entry: Entry, token: int) -> None:
+        """The key of `entry` is claimed: it may start when its turn comes."""
+        entry.pending, entry.token = False, token
+        if entry.stage is Stage.WAITING and self._lines[entry.key][0] is entry:
+            self._promote(entry)
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Take an entry that has not started out of its line, wherever it stands; False if it has.
+
+        Its message is settled under this tenure, as that of an ended one, and locks nothing meanwhile.
+        """
+        if entry.stage not in (Stage.WAITING, Stage.READY, Stage.HANDED):
+            return False
+        self._move_to_running(self._slots[entry.slot], entry)
+        self._leave_unstarted(entry)
+        self._prune(entry.key)
+        entry.stage, entry.withdrawn = Stage.ENDED, True
         return True
 
     def again(self, entry: Entry, *, counted: bool) -> bool:
@@ -273,7 +307,10 @@ class Gate:
             return False
         state = self._slots[entry.slot]
         del state.running[entry]
-        self._leave_line(entry)
+        if entry.withdrawn:
+            entry.stage = Stage.GONE
+        else:
+            self._leave_line(entry)
         return not state.live and self._tidy(entry.slot, state)
 
     # -- verdicts that were refused ------------------------------------------------------------
@@ -311,6 +348,10 @@ class Gate:
     # -- inside --------------------------------------------------------------------------------
 
     def _make_ready(self, entry: Entry) -> None:
+        if entry.pending:
+            entry.stage = Stage.WAITING
+            self.waiting += 1
+            return
         entry.stage = Stage.READY
         self.runnable += 1
         if entry.attempts is None or entry.marked:
@@ -335,7 +376,7 @@ class Gate:
         else:
             self.runnable -= 1
             self.out -= entry.stage is Stage.HANDED
-        entry.stage = Stage.GONE
+        self._be_gone(entry)
 
     def _prune(self, key: Hashable) -> None:
         # A key may outlive a slot: its running task stays at the head, and entries of a later tenure stay behind it.
@@ -351,8 +392,13 @@ class Gate:
         if kept[0] is not first:
             self._promote(kept[0])
 
-    def _leave_line(self, entry: Entry) -> None:
+    def _be_gone(self, entry: Entry) -> None:
         entry.stage = Stage.GONE
+        if entry.claim is not None:
+            self.freed.append(entry)
+
+    def _leave_line(self, entry: Entry) -> None:
+        self._be_gone(entry)
         line = self._lines[entry.key]
         line.popleft()
         if line:
@@ -361,6 +407,8 @@ class Gate:
             del self._lines[entry.key]
 
     def _promote(self, entry: Entry) -> None:
+        if entry.pending:
+            return
         self.waiting -= 1
         self._make_ready(entry)
 

@@ -23,7 +23,7 @@ class Broker(Protocol):
     def driver(self) -> SlotQueues:
         """Return a new driver with a connection of its own."""
 
-    def publish(self, keyspace: str, slot: int, body: bytes, priority: int = 0) -> None:
+    def publish(self, keyspace: str, slot: int | str, body: bytes, priority: int = 0) -> None:
         """Put a message in a slot queue as a sender does."""
 
 
@@ -33,7 +33,7 @@ End = Callable[[Delivery], Verdict]
 
 
 def tenure(
-    slot: int = 7, epoch: int = 5, incarnation: str = "ann", count: int = 3, keyspace: str = "default"
+    slot: int | str = 7, epoch: int = 5, incarnation: str = "ann", count: int = 3, keyspace: str = "default"
 ) -> Tenure:
     """Return a tenure of the slot that the tests use most."""
     return Tenure(keyspace, slot, epoch, incarnation, count)

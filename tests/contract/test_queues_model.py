@@ -70,7 +70,7 @@ class Comparison(RuleBasedStateMachine):
         verdicts = []
         for act, pick, wait, replaced in acts:
             for delivery in self._some([pick]):
-                tenure = self.tenures[delivery.tenure.slot] if current else delivery.tenure
+                tenure = self.tenures[int(delivery.tenure.slot)] if current else delivery.tenure
                 body = b"%b'" % delivery.body if replaced else None
                 verdicts.append(Verdict(act, tenure, delivery.tag, self.now + wait, body, info='{"a": 1}'))
         wants = [Want(tenure, limit) for tenure, limit in zip(self.tenures, limits, strict=True)]

@@ -1,0 +1,28 @@
+"""Pinned keys with real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from harness.directed_fleet import DirectedFleet
+from harness.keyed_fleet import node
+
+from celery_sticky.errors import NotPinned
+from celery_sticky.testing.waiting import wait_until
+
+Directed = Callable[..., DirectedFleet]
+
+
+def test_a_pinned_key_runs_where_it_is_pinned_and_nowhere_else(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b")
+    for i in range(8):
+        fleet.on("ab"[i % 2], "pin", f"k{i}", "pinned")
+    for _ in range(3):
+        for i in range(8):
+            fleet.call(f"k{i}")
+    fleet.wait_finished()
+    for i in range(8):
+        assert fleet.ran(f"k{i}") == ["ab"[i % 2]] * 3
+    assert fleet.judge().ok, fleet.judge().describe()

@@ -54,8 +54,9 @@ class Wiring:
 
     def declare(self, keyspaces: list[Keyspace]) -> None:
         """Add keyspaces that the code declares."""
-        self._keyspaces += keyspaces
-        vars(self).pop("settings", None)  # read before, perhaps
+        if keyspaces:
+            self._keyspaces += keyspaces
+            vars(self).pop("settings", None)  # read before, perhaps
 
     @property
     def store_at(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Self
@@ -140,10 +140,9 @@ class Settings:
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
-    known = [SETTING + one.name for one in fields(Settings) if one.name in _READERS]
     for name in sorted(SETTING + name for name in given):
-        if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0)
+        if name not in NAMES:
+            near = get_close_matches(name, NAMES, n=1, cutoff=0)
             raise InvalidSettings(f"there is no setting {name!r}; did you mean {near[0]!r}?")
 
 
@@ -280,3 +279,6 @@ _READERS: Mapping[str, _Reader] = {
     "job_logger": _text,
     "job_app": _optional_text,
 }
+
+NAMES = tuple(SETTING + name for name in _READERS)
+"""What the entries of `app.conf` may be called."""

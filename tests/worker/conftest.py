@@ -113,9 +113,7 @@ def kinds(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> 
 
 
 @pytest.fixture
-def directed(
-    guard: Guard, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Callable[..., DirectedFleet]]:
+def directed(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., DirectedFleet]]:
     """Makes a fleet of one directed keyspace: `directed("jumped", broker=…, **settings)`."""
     fleets: list[DirectedFleet] = []
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from harness.directed_fleet import DirectedFleet
-from harness.keyed_fleet import node
-
-from celery_sticky.errors import NotPinned
-from celery_sticky.testing.waiting import wait_until
 
 Directed = Callable[..., DirectedFleet]
 

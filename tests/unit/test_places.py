@@ -114,5 +114,5 @@ def test_without_a_document_nobody_is_there(sender: Sender) -> None:
 def test_a_sender_with_another_function_than_the_workers_is_told(sender: Sender) -> None:
     sender.join(JUMPED, "a")
     other = Keyspace("jumped", assign=jump, version="2")
-    with pytest.raises(KeyspaceMismatch, match="assign=jump'.*assign=jump@2'"):
+    with pytest.raises(KeyspaceMismatch, match=r"assign=jump'.*assign=jump@2'"):
         sender.places.of(other, "k")

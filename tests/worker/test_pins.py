@@ -31,7 +31,8 @@ def test_a_pinned_key_runs_where_it_is_pinned_and_nowhere_else(directed: Directe
 
 def test_unpinned_again_a_key_goes_to_the_owner_of_its_slot(directed: Directed) -> None:
     fleet = directed("pinned")
-    view = fleet.up("a", "b") and fleet.view()
+    fleet.up("a", "b")
+    view = fleet.view()
     keys = [f"k{i}" for i in range(12)]
     owners = {key: str(view.owner[slot_for(key, SLOTS)]).partition("@")[0] for key in keys}
     assert set(owners.values()) == {"a", "b"}

@@ -279,12 +279,12 @@ def _keyspaces(settings: Settings, chosen: Any, named: set[str]) -> Mapping[str,
 
 
 def _refuse_directed_jobs(settings: Settings, keyspaces: set[str]) -> None:
-    # A job is started by the owner of its slot, who has not claimed its key: a task of it could run elsewhere meanwhile.
+    # A job is started by the owner of its slot, who has not claimed its key: tasks of it could run elsewhere meanwhile.
     for name in sorted(keyspaces):
         if settings.directing(name) is not None:
             raise InvalidSettings(
-                f"keyspace {name!r} directs keys to workers (assign, pins), and jobs, schedules or tickers are declared "
-                "in it: they run at the owners of slots. Declare them in another keyspace"
+                f"keyspace {name!r} directs keys to workers (assign, pins), and has jobs, schedules or tickers, "
+                "but they run at the owners of slots: declare them in another keyspace"
             )
 
 

@@ -212,7 +212,7 @@ class TestMemory(FaultyDirectoryContract):
     def place(self) -> Iterator[Place]:
         server = InMemory[Any](MemoryServer, MemoryStore)
         server.connect("default", "one")
-        place = Place(server, lambda: MemoryDirectory(server.servers["one"], "default"))  # type: ignore[arg-type]
+        place = Place(server, lambda: MemoryDirectory(server.servers["one"], "default"))
         yield place
         place.close()
 

@@ -131,10 +131,10 @@ class NoWorker(StickyError):
 
 
 class Fenced(StickyError):
-    """The slot queue is fenced for another tenure."""
+    """The slot's queue, or its jobs, are fenced for another tenure."""
 
     def __init__(self, epoch: int, incarnation: str) -> None:
-        super().__init__(f"the slot queue is fenced at epoch {epoch} for {incarnation or 'nobody'}")
+        super().__init__(f"the slot is fenced at epoch {epoch}" + (f" for {incarnation}" if incarnation else ""))
         self.epoch = epoch
         self.incarnation = incarnation
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import click
-from celery import Celery, platforms
+from celery import Celery, platforms, signals
 from celery._state import set_default_app
 from celery.app.utils import find_app
 
@@ -81,6 +81,7 @@ def _load(orders: HostOrders) -> Any:
     app.loader.import_default_modules()
     app.finalize()
     _set_up_log(app, orders.hostname)
+    signals.worker_process_init.send(sender=None)  # for what an app sets up in each process that runs its code
     platforms.set_process_title("celeryd", info=f"{orders.hostname} job host")
     return app
 

@@ -19,6 +19,8 @@ from celery_sticky.ownership.events import Event
 from celery_sticky.stores import open_job_store
 from celery_sticky.worker.member import Slots
 
+LOADING = 10.0
+"""Seconds a worker waits at most for its job host to load the app, before it takes part."""
 GRACE = 2.0
 """Seconds a worker waits longer at its end than jobs may take to stop."""
 
@@ -50,10 +52,11 @@ class WorkerJobs:
             _post(self._part, keyspace, event)
 
     def start(self) -> None:
-        """Start the host and the keepers' threads."""
+        """Start the host and the keepers' threads; return when jobs can be started."""
         self._supervisor.start(tuple(self._keepers.values()))
         for keeper in self._keepers.values():
             keeper.start()
+        self._supervisor.await_host(LOADING)  # jobs of slots that came before would stand still as long
 
     def finish(self, timeout: float) -> None:
         """End the threads and the host: what runs still is killed."""

@@ -120,6 +120,9 @@ def _reserving(execute: Any) -> Any:
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
         if not self._run.start(self):
             raise TaskRevokedError(self.id)  # makes the worker give the pool's place free again, and nothing else
+        if not self._run.part.has_processes:
+            # What was decoded here need not be decoded again there: without a content type Celery takes it as it is.
+            self._body, self._content_type = self._payload, None
         result = execute(self, pool, **kwargs)
         _watch(result, self._run)
         return result

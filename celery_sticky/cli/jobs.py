@@ -23,10 +23,10 @@ name_argument = click.argument("name")
 key_argument = click.argument("key")
 payload_option = click.option("--payload", metavar="JSON", default="null", show_default=True, help="What it is given.")
 timeout_option = click.option(
-    "--timeout", type=float, metavar="SECONDS", help="How long to wait. [default: the setting]"
+    "--timeout", type=float, metavar="SECONDS", help="How long to wait, if it is not as the setting says."
 )
 one_keyspace_option = click.option(
-    "--keyspace", metavar="NAME", help="Its keyspace. [default: the one it was declared with]"
+    "--keyspace", metavar="NAME", help="Its keyspace, if it is not the one it was declared with."
 )
 shut_keyspace_option = click.option("--keyspace", metavar="NAME", default=DEFAULT_KEYSPACE, show_default=True)
 

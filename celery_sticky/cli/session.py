@@ -28,6 +28,7 @@ class Session:
             raise StickyError(f"{error}, and name it here: celery -A yourapp sticky …") from error
         app.loader.import_default_modules()  # what is keyed is known when the tasks are
         self.app = app
+        self._wiring = sticky.wiring
         self.settings: Settings = sticky.settings
         self.tasks: KeyedTasks = sticky.tasks
         self._stores: dict[str, Store] = {}
@@ -45,8 +46,8 @@ class Session:
 
     @cached_property
     def keyspaces(self) -> list[str]:
-        """The keyspaces this app knows of: those of its settings and of its tasks."""
-        named = {spec.keyspace for spec in self.tasks.all().values()}
+        """The keyspaces this app knows of: those of its settings, its tasks and its jobs."""
+        named = {spec.keyspace for spec in self.tasks.all().values()} | self._wiring.declared.keyspaces
         return sorted({*(self.settings.keyspaces or {DEFAULT_KEYSPACE}), *named, *self.settings.directed})
 
     @cached_property
@@ -57,7 +58,7 @@ class Session:
     @cached_property
     def store_at(self) -> Any:
         """The Kombu connection that says where the store is; nothing is sent over it."""
-        return Sticky.of(self.app).wiring.store_at
+        return self._wiring.store_at
 
     @cached_property
     def queues(self) -> SlotQueues:

@@ -23,9 +23,10 @@ from celery_sticky.errors import (
     NoSuchJob,
     ShutdownTimeout,
 )
+from celery_sticky.jobs.handler import check_name
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, slot_for
 from celery_sticky.settings import Settings
-from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobStore, NewJob
+from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobStore, NewJob, Outcome
 
 MAX_PAYLOAD = 256 * 1024
 """Bytes of a payload's JSON."""
@@ -94,17 +95,18 @@ class Jobs:
             DispatchTimeout: it has not started yet, and may still do so.
             KeyspaceFull: too many jobs wait for their start. KeyspaceClosed: `shutdown` was called.
             JobConflict: the `id` was used for another job or payload.
-            InvalidKey, InvalidPayload: nothing was sent.
+            InvalidKey, InvalidPayload, InvalidJob (its name): nothing was sent.
             StoreUnavailable: it may or may not be wanted now: repeat it with its `id`.
         """
-        job_id = self.admit(name, key, payload, keyspace=keyspace, id=id)
+        job_id, outcome = self._admit(name, key, payload, keyspace, id)
         limit = self._settings().job_start_timeout if timeout is None else timeout
-        with self._store(self._keyspace(name, keyspace)) as store:
-            outcome = store.outcome(job_id, limit)
+        if outcome is None:
+            with self._store(self._keyspace(name, keyspace)) as store:
+                outcome = store.outcome(job_id, limit)
         if outcome is None:
             raise DispatchTimeout(name, key_text(key), job_id, limit)
         if outcome.error:
-            raise JobFailed(f"job {name!r} of key {key_text(key)!r}: {outcome.error}")
+            raise JobFailed(f"job {name!r} of key {key_text(key)!r} failed to start: {outcome.error}")
         return job_id
 
     def admit(
@@ -117,11 +119,18 @@ class Jobs:
         id: str | None = None,  # noqa: A002
     ) -> str:
         """Want a job, and do not wait for its start. Raises as `dispatch`, save what comes of the start."""
-        keyspace, text = self._keyspace(name, keyspace), key_text(key)
-        job = NewJob(name, text, self._slot(text, keyspace), id or uuid4().hex, _as_json(name, payload))
+        return self._admit(name, key, payload, keyspace, id)[0]
+
+    def _admit(
+        self, name: str, key: Key, payload: Any, keyspace: str | None, job_id: str | None
+    ) -> tuple[str, Outcome | None]:
+        keyspace, text = self._keyspace(check_name(name), keyspace), key_text(key)
+        job = NewJob(name, text, self._slot(text, keyspace), job_id or uuid4().hex, _as_json(name, payload))
         settings = self._settings()
         with self._store(keyspace) as store:
-            admission, _ = store.admit(job, max_queued=settings.job_max_queued, outcome_ttl=settings.job_outcome_ttl)
+            admission, outcome = store.admit(
+                job, max_queued=settings.job_max_queued, outcome_ttl=settings.job_outcome_ttl
+            )
         what = f"job {name!r} of key {text!r}"
         match admission:
             case Admission.EXISTS:
@@ -133,7 +142,7 @@ class Jobs:
                 raise KeyspaceFull(f"{what}: {most}: try later, or raise sticky_job_max_queued")
             case Admission.CLOSED:
                 raise KeyspaceClosed(f"{what}: keyspace {keyspace!r} is shut down: `sticky.jobs.reopen({keyspace!r})`")
-        return job.id
+        return job.id, outcome
 
     def notify(self, name: str, key: Key, payload: Any = None, *, keyspace: str | None = None) -> None:
         """Send a notification to a job, wherever it runs; it gets it once at least, in order, also while it moves.

@@ -162,10 +162,7 @@ class JobSpec:
     handler: Handler
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise InvalidJob(f"a job's name is {self.name!r}: it must be text, and not empty")
-        if len(self.name.encode(errors="replace")) > MAX_NAME:
-            raise InvalidJob(f"a job's name has at most {MAX_NAME} bytes: {self.name[:40]!r}… is too long")
+        check_name(self.name)
         try:
             check_keyspace(self.keyspace)
         except InvalidKey as exc:
@@ -181,6 +178,19 @@ class JobSpec:
             raise InvalidJob(
                 f"job {self.name!r} is {handler!r}: it must be an `async def`, or a subclass of JobHandler"
             )
+
+
+def check_name(name: object) -> str:
+    """Return the name if it can be a job's.
+
+    Raises:
+        InvalidJob: it is empty, too long, or no text.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidJob(f"a job's name is {name!r}: it must be text, and not empty")
+    if len(name.encode(errors="replace")) > MAX_NAME:
+        raise InvalidJob(f"a job's name has at most {MAX_NAME} bytes: {name[:40]!r}… is too long")
+    return name
 
 
 class JobSpecs:

@@ -51,6 +51,7 @@ class Supervisor:
         self._number = 0
         self._started_at = 0.0
         self._failures = 0
+        self._answered = False
         self._running = True
         self._watch = Deadline(lease, self._held, self._trust_ended, grace=GRACE)
 
@@ -59,6 +60,12 @@ class Supervisor:
         self._keepers = keepers
         self._watch.start()
         self._begin()
+
+    def await_host(self, timeout: float) -> None:
+        """Wait until the host has loaded the app, or has failed to, at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self._answered and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def say(self, number: int, messages: Sequence[Message]) -> None:
         """See `jobs.keeper.Hosting`."""
@@ -90,12 +97,14 @@ class Supervisor:
             logger.info("jobs: the job host runs %s", ", ".join(message.names) or "nothing")
             for keeper in self._keepers:
                 keeper.host_started(self._number)
+            self._answered = True
         else:
             for keeper in self._keepers:
                 keeper.heard(message)
 
     def _on_exit(self, status: int) -> None:
         self._host = None
+        self._answered = True
         for keeper in self._keepers:
             keeper.host_ended()
         if not self._running:

@@ -9,14 +9,14 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.jobs.roster import Roster, Run, is_house
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.ownership.events import Drained, Event, OpenRefused
-from celery_sticky.stores.jobs import JobStore
+from celery_sticky.stores.jobs import JobStore, Verdict
 from celery_sticky.worker.deadline import Held
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
@@ -127,7 +127,7 @@ class Keeper:
 
     def held(self) -> set[Held]:
         """Return what trust the runs rely on."""
-        return {(self.keyspace, run.term) for run in self._roster.runs()}
+        return {(self.keyspace, term) for term in self._roster.terms()}
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -153,7 +153,11 @@ class Keeper:
 
     def _turn(self, store: JobStore) -> None:
         self.work(store)
-        if store.watch(0.0 if self._inbox else self._pause()):
+        self.heed(store.watch(0.0 if self._inbox else self._pause()))
+
+    def heed(self, changed: Collection[int]) -> None:
+        """Look at slots that have changed, if any of them is ours."""
+        if not self._roster.known().keys().isdisjoint(changed):
             self._look_at = 0.0
 
     def work(self, store: JobStore) -> None:
@@ -194,7 +198,8 @@ class Keeper:
                 self._roster.unfenced(slot)
             else:
                 self._roster.settled(slot, len(reports), len(notes))
-                self._look_at = 0.0
+                if any(report.verdict is not Verdict.STARTED for report in reports):
+                    self._look_at = 0.0  # else there is nothing in the slot that we do not know
 
     def _look(self, store: JobStore) -> None:
         self._look_at = boottime() + self._poll
@@ -220,7 +225,8 @@ class Keeper:
                 attempts |= store.reserve(slot, epoch, self._worker, written)
             except Fenced:
                 self._roster.unfenced(slot)
-            self._look_at = 0.0
+            if len(attempts) < len(ids):
+                self._look_at = 0.0  # some are not wanted any more
         runs = self._roster.reserved(slot, attempts, term, boottime())
         self._hosting.say(self._host, [self._start_of(run, attempt) for run, attempt in runs])
 

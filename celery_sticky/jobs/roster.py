@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
-from celery_sticky.stores.jobs import JobRecord, JobState, Note, Report, SlotJobs, Verdict
+from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, SlotJobs, Verdict
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
@@ -46,6 +46,7 @@ class Run:
     since: float
     """When the stage began."""
     stage: Stage = Stage.STARTING
+    started: bool = False
     late: bool = False
     """It is stopped because its start took too long."""
     sent: set[str] = field(default_factory=set)
@@ -91,6 +92,8 @@ class Roster:
         self._house = house or {}
         self._places: dict[int, Place] = {}
         self._runs: dict[int, Run] = {}
+        self._relied: dict[int, int] = {}
+        """Term -> runs."""
         self._dirty: set[int] = set()
         self._timers: list[tuple[float, int]] = []
         self._says: list[Message] = []
@@ -133,7 +136,7 @@ class Roster:
         place = self._places.pop(slot, None)
         if place is not None and place.runs:
             for run in place.runs.values():
-                del self._runs[run.ref]
+                self._forget(run)
             self.overdue = True
 
     def take_drained(self) -> list[int]:
@@ -195,6 +198,7 @@ class Roster:
         """The host is gone with all that ran in it. What is wanted is started again in the next one."""
         self.host_up = self.overdue = False
         self._runs.clear()
+        self._relied.clear()
         self._says.clear()
         for slot, place in self._places.items():
             if place.runs:
@@ -215,13 +219,14 @@ class Roster:
 
     def _on_started(self, run: Run, now: float) -> None:
         if run.stage is Stage.STARTING:
-            run.stage, run.since = Stage.RUNNING, now
+            run.stage, run.since, run.started = Stage.RUNNING, now, True
             self._report(run, Verdict.STARTED)
             self._dirty.add(run.slot)
 
     def _on_ended(self, run: Run, error: str, now: float) -> None:
         place = self._places[run.slot]
-        del self._runs[run.ref], place.runs[_job_key(run.record)]
+        self._forget(run)
+        del place.runs[_job_key(run.record)]
         self._dirty.add(run.slot)
         if run.late:
             error = f"its start took longer than {self._terms.start_timeout:g} s"
@@ -232,7 +237,7 @@ class Roster:
         if error:
             self._on_failed(place, run, error, now)
         else:
-            self._report(run, Verdict.ENDED)
+            self._report(run, Verdict.ENDED, "" if run.started else STOPPED)
 
     def _on_failed(self, place: Place, run: Run, error: str, now: float) -> None:
         job_id = run.record.id
@@ -312,11 +317,22 @@ class Roster:
         """Return what runs here."""
         return list(self._runs.values())
 
+    def terms(self) -> list[int]:
+        """Return the memberships that runs rely on. Any thread may ask, and does so all the time."""
+        return list(self._relied)
+
     def _begin(self, slot: int, place: Place, record: JobRecord, term: int, now: float) -> Run:
         run = Run(next(self._refs), slot, record, place.epoch, term, now)
         place.runs[_job_key(record)] = self._runs[run.ref] = run
+        self._relied[term] = self._relied.get(term, 0) + 1
         self._set_timer(now + self._terms.start_timeout, slot)
         return run
+
+    def _forget(self, run: Run) -> None:
+        del self._runs[run.ref]
+        self._relied[run.term] -= 1
+        if not self._relied[run.term]:
+            del self._relied[run.term]
 
     def _reconcile(self, slot: int, place: Place, now: float) -> list[str]:
         for job, run in place.runs.items():

@@ -9,6 +9,7 @@ An entry's life, and what ends it:
        |                             |                |                 |
        +---- lose / recall: forgotten, the broker still has it ----+    +-- again: READY, the key stays locked
 
+What has ended here before it came (`add_ended`) is ENDED from the first, wherever it stands in the line of its key.
 A key is locked from READY until the broker has confirmed the verdict: were the next task started earlier, a crash in
 between would show m1 m2 m1. Losing a slot does not unlock a key whose task runs here; only the end of that task does.
 """
@@ -160,6 +161,19 @@ class Gate:
         else:
             line.append(entry)
             self.waiting += 1
+        return True
+
+    def add_ended(self, entry: Entry) -> bool:
+        """Take in a delivery whose task has ended here before; False if its slot is not open (any more).
+
+        Its key stays locked until `settled`, as that of any task which has ended, and it stays here over an opening.
+        """
+        state = self._slots.get(entry.slot)
+        if state is None or not state.live:
+            return False
+        entry.stage = Stage.ENDED
+        state.running[entry] = None
+        self._lines.setdefault(entry.key, deque()).append(entry)
         return True
 
     def unmarked(self, most: int, wary: int) -> Iterator[Entry]:
@@ -400,17 +414,17 @@ class Gate:
     def _leave_line(self, entry: Entry) -> None:
         self._be_gone(entry)
         line = self._lines[entry.key]
-        line.popleft()
-        if line:
-            self._promote(line[0])
-        else:
+        first = line[0]
+        line.remove(entry)  # all but what had ended before it came stand in front
+        if not line:
             del self._lines[entry.key]
+        elif first is entry:
+            self._promote(line[0])
 
     def _promote(self, entry: Entry) -> None:
-        if entry.pending:
-            return
-        self.waiting -= 1
-        self._make_ready(entry)
+        if entry.stage is Stage.WAITING and not entry.pending:  # else it has ended, or waits for its claim
+            self.waiting -= 1
+            self._make_ready(entry)
 
     def _tidy(self, slot: SlotId, state: _Slot) -> bool:
         if state.running:

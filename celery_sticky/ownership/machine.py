@@ -370,6 +370,8 @@ class Machine:
 
     def _try_join(self, view: View, now: float, effects: list[Effect]) -> None:
         terms = self.terms
+        # Evicted meanwhile or not: who would leave for want of its broker does not make the others give slots to it.
+        self._sent_away |= now >= self._grace_ends_at(view)
         if self._broker_down_since is not None and self._sent_away:
             self._read_at = now + terms.ttl / 3
             return
@@ -453,6 +455,10 @@ class Machine:
             return float("inf")
         if self.leaving:
             return float("-inf")
+        return self._grace_ends_at(view)
+
+    def _grace_ends_at(self, view: View) -> float:
+        """When this member has been without its broker for too long."""
         # Without peers nobody could do better: keep the slots and wait for the broker.
         if self._broker_down_since is None or all(m.name == self.terms.name for m in view.active):
             return float("inf")

@@ -21,8 +21,12 @@ class Kind(StrEnum):
     PUBLISHED = "published"
     UNSURE = "unsure"
     """Sending failed in a way that does not tell whether the broker took the task."""
+    WITHDRAWN = "withdrawn"
+    """A job, which goes on until it is stopped, is wanted no more."""
     START = "start"
     END = "end"
+    ALIVE = "alive"
+    """A process shows that it is there; of no key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

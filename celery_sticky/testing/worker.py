@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from celery_sticky.testing import processes
@@ -100,7 +101,8 @@ class WorkerProcess:
     def thaw(self) -> None:
         """SIGCONT the main process and every process of its session."""
         for pid in processes.in_session(self.pid):
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # what goes on first may end others of them
+                os.kill(pid, signal.SIGCONT)
 
     def wait(self, timeout: float = 30.0) -> int:
         """Wait until the main process ends and return its exit status (negative: the signal that ended it)."""

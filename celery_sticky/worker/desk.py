@@ -75,6 +75,7 @@ class Desk:
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._tenures: dict[SlotId, Tenure] = {}
+        self._fences: dict[SlotId, Tenure] = {}
         self._stopping: set[SlotId] = set()
         self._counts: dict[SlotId, int] = {}
 
@@ -131,6 +132,7 @@ class Desk:
     def opened(self, tenure: Tenure) -> None:
         """The broker has opened the slot for this tenure."""
         slot = (tenure.keyspace, tenure.slot)
+        self._fences[slot] = tenure
         wanted = self.to_open.get(slot) is tenure  # else stopped, closed or opened anew meanwhile
         if wanted:
             del self.to_open[slot]
@@ -163,6 +165,7 @@ class Desk:
         if slot in self._stopping:
             self._stopping.discard(slot)
             self._tenures.pop(slot, None)
+            self.to_open.pop(slot, None)  # a new connection was to open it, to settle what it has just given up
             self._report(slot[0], Drained(slot[1]))
 
     # -- runs ----------------------------------------------------------------------------------
@@ -246,8 +249,9 @@ class Desk:
         return starving or gate.has_unmarked or self.outbox.full or bool(self._stopping)
 
     def _stamp(self, entry: Entry, verdict: Verdict) -> Verdict:
-        # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it.
-        return replace(verdict, tenure=self._tenures.get(entry.slot, verdict.tenure))
+        # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it. The same
+        # holds in a slot that is none of ours any more: until its next owner opens it, the fence is as we have set it.
+        return replace(verdict, tenure=self._fences.get(entry.slot, verdict.tenure))
 
     def _put(self, entry: Entry, end: End, now: float) -> bool:
         item: Item = entry.content
@@ -301,15 +305,22 @@ class Desk:
         end = self.gate.recollect(_digest(delivery.body)) if self.gate.remembers else None
         if end is not None and end.act is Act.MARK:
             entry.marked, end = True, None  # it went back with an opening before it could start
-        if end is None and due is not None and due > now:
-            end = End(Act.DEFER, due=due)
-        if end is None:
-            if entry.claim is not None:
-                self.claims.prepare(entry)
-            if self.gate.add(entry) and entry.claim is not None:
-                self.claims.note(entry)
-        else:
+        if end is not None:
+            self.gate.add_ended(entry)  # nothing later of its key starts before this is confirmed either
             self._put(entry, end, now)
+        elif due is not None and due > now:
+            self._put(entry, End(Act.DEFER, due=due), now)
+        elif entry.claim is None:
+            self.gate.add(entry)
+        else:
+            self.claims.prepare(entry)
+            if self.gate.add(entry):
+                self.claims.note(entry)
+            self._put(entry, end, now)
+        elif due is not None and due > now:
+            self._put(entry, End(Act.DEFER, due=due), now)
+        else:
+            self.gate.add(entry)
 
     def bury(self, entry: Entry, reason: str, now: float) -> None:
         """A delivery that cannot be read is buried at once."""
@@ -330,10 +341,11 @@ class Desk:
         if verdict.act is Act.MARK:
             self.gate.forget(entry)
             return
-        # Under the tenure we hold, it was settled by a request whose answer was lost. Otherwise the message will be
-        # delivered to somebody; should that be us, its task is not run a second time.
-        if self._tenures.get(entry.slot) != verdict.tenure and verdict.act is not Act.UNMARK:
-            item: Item = entry.content
+        # Under the epoch it was fetched under, which we hold still, it was settled by a request whose answer was lost.
+        # Otherwise the message will be delivered to somebody; should that be us, its task is not run a second time.
+        item: Item = entry.content
+        held = self._tenures.get(entry.slot) == verdict.tenure and item.delivery.tenure.epoch == verdict.tenure.epoch
+        if not held and verdict.act is not Act.UNMARK:
             end = End(verdict.act, verdict.due, verdict.body, "refused once", verdict.to)
             self.gate.remember(_digest(item.delivery.body), end)
         self._settle(entry)

@@ -17,6 +17,7 @@ from celery_sticky.queues.redis import RedisQueues
 from celery_sticky.settings import SETTING, Settings
 
 REFERENCE = ROOT / "docs/reference"
+COMMAND_PAGES = sorted(REFERENCE.glob("cli*.md"))
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
@@ -55,7 +56,7 @@ def described(param: click.Parameter) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_is_documented_with_its_options(words: str) -> None:
-    text = (REFERENCE / "cli.md").read_text()
+    text = "\n".join(page.read_text() for page in COMMAND_PAGES)
     _, _, section = text.partition(f"\n## {words}\n")
     assert section, f"there is no section {words!r}"
     section = section.partition("\n## ")[0]
@@ -68,7 +69,7 @@ def test_every_command_is_documented_with_its_options(words: str) -> None:
 
 
 def test_no_command_is_documented_that_is_not_there() -> None:
-    headings = re.findall(r"^## (celery .*)$", (REFERENCE / "cli.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (celery .*)$", "\n".join(page.read_text() for page in COMMAND_PAGES), re.MULTILINE)
     assert headings and set(headings) == set(COMMANDS)
 
 
@@ -99,13 +100,22 @@ def test_the_map_of_the_code_names_what_is_there_and_leaves_no_room_out() -> Non
     package = ROOT / "celery_sticky"
     named = set(re.findall(r"\b(\w+\.(?:py|lua))\b", page))
     assert named <= {path.name for path in package.rglob("*")}
-    for room in ("ownership", "worker", "bootsteps"):
+    for room in ("ownership", "worker", "jobs", "bootsteps"):
         essential = {path.name for path in (package / room).glob("*.py")} - {"__init__.py"}
         assert essential - named <= SMALL, f"{room}: not on the map: {sorted(essential - named - SMALL)}"
 
 
-SMALL = {"envelope.py", "native.py", "outbox.py", "rounds.py", "eta.py", "part.py", "shield.py"}
+SMALL = {"envelope.py", "native.py", "spawn.py", "outbox.py", "rounds.py", "eta.py", "part.py", "shield.py"}
 """Modules that serve one other."""
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    folders = (ROOT / "tests", ROOT / "celery_sticky/testing")
+    code = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", pages))
+    assert len(named) > 40
+    assert not [name for name in named if f"def {name}(" not in code]
 
 
 def test_the_glossary_stands_in_alphabetical_order() -> None:

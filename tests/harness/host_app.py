@@ -102,6 +102,12 @@ async def spawn(job: Job) -> None:
     note(f"ended:{status}:{forked.exitcode}", job)
 
 
+@sticky.job("crash")
+async def crash(job: Job) -> None:
+    """Ends the process."""
+    os._exit(7)
+
+
 @sticky.job("stray")
 async def stray(job: Job) -> None:
     """Leaves a task that wants to end the process, and stops the loop."""

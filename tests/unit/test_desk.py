@@ -154,6 +154,79 @@ def test_a_verdict_refused_under_a_lost_tenure_is_remembered_for_the_message(bro
     assert "a:1" not in worker.start(), "it has run here"
 
 
+def test_a_verdict_counts_until_the_next_owner_opens_the_slot(broker: MemoryBroker) -> None:
+    """Guards: sent under the tenure it was fetched under, not the one since, it was refused, and its task ran again."""
+    worker, other = Worker(broker), Worker(broker, "o-0")
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.reconnect()
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.desk.close(SLOT)  # evicted, or the store was lost
+    worker.turn()
+    other.open(2)
+    other.turn()
+    other.turn()
+    assert sorted(other.start()) == ["a:2"]
+
+
+def test_a_verdict_refused_because_another_had_the_slot_meanwhile_is_remembered_too(broker: MemoryBroker) -> None:
+    """Guards: refused under a tenure that is ours, it was taken for settled, and its task ran a second time here."""
+    worker, other = Worker(broker), Worker(broker, "o-0")
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.desk.close(SLOT)
+    other.open(2)
+    worker.open(3)
+    for _ in range(4):
+        worker.turn()
+    assert sorted(worker.start()) == ["a:2"]
+
+
+def with_a_verdict_to_recollect(broker: MemoryBroker) -> Worker:
+    """Return a worker that has ended a:1 under a lost tenure, and has fetched it and a:2 once more."""
+    worker, other = Worker(broker), Worker(broker, "o-0")
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    other.open(2)
+    worker.open(1)
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.turn()
+    worker.open(3)
+    worker.turn()
+    return worker
+
+
+def test_the_next_task_waits_for_a_verdict_that_was_recollected(broker: MemoryBroker) -> None:
+    """Guards: were the connection lost before that verdict arrives, a:1 would run again after a:2."""
+    worker = with_a_verdict_to_recollect(broker)
+    assert worker.start() == {}, "a:1 is not confirmed yet"
+    worker.reconnect()
+    assert sorted(message.body for message in broker.slot("ks", 1).flight.values()) == [b"a:1", b"b:1"], "they stay"
+    worker.turn()
+    worker.turn()  # a:2 is marked
+    assert sorted(worker.start()) == ["a:2"]
+
+
+def test_a_slot_is_not_given_away_before_a_recollected_verdict_is_confirmed(broker: MemoryBroker) -> None:
+    worker = with_a_verdict_to_recollect(broker)
+    worker.desk.stop(SLOT, NOW)
+    assert Drained(1) not in worker.reports
+    worker.turn()
+    assert worker.reports[-1] == Drained(1)
+    other = Worker(broker, "o-1")
+    other.open(4)
+    other.turn()
+    other.turn()
+    assert sorted(other.start()) == ["a:2"], "what has run does not run again"
+
+
 def test_a_task_that_never_comes_to_an_end_is_marked_and_buried_at_the_limit(broker: MemoryBroker) -> None:
     worker = Worker(broker)
     worker.open(1)
@@ -181,6 +254,23 @@ def test_what_waits_for_a_broker_that_is_away_too_long_is_given_up_unless_it_run
     worker.desk.end(started["b:1"], ACK, NOW)
     worker.desk.give_up_ended()
     assert worker.reports == [Opened(1, 1), Drained(1)]
+
+
+def test_what_is_given_up_is_not_opened_when_the_broker_is_back(broker: MemoryBroker) -> None:
+    """Guards: a drained slot is another's; what a late opening fetched would run in this worker's next membership."""
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.desk.stop(SLOT, NOW)
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.desk.reopen_all(NOW)  # and the connection breaks again before the slot is open
+    worker.desk.give_up_ended()
+    worker.reconnect()
+    worker.turn()
+    assert worker.reports == [Opened(1, 1), Drained(1)]
+    assert worker.start() == {}
 
 
 def suspects(broker: MemoryBroker) -> Worker:

@@ -369,6 +369,44 @@ def test_a_refused_verdict_is_recollected_once() -> None:
     assert gate.recollect("m") is None
 
 
+def test_what_had_ended_before_it_came_keeps_its_key_locked_until_it_is_settled(gate: Gate, tags: Tags) -> None:
+    ended, later = tags.entry(), tags.entry()
+    assert gate.add_ended(ended)
+    added(gate, later)
+    assert gate.take(10) == [] and figures(gate) == (1, 0, 0)
+    gate.recall(SLOT)
+    assert gate.kept(SLOT) == (ended.tag,), "an opening does not put it back"
+    [later] = added(gate, tags.entry())
+    assert not gate.settled(ended)
+    assert begin(gate) == [later] and figures(gate) == (0, 1, 1)
+
+
+def test_what_had_ended_before_it_came_is_settled_in_the_midst_of_its_line(gate: Gate, tags: Tags) -> None:
+    first, ended, also, last = (tags.entry() for _ in range(4))
+    added(gate, first)
+    assert gate.add_ended(ended) and gate.add_ended(also)
+    added(gate, last)
+    assert begin(gate) == [first]
+    gate.settled(ended)
+    assert gate.take(10) == [], "the first runs"
+    assert gate.end(first)
+    gate.settled(first)
+    assert gate.take(10) == [], "one is not confirmed yet"
+    gate.settled(also)
+    assert begin(gate) == [last] and figures(gate) == (0, 1, 1)
+    assert gate.end(last)
+    gate.settled(last)
+    assert gate.keys == 0
+
+
+def test_a_slot_waits_for_what_had_ended_before_it_came(gate: Gate, tags: Tags) -> None:
+    ended = tags.entry()
+    assert gate.add_ended(ended)
+    assert not gate.lose(SLOT)
+    assert gate.settled(ended), "now it is empty"
+    assert not gate.add_ended(tags.entry()), "nothing is let in any more"
+
+
 def test_the_memory_of_refused_verdicts_is_bounded() -> None:
     gate = Gate()
     for number in range(REMEMBERED + 5):
@@ -435,6 +473,17 @@ class Gates(RuleBasedStateMachine):
         assert self.gate.add(entry) == self.live[entry.slot]
         if self.live[entry.slot]:
             self.lines[key].append(entry)
+        return entry
+
+    @rule(target=entries, key=st.sampled_from(keys), data=st.data())
+    def add_ended(self, key: str, data: st.DataObject) -> Entry:
+        choice = self.slots if key == "on both" else (self.slots[key > "a"],)
+        entry = Entry(data.draw(st.sampled_from(choice)), len(self.seen), key)
+        self.seen.append(entry)
+        assert self.gate.add_ended(entry) == self.live[entry.slot]
+        if self.live[entry.slot]:
+            self.lines[key].append(entry)
+            self.running.add(entry)
         return entry
 
     @rule(confirmed=st.booleans())
@@ -535,7 +584,8 @@ class Gates(RuleBasedStateMachine):
     @invariant()
     def the_first_of_a_line_has_its_turn_and_the_others_wait(self) -> None:
         for line in self.lines.values():
-            assert all(entry.stage is Stage.WAITING for entry in line[1:])
+            # What had ended before it came stands anywhere.
+            assert all(entry.stage in (Stage.WAITING, Stage.ENDED) for entry in line[1:])
             assert not line or line[0].stage not in (Stage.WAITING, Stage.GONE)
 
     def teardown(self) -> None:

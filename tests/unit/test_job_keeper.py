@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,12 @@ from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.roster import Roster, Terms
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
 from celery_sticky.ownership.events import Drained, Event
-from celery_sticky.stores.jobs import Admission, JobState, NewJob, Outcome
+from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.worker.lease import Lease, boottime
 
 SLOTS, KEYS = 4, 8
+NEVER = 1e9
 TERMS = Terms(start_timeout=1000.0, stop_timeout=1000.0, max_attempts=1000)
 
 
@@ -92,14 +93,27 @@ class FakeHost:
         self.keeper.heard(Ended(ref, error))
 
 
+class CountedJobs(MemoryJobs):
+    """Counts the looks."""
+
+    looks = 0
+
+    def look(self, known: Mapping[int, int]) -> Mapping[int, SlotJobs]:
+        self.looks += 1
+        return super().look(known)
+
+
 class Worker:
     """A keeper with its host, and whom it tells of drained slots."""
 
-    def __init__(self, name: str, server: MemoryJobServer, world: World, terms: Terms = TERMS, **house: Any) -> None:
+    def __init__(
+        self, name: str, server: MemoryJobServer, world: World, terms: Terms = TERMS, *, poll: float = 0.0, **house: Any
+    ) -> None:
         self.name = name
         self.lease = Lease({"ks": SLOTS})
         self.lease.grant("ks", boottime() + 1e6, 1)
-        self.store = MemoryJobs(server, "ks")
+        self.store = CountedJobs(server, "ks")
+        self.store.watch(0.0)  # subscribes
         self.host = FakeHost(name, world)
         self.drained: set[int] = set()
         self.reports: list[Event] = []
@@ -111,7 +125,7 @@ class Worker:
             self.host,
             self.lease,
             self._report,
-            poll=0.0,
+            poll=poll,
             outcome_ttl=60.0,
         )
         self.host.keeper = self.keeper
@@ -124,6 +138,7 @@ class Worker:
             self.drained.add(event.slot)
 
     def work(self) -> None:
+        self.keeper.heed(self.store.watch(0.0))
         self.keeper.work(self.store)
 
 
@@ -135,7 +150,8 @@ class Cluster:
         self.server = MemoryJobServer()
         self.store = MemoryJobs(self.server, "ks")
         self.world = World()
-        self.workers = {name: Worker(name, self.server, self.world) for name in "abcdef"[:workers]}
+        poll = NEVER if seed % 2 else 0.0  # then signals alone have to do
+        self.workers = {name: Worker(name, self.server, self.world, poll=poll) for name in "abcdef"[:workers]}
         self.owner: dict[int, str] = {}
         self.epoch = dict.fromkeys(range(SLOTS), 1)
         self.moving: dict[int, str] = {}
@@ -297,6 +313,20 @@ def test_a_started_job_has_an_outcome(server: MemoryJobServer) -> None:
     assert worker.store.outcome("id", 0) == Outcome()
 
 
+def test_a_slot_is_looked_at_once_for_a_dispatch_and_not_for_those_of_others(server: MemoryJobServer) -> None:
+    owner, other = (Worker(name, server, World(), poll=NEVER) for name in "ab")
+    owner.keeper.open(0, 1)
+    other.keeper.open(1, 1)
+    for worker in (owner, other):
+        run(worker)
+        worker.store.looks = 0
+    admit(owner)
+    for worker in (owner, other):
+        run(worker)
+    assert state(owner) == "running"
+    assert (owner.store.looks, other.store.looks) == (1, 0)
+
+
 def test_a_fresh_job_whose_start_fails_is_removed_and_says_why(server: MemoryJobServer) -> None:
     worker = alone(server)
     worker.host.failing.add("k")
@@ -445,9 +475,15 @@ def test_a_stop_while_it_starts_is_kept(server: MemoryJobServer) -> None:
     admit(worker)
     worker.work()
     worker.store.stop(0, "job", "k")
+    assert isinstance(worker.host.inbox.popleft(), Start)
+    worker.work()
+    assert worker.host.inbox == deque([Stop(1)])
+    worker.host.inbox.clear()
+    worker.keeper.heard(Ended(1))
     run(worker)
     assert state(worker) == "gone"
     assert not worker.host.world.running
+    assert worker.store.outcome("id", 0) == Outcome(STOPPED)
 
 
 def test_a_dispatch_over_a_stopping_job_stops_the_old_run_first(server: MemoryJobServer) -> None:

@@ -198,9 +198,11 @@ async def test_a_coroutine_that_returns_has_started_and_ended(bench: Bench) -> N
 @in_loop
 async def test_notifications_come_through_the_inbox_in_order_and_are_noted_when_they_are_there(bench: Bench) -> None:
     got: list[Any] = []
+    jobs: list[Job] = []
     more = asyncio.Event()
 
     async def handler(job: Job) -> None:
+        jobs.append(job)
         got.append(await job.inbox.get())
         await more.wait()
         async for payload in job.inbox:
@@ -214,6 +216,9 @@ async def test_notifications_come_through_the_inbox_in_order_and_are_noted_when_
     assert got == [0]
     more.set()
     await until(lambda: got == [0, 1, 2])
+    job.notify("n3", 3)
+    await until(lambda: got == [0, 1, 2, 3])
+    assert len(jobs[0].inbox._waiting or ()) == 1, "nothing is kept of a wait that is over"
 
 
 @in_loop
@@ -365,6 +370,11 @@ instances: list[Recorder] = []
 @pytest.fixture(autouse=True)
 def no_instances() -> None:
     instances.clear()
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "START_GRACE", 3600)
 
 
 @pytest.fixture(params=[Recorder, AsyncRecorder])

@@ -807,6 +807,17 @@ def test_without_its_broker_a_member_with_peers_gives_its_slots_away_after_a_gra
     assert bench.phase is Phase.IN
 
 
+def test_a_member_that_was_evicted_while_its_broker_is_away_joins_when_it_is_back() -> None:
+    bench = with_peer()
+    bench.give(BrokerDown())
+    bench.now += GRACE + 1  # cut off from the store too
+    bench.put(changes.evict(bench.known, "a"))
+    assert not kinds(bench.beats(2 * GRACE, "b"), Swap), "it would join, be given slots, and leave at once"
+    bench.give(BrokerUp())
+    bench.beats(TTL / 3 + 1, "b")
+    assert bench.phase is Phase.IN
+
+
 def test_without_its_broker_a_member_without_peers_keeps_its_slots() -> None:
     bench = alone()
     bench.give(BrokerDown())

@@ -10,79 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.outcomes import SECOND, SLOTS, fault, outcome, ran, sent
 from rich.console import Console
 
 from celery_sticky.cli.verify.app import ATTEMPTS
-from celery_sticky.cli.verify.ground import Terms
 from celery_sticky.cli.verify.picture import paint, spells
-from celery_sticky.cli.verify.plan import Plan, Step
-from celery_sticky.cli.verify.record import EVERYBODY, Chronicle, Done, Frozen
+from celery_sticky.cli.verify.record import EVERYBODY, Done, Frozen
 from celery_sticky.cli.verify.report import draw, facts
 from celery_sticky.cli.verify.run import Outcome
-from celery_sticky.cli.verify.site import Mode, node
+from celery_sticky.cli.verify.site import node
 from celery_sticky.cli.verify.verdict import Verdict, reach
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import Member, View
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.slot_log import SlotEvent
-
-SECOND = 1_000_000_000
-SLOTS = 4
-
-
-def sent(n: int, at: float = 0.0, *, key: str = "k1", sender: int = 0, kind: Kind = Kind.PUBLISHED) -> Event:
-    moment = int(at * SECOND)
-    return Event(kind=kind, key=key, n=n, task_id=f"{key}-{n}", at=moment + 1000, sent=moment, pid=1, sender=sender)
-
-
-def ran(n: int, since: float, until: float | None, **options: Any) -> list[Event]:
-    """Return a run; one without an end was cut off."""
-    values = {"key": "k1", "worker": "w1", "pid": 10, "epoch": 1, "finished": True, **options}
-    start = Event(
-        kind=Kind.START,
-        key=values["key"],
-        n=n,
-        task_id=f"{values['key']}-{n}",
-        at=int(since * SECOND),
-        pid=values["pid"],
-        worker=node(values["worker"]),
-        run=f"{n}-{since}",
-        slot=0,
-        epoch=values["epoch"],
-    )
-    if until is None:
-        return [start]
-    return [start, replace(start, kind=Kind.END, at=int(until * SECOND), finished=values["finished"])]
-
-
-def fault(
-    name: str, since: float, until: float, *hit: str, before: View | None = None, after: View | None = None
-) -> Done:
-    return Done(Step(since, name, hit), int(since * SECOND), int(until * SECOND), set(hit), before, after)
-
-
-def outcome(
-    *groups: Sequence[Event],
-    done: Sequence[Done] = (),
-    frozen: Sequence[Frozen] = (),
-    buried: Sequence[str] = (),
-    stuck: Sequence[str] = (),
-    crashes: Sequence[str] = (),
-    slot_events: Sequence[SlotEvent] = (),
-    mode: Mode = Mode.STICKY,
-) -> Outcome:
-    return Outcome(
-        terms=Terms(mode=mode),
-        plan=Plan((), ("eta",), {"clock": "libfaketime is not installed"}),
-        chronicle=Chronicle(0, done, frozen, (), crashes=crashes),
-        events=[event for group in groups for event in group],
-        slot_events=list(slot_events),
-        deaths={},
-        buried=dict.fromkeys(buried, "lost its process 3 times"),
-        stuck=set(stuck),
-        slots=SLOTS,
-        patience=3.8,
-    )
 
 
 def verdict(*groups: Sequence[Event], **options: Any) -> Verdict:
@@ -104,6 +45,7 @@ def test_a_run_in_which_all_is_well_is_clean() -> None:
         "stale_epoch": 0,
         "stuck": 0,
         "duplicates": {},
+        "jobs": None,
     }
 
 
@@ -122,7 +64,7 @@ def test_a_broken_promise_is_found(what: str, found: Verdict) -> None:
     assert not found.ok and found.accusations()
     figures = found.figures()
     assert figures.pop(what) == 1
-    assert {value for name, value in figures.items() if name not in ("tasks", "duplicates")} == {0}
+    assert {value for name, value in figures.items() if name not in ("tasks", "duplicates", "jobs")} == {0}
 
 
 def test_a_worker_that_ends_by_itself_is_told() -> None:

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sticky.cli.verify.ground import Terms
-from celery_sticky.cli.verify.plan import FAULTS, GRACEFUL, KINDS, Plan, make_plan
+from celery_sticky.cli.verify.plan import CASCADE, FAULTS, GRACEFUL, KINDS, Plan, make_plan
 from celery_sticky.cli.verify.run import impossible, names_of
 from celery_sticky.cli.verify.site import Mode
 
 
 def plan(faults: Sequence[str] = FAULTS, *, workers: int = 4, seconds: float = 60.0, seed: int = 0) -> Plan:
-    return make_plan(faults, impossible={}, workers=names_of(workers), seconds=seconds, patience=3.8, seed=seed)
+    few = {"cascade": "too few"} if workers < CASCADE else {}
+    return make_plan(faults, impossible=few, workers=names_of(workers), seconds=seconds, patience=3.8, seed=seed)
 
 
 seeds = st.integers(0, 10**6)
@@ -35,7 +36,7 @@ def test_seeds_give_plans_of_their_own() -> None:
 @given(seeds, counts, st.floats(5, 600))
 def test_every_fault_that_was_asked_for_comes_and_nothing_else(seed: int, workers: int, seconds: float) -> None:
     made = plan(workers=workers, seconds=seconds, seed=seed)
-    assert {step.fault for step in made.steps} | set(made.kinds) == set(FAULTS)
+    assert {step.fault for step in made.steps} | set(made.kinds) == set(FAULTS) - set(made.left_out)
 
 
 @given(lists, seeds, st.floats(5, 600))
@@ -52,7 +53,7 @@ def test_one_worker_is_left_and_nobody_is_hit_who_is_not_there(
     there = set(names_of(workers))
     for step in plan(faults, workers=workers, seconds=seconds, seed=seed).steps:
         assert set(step.workers) <= there, step
-        if step.fault in ("kill", "leave"):
+        if step.fault in ("kill", "cascade", "leave"):
             assert there - set(step.workers), step
         if step.fault not in ("stop", "partition", "clock", "child-kill"):
             there -= set(step.workers)
@@ -99,6 +100,7 @@ def test_what_cannot_be_had_is_left_out_with_the_reason() -> None:
         (Terms(broker="sentinel://h"), {"broker-restart", "broker-freeze", "store-rollback", "partition"}),
         (Terms(store="redis://i/0"), {"store-rollback"}),
         (Terms(pool="threads"), {"child-kill"}),
+        (Terms(workers=2), {"cascade"}),
         (Terms(mode=Mode.HASH), {"store-rollback"}),
         (Terms(), set()),
     ],

@@ -65,6 +65,18 @@ def test_each_customer_s_orders_are_charged_in_order_though_a_worker_is_killed(g
         assert not list(client.scan_iter("per-customer-order*")), "it leaves nothing behind"
 
 
+def test_each_tenant_has_one_sync_though_tenants_and_workers_come_and_go(guard: Guard, broker: str) -> None:
+    status, output = run(guard, EXAMPLES / "tenant_sync", broker, "run.py")
+    assert status == 0, output
+    assert re.search(
+        r"^six tenants\n(  \S+ syncs .*\n){2}bob has gone, gus has come\n(  \S+ syncs .*\n){1,2}", output
+    ), output
+    assert re.search(r"was killed \(SIGKILL\)\n  \S+ syncs ada cyd dan eve fay gus\n", output), output
+    assert ", 0 beside another of the same tenant" in output
+    with redis.Redis.from_url(broker) as client:
+        assert not list(client.scan_iter("tenant-sync*")), "it leaves nothing behind"
+
+
 def test_the_quickstart_runs_each_tenant_on_one_worker(guard: Guard, broker: str, tmp_path: Path) -> None:
     folder = EXAMPLES / "quickstart"
     app = ("-m", "celery", "-A", "shop")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from harness.host import TestHost, settle
 
-from celery_sticky.jobs.wire import Ended, Failed, Noted, Ready, Start, Started
+from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Ready, Start, Started
 from celery_sticky.testing import processes
 from celery_sticky.testing.waiting import wait_until
 
@@ -164,14 +166,31 @@ def test_an_app_that_cannot_be_loaded_ends_it_with_status_1_and_the_reason(
     assert "broken_app" in log and "no settings here" in log and "Traceback" in log
 
 
-def test_what_it_said_before_it_died_is_heard_before_its_end(host: TestHost) -> None:
+def test_what_it_said_before_it_died_is_heard_before_its_end(host: TestHost, monkeypatch: pytest.MonkeyPatch) -> None:
     host.wait_ready()
-    refs = [host.start("fail") for _ in range(500)]
-    os.kill(host.process.pid, signal.SIGSTOP)
-    host.process.kill()
-    assert host.wait_exit() == -signal.SIGKILL
-    heard = [event for event in host.events if not isinstance(event, int)]
-    assert host.events == [*heard, -signal.SIGKILL] and len(heard) <= len(refs) + 1
+    listens, hear = threading.Event(), host.process._on_message
+
+    def wait_and_hear(message: Message) -> None:
+        assert listens.wait(30)
+        hear(message)
+
+    monkeypatch.setattr(host.process, "_on_message", wait_and_hear)
+    refs = [host.start("listen", f"k{number}") for number in range(500)]
+    host.wait_log("begins k499")
+    host.start("crash")
+    assert processes.wait_gone([host.process.pid], 10)
+    settle()
+    listens.set()
+    assert host.wait_exit() == 7
+    assert host.events[1:] == [*(Started(ref) for ref in refs), 7]
+
+
+def test_what_jobs_have_started_dies_with_a_host_that_crashes(host: TestHost) -> None:
+    host.started("spawn")
+    children = [int(host.wait_log(rf"{what}:(\d+) k")[1]) for what in ("program", "forked")]
+    host.start("crash")
+    assert host.wait_exit() == 7
+    assert len(processes.wait_gone(children, 10)) == 2
 
 
 def test_a_hung_up_idle_host_ends_with_status_0(host: TestHost) -> None:
@@ -180,13 +199,16 @@ def test_a_hung_up_idle_host_ends_with_status_0(host: TestHost) -> None:
     host.wait(ref, Ended(ref))
     host.process.close(30)
     assert host.wait_exit() == 0
+    ours = (host.process.pid, host.process._undertaker)
+    assert not [pid for pid in ours if processes.stat(pid)], "both are reaped"
 
 
 def test_a_hung_up_host_that_runs_something_dies_with_all_that_it_started(host: TestHost) -> None:
     host.started("spawn")
     children = [int(host.wait_log(rf"{what}:(\d+) k")[1]) for what in ("program", "forked")]
-    host.process.close(30)
-    assert host.wait_exit() == -signal.SIGKILL
+    began = time.monotonic()
+    host.process.close(60)
+    assert host.wait_exit() == -signal.SIGKILL and time.monotonic() - began < 30, "by itself"
     assert len(processes.wait_gone(children, 10)) == 2
 
 

@@ -40,8 +40,12 @@ class Parent:
         assert self._process.wait(30) == 0
         return status
 
-    def kill(self) -> None:
-        """SIGKILL it."""
+    def kill(self, *, undertaker: bool = False) -> None:
+        """SIGKILL it, and its undertaker before it: they are its only children beside the host."""
+        if undertaker:
+            (pid,) = set(processes.children(self.pid)) - {self.host}
+            os.kill(pid, signal.SIGKILL)
+            assert processes.wait_gone([pid], 10)
         self._process.kill()
         self._process.wait(30)
 
@@ -102,12 +106,13 @@ def test_a_frozen_parent_does_not_keep_the_host_from_ending_in_time(
     wait_gone(parent.host)
 
 
+@pytest.mark.parametrize("undertaker", [False, True])
 def test_a_killed_parent_takes_the_host_with_it_and_what_jobs_have_started(
-    make_parent: Callable[..., Parent], log: Path
+    make_parent: Callable[..., Parent], log: Path, undertaker: bool
 ) -> None:
     parent = make_parent("spawn")
     started = children(log)
-    parent.kill()
+    parent.kill(undertaker=undertaker)
     wait_gone(parent.host, *started)
 
 
@@ -116,7 +121,7 @@ def test_a_killed_parent_takes_a_host_with_it_whose_loop_is_blocked(
 ) -> None:
     parent = make_parent("block")
     wait_log(log, "blocks k0")
-    parent.kill()
+    parent.kill(undertaker=True)
     wait_gone(parent.host)
 
 
@@ -125,9 +130,9 @@ def test_what_jobs_have_started_dies_also_when_parent_and_host_are_killed_at_onc
 ) -> None:
     parent = make_parent("spawn")
     started = children(log)
-    os.kill(parent.host, signal.SIGSTOP)  # so that it is not the host that kills them
-    parent.kill()
+    os.kill(parent.pid, signal.SIGSTOP)  # so that it does not kill them
     os.kill(parent.host, signal.SIGKILL)
+    parent.kill()
     wait_gone(parent.host, *started)
 
 

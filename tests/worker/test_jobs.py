@@ -93,7 +93,7 @@ def test_jobs_that_are_classes(fleet: Callable[..., JobsFleet]) -> None:
 def test_a_failed_start_is_told_and_leaves_nothing(fleet: Callable[..., JobsFleet]) -> None:
     made = fleet()
     made.worker("a")
-    with pytest.raises(JobFailed, match=r"job 'sync' of key 't-7': ValueError: not today"):
+    with pytest.raises(JobFailed, match=r"job 'sync' of key 't-7' failed to start: ValueError: not today"):
         made.jobs.dispatch("sync", "t-7", {"raise": "not today"}, timeout=20)
     assert made.jobs.list() == []
     made.jobs.dispatch("sync", "t-7", timeout=20)
@@ -334,9 +334,10 @@ def test_a_schedule_runs_on_one_worker_and_moves_with_it(fleet: Callable[..., Jo
     wanted.write_text("p1 p2 p3")
     made.wait_running({"p1", "p2", "p3"})
     assert made.infos()["p1"].payload == {"of": "plan"}
+    since = time.monotonic_ns()  # before, it may have moved from the first worker to the second
     wanted.write_text("p2 p3 p4")
     made.wait_running({"p2", "p3", "p4"})
-    who = {event.task_id for event in made.events() if event.key == "schedule"}
+    who = {event.task_id for event in made.events() if event.key == "schedule" and event.at > since}
     assert len(who) == 1, "one host has run it"
     for name in ("a", "b"):
         if str(host_of(made, name)) in who:
@@ -345,11 +346,12 @@ def test_a_schedule_runs_on_one_worker_and_moves_with_it(fleet: Callable[..., Jo
     wanted.write_text("p5")
     made.wait_running({"p5"}, *({"a", "b"} - {name}))
 
-    def ticks() -> list[int]:
-        return [event.n for event in made.events() if event.key == "tick"]
+    def ticks() -> list[tuple[int, str]]:
+        return [(event.n, event.task_id) for event in made.events() if event.key == "tick"]
 
     wait_until(lambda: len(ticks()) > 4, 20, "it ticks on")
-    assert len(ticks()) == len(set(ticks())), "one worker a tick"
+    # A tick that was claimed at the end of its period is noted down in the next one, which has a tick of its own.
+    assert len(set(ticks())) == len({number for number, _ in ticks()}), "one worker a tick"
 
 
 def host_of(fleet: JobsFleet, name: str) -> int:

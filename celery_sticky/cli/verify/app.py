@@ -13,6 +13,7 @@ from celery import Celery, Task
 from kombu import Queue
 
 from celery_sticky.app import Sticky
+from celery_sticky.cli.verify.jobs import declare
 from celery_sticky.cli.verify.site import Mode, Site, queue_of
 from celery_sticky.testing.recorder import Recorder
 
@@ -59,7 +60,9 @@ def _stick(app: Celery, site: Site) -> None:
         sticky_broker_grace=site.ttl,
         sticky_runtime_dir=site.folder,
     )
-    Sticky(app)
+    sticky = Sticky(app)
+    if site.jobs:
+        declare(sticky, site.job_history)
 
 
 def _plain(app: Celery, site: Site) -> None:

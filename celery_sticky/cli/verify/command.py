@@ -87,6 +87,14 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     show_default=True,
     help="With commas between them; all: all that this run can do; none.",
 )
+@click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(0, 1000),
+    default=20,
+    show_default=True,
+    help="Long-running jobs that are wanted all the time; with --stock there are none.",
+)
 @click.option("--seed", metavar="N", type=click.IntRange(0), help="Of plan and load; drawn and told if not given.")
 @click.option(
     "--slots", metavar="N", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of the keyspace."
@@ -155,6 +163,7 @@ def verify(
 
 def _perform(terms: Terms, console: Console) -> Outcome:
     how = f"{terms.workers} workers (-P {terms.pool} -c {terms.concurrency}), {terms.rate:g} tasks a second"
+    how += f", {terms.jobs} jobs" if terms.mode is Mode.STICKY else ""
     console.print(f"{TITLES[terms.mode]}: {how}, {terms.seconds:g} s, seed {terms.seed}")
     return perform(terms, lambda at, text: console.print(f"{at:6.1f} s  {text}"))
 

@@ -70,6 +70,10 @@ class Eyes:
         """Return the history so far."""
         return self._recorder.events()
 
+    def job_events(self) -> list[Event]:
+        """Return the history of the jobs so far."""
+        return Recorder(self._site.job_history).events()
+
     def unfinished(self) -> list[Event]:
         """Return the tasks that were accepted, have not finished and are not dead."""
         events = self.events()

@@ -26,6 +26,8 @@ from celery_sticky.testing.worker import WorkerProcess
 
 GRACE = 45.0
 """Seconds a worker may take to end in order, before it is killed."""
+CASCADE_PAUSE = 0.2
+"""Seconds between two deaths."""
 SETTLING = 20.0
 """Seconds all slots may take to be where they belong; the fault is over then at the latest."""
 
@@ -83,6 +85,19 @@ class Faults:
         worker.deaths.update(processes.wait_gone(pids, timeout=self._ground.site.patience))
         self._settle(done)
         self._succeed(worker, heir)
+
+    def _cascade(self, step: Step, done: Done) -> None:
+        gone: list[WorkerProcess] = []
+        for name in step.workers:
+            if gone:
+                time.sleep(CASCADE_PAUSE)  # the fault itself
+            gone.append(self._ground.retire(name))
+            done.hit.add(name)
+            gone[-1].kill_all()
+        done.since = gone[0].deaths[gone[0].pid]
+        self._settle(done)
+        for worker, heir in zip(gone, step.names, strict=True):
+            self._succeed(worker, heir)
 
     def _child_kill(self, step: Step, done: Done) -> None:
         (name,) = step.workers

@@ -15,7 +15,7 @@ from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.measure import SECOND, handovers, longest_pause, opened_after, quantile
 
 ORDERLY = ("term", "join", "leave", "rolling", "surge")
-CHANGES = ("kill", "join", "leave")
+CHANGES = ("kill", "cascade", "join", "leave")
 """Faults after which the members are others than before, once: what moves can be compared with the least."""
 
 
@@ -26,13 +26,13 @@ def measure(outcome: Outcome) -> dict[str, Any]:
     pairs = [(before, after) for before, after in changes if before is not None and after is not None]
     slots = sum(before.slots for before, _ in pairs)
     return {
-        "takeover_seconds": _spread(_takeovers(outcome), "max"),
-        "handover_seconds": _spread(_handovers(outcome)),
-        "unmoved_pause_seconds": _spread(_pauses(outcome), "max"),
+        "takeover_seconds": spread(_takeovers(outcome), "max"),
+        "handover_seconds": spread(_handovers(outcome)),
+        "unmoved_pause_seconds": spread(_pauses(outcome), "max"),
         "moved_share": _share(sum(_moved(before, after) for before, after in pairs), slots),
         "moved_minimum": _share(sum(fewest(before.owner, weights_of(after)) for before, after in pairs), slots),
         "throughput": _throughput(outcome.events),
-        "latency_seconds": _spread(_latencies(outcome.events)),
+        "latency_seconds": spread(_latencies(outcome.events)),
     }
 
 
@@ -44,7 +44,8 @@ def _share(part: int, whole: int) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
-def _spread(values: Sequence[float], *more: str) -> dict[str, float | None]:
+def spread(values: Sequence[float], *more: str) -> dict[str, float | None]:
+    """Return p50 and p99 of values, and perhaps `max`; None where there are none."""
     names = ("p50", "p99", *more)
     if not values:
         return dict.fromkeys(names)

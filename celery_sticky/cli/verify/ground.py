@@ -40,6 +40,7 @@ class Terms:
     seed: int = 0
     ttl: float = 3.0
     slots: int = 64
+    jobs: int = 20
 
     @property
     def single(self) -> bool:
@@ -93,6 +94,7 @@ class Ground:
             slots=terms.slots,
             workers=terms.workers,
             ttl=terms.ttl,
+            jobs=terms.jobs if terms.mode is Mode.STICKY else 0,
         )
 
     def __enter__(self) -> Self:

@@ -9,7 +9,10 @@ from typing import Any
 
 GRACEFUL = ("term", "join", "leave", "rolling", "surge")
 """Steps that wait until tasks have ended: they come before the slow ones."""
-SUDDEN = ("kill", "stop", "child-kill", "partition", "broker-restart", "broker-freeze", "clock", "store-rollback")
+SUDDEN = (
+    *("kill", "cascade", "stop", "child-kill", "partition"),
+    *("broker-restart", "broker-freeze", "clock", "store-rollback"),
+)
 ORDERS = ("oom", "burst", "slow")
 """What senders are told to send at a moment."""
 KINDS = ("eta", "retry", "raise")
@@ -24,6 +27,8 @@ SKEWS = (-3600, -30, 30)
 """Seconds a wall clock jumps. What a worker defers while it is ahead is due that much later: so not far ahead."""
 SLOW = 3
 """Slow tasks at a time."""
+CASCADE = 3
+"""Workers there must be for one: two are killed."""
 MORE = 2
 """Workers there may be beyond those of the beginning."""
 
@@ -99,6 +104,7 @@ def _length(fault: str, patience: float, workers: int) -> float:
     """Return about how many seconds a fault takes until all is well again."""
     return {
         "kill": patience + 3,
+        "cascade": patience + 4,
         "stop": patience + 3,
         "partition": patience + 3,
         "store-rollback": patience + 2,
@@ -134,9 +140,12 @@ class _Cast:
     def __init__(self, workers: list[str], draw: random.Random, patience: float) -> None:
         self._there, self._draw, self._patience = workers, draw, patience
         self._most, self._named, self._orders = len(workers) + MORE, len(workers), 0
+        self._least = 2
+        """So many are left by those that leave, for the kill that may come; one more for a cascade."""
 
     def drafts(self, faults: Sequence[str]) -> list[Step]:
         """Return a step for each fault; one for which there are too few or too many workers comes as soon as it can."""
+        self._least = 3 if "cascade" in faults else 2
         steps, late = list[Step](), list[str]()
         for fault in faults:
             late.append(fault)
@@ -171,6 +180,12 @@ class _Cast:
     def _kill(self) -> Step:
         name = self._one()
         return Step(0, "kill", (name,), (self._renamed(name),))
+
+    def _cascade(self) -> Step | None:
+        if len(self._there) < CASCADE:
+            return None
+        names = tuple(self._draw.sample(self._there, 2))
+        return Step(0, "cascade", names, tuple(map(self._renamed, names)))
 
     def _term(self) -> Step:
         name = self._one()
@@ -212,7 +227,7 @@ class _Cast:
         return Step(0, "join", names=(name,))
 
     def _leave(self) -> Step | None:
-        return self._left() if len(self._there) > 2 else None  # two are left, for the kill that may come
+        return self._left() if len(self._there) > self._least else None
 
     def _left(self) -> Step:
         name = self._one()

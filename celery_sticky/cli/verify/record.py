@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from celery_sticky.cli.verify.plan import Step
 from celery_sticky.ownership.view import View
+from celery_sticky.testing.judge import Overlap
 
 EVERYBODY = "*"
+THAWING = 1_000_000_000
+"""Nanoseconds after a process was thawed in which it may do its few more instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,13 @@ class Frozen:
     pids: frozenset[int]
     since: int
     until: int
+
+    def explains(self, overlap: Overlap) -> bool:
+        """Whether the first run was frozen while it ran, and the second began meanwhile under a higher epoch."""
+        first, second = overlap.first.start, overlap.second.start
+        fenced = first.epoch is not None and second.epoch is not None and second.epoch > first.epoch
+        meanwhile = first.at <= self.until and self.since <= second.at <= self.until + THAWING
+        return fenced and first.pid in self.pids and meanwhile
 
 
 @dataclass(slots=True)

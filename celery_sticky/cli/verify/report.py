@@ -36,7 +36,7 @@ def facts(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
         "mode": str(outcome.terms.mode),
         "ok": verdict.ok,
         "verdict": verdict.figures(),
-        "figures": measure(outcome),
+        "figures": measure(outcome) | {"jobs": None if verdict.jobs is None else verdict.jobs.figures()},
         "faults": [_fault(done, began) for done in outcome.chronicle.done],
         "faults_mixed_in": list(outcome.plan.kinds),
         "faults_left_out": dict(outcome.plan.left_out),
@@ -55,6 +55,7 @@ def facts(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
             "seconds": outcome.terms.seconds,
             "slots": outcome.slots,
             "lease_ttl": outcome.terms.ttl,
+            "jobs": outcome.terms.jobs,
         },
         "versions": versions(),
     }
@@ -92,6 +93,8 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
     yield from (Text(f"  {text}", style="red") for text in found["accusations"])
     yield from (Text(f"  zombie: {text}", style="yellow") for text in found["zombies"][:5])
     yield _figures(found["figures"])
+    if found["figures"]["jobs"] is not None:
+        yield from _job_figures(found["figures"]["jobs"])
     for fault, why in found["faults_left_out"].items():
         yield Text(f"left out: {fault}: {why}", style="yellow")
     for step in found["faults_not_reached"]:
@@ -117,6 +120,22 @@ def _rows(verdict: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
     causes = verdict["duplicates"]
     text = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     yield "run again", sum(causes.values()), UNEXPLAINED not in causes, text
+    if verdict["jobs"] is not None:
+        yield from _job_rows(verdict["jobs"])
+
+
+def _job_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
+    yield "jobs", verdict["wanted"], True, "dispatched, to run until they are stopped"
+    meaning = {
+        "overlaps": "two runs of a job at one time",
+        "stale_epoch": "a job started after a higher epoch was seen",
+        "late": "did not run for longer than a takeover and a start take",
+        "lost": "wanted, and did not run at the end",
+        "needless_starts": "its slot had not moved, and no fault had met its worker",
+    }
+    for name, comment in meaning.items():
+        yield f"job {name.replace('_', ' ')}", verdict[name], not verdict[name], comment
+    yield "job zombie overlaps", verdict["zombie_overlaps"], True, "of processes paused with their jobs, as above"
 
 
 def _figures(figures: Mapping[str, Any]) -> RenderableType:
@@ -134,3 +153,12 @@ def _figures(figures: Mapping[str, Any]) -> RenderableType:
     made.add_row("moved share", dash(figures["moved_share"]), "", "", f"of the slots, in joins, leaves, kills; {least}")
     made.add_row("throughput", dash(figures["throughput"]), "", "", "tasks a second")
     return made
+
+
+def _job_figures(figures: Mapping[str, Any]) -> Iterable[RenderableType]:
+    made = table("jobs not running, s", "times", "p50", "p99", "max", right=("times", "p50", "p99", "max"))
+    for cause, one in figures["not_running_seconds"].items():
+        made.add_row(cause, str(one["count"]), *(dash(one[part]) for part in ("p50", "p99", "max")))
+    yield made
+    starts = f"{figures['starts']} starts of jobs, the minimum is {figures['starts_minimum']}"
+    yield Text(f"{starts}; without running for {figures['limit_seconds']:g} s at most is allowed")

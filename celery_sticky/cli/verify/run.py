@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from celery_sticky.cli.verify.eyes import Eyes
 from celery_sticky.cli.verify.faults import Faults, libfaketime
 from celery_sticky.cli.verify.ground import Ground, Terms, can_proxy, now
-from celery_sticky.cli.verify.plan import Plan, make_plan
+from celery_sticky.cli.verify.plan import CASCADE, Plan, make_plan
 from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
 from celery_sticky.cli.verify.senders import Senders
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.supervisor import Supervisor
+from celery_sticky.cli.verify.wishes import Wishes
 from celery_sticky.errors import StickyError
 from celery_sticky.testing.history import Event
 from celery_sticky.testing.slot_log import SlotEvent
@@ -31,6 +32,10 @@ DRAINING = 300.0
 DRAINING_STOCK = 25.0
 """The same of plain Celery. It is longer than its visibility timeout."""
 STOPPING = 20.0
+BEATS = 3
+"""Heartbeats in a lease."""
+STARTING_JOBS = 1.0
+"""Seconds from the end of a takeover until its jobs run."""
 LONGER = 1.6
 """Up to this many times its seconds a run lasts, if the faults take longer than planned."""
 
@@ -43,6 +48,7 @@ class Outcome:
     plan: Plan
     chronicle: Chronicle
     events: list[Event]
+    job_events: list[Event]
     slot_events: list[SlotEvent]
     deaths: dict[int, int]
     buried: dict[str, str]
@@ -50,6 +56,18 @@ class Outcome:
     """Ids of tasks that were not done in time and still have a message at the broker."""
     slots: int
     patience: float
+    jobs_seen: int
+    """When all jobs were last looked for: they may end after that."""
+
+    @property
+    def job_limit(self) -> float:
+        """Seconds that a wanted job may not run at most, whatever happens to its worker."""
+        return limit_of(self.patience, self.terms.ttl)
+
+
+def limit_of(patience: float, ttl: float) -> float:
+    """Return how long a job may be missing: a takeover, which is seen one heartbeat late, and its start."""
+    return patience + ttl / BEATS + STARTING_JOBS
 
 
 def names_of(workers: int) -> tuple[str, ...]:
@@ -71,6 +89,8 @@ def impossible(terms: Terms) -> dict[str, str]:
         found["store-rollback"] = "plain Celery has no store"
     if not all(can_proxy(url) for url in (terms.broker, terms.store) if url is not None):
         found["partition"] = "its proxy can stand only before servers at a redis:// address"
+    if terms.workers < CASCADE:
+        found["cascade"] = f"it kills two of at least {CASCADE} workers"
     if terms.pool != "prefork":
         found["child-kill"] = f"workers of the pool {terms.pool} have no child processes"
     if libfaketime() is None:
@@ -101,17 +121,20 @@ def perform(terms: Terms, tell: Tell) -> Outcome:
     clock = libfaketime() if any(step.fault == "clock" for step in plan.steps) else None
     with Ground(terms, proxied=proxied, clock=clock) as ground:
         eyes = Eyes(ground.site)
+        # What a store that is rolled back has forgotten is not wanted, whatever was said.
+        wishes = Wishes(ground.site, seed=terms.seed, renew="store-rollback" not in terms.faults)
         try:
-            return _Run(ground, eyes, plan, tell).play()
+            return _Run(ground, eyes, wishes, plan, tell).play()
         finally:
+            wishes.close()
             eyes.close()
 
 
 class _Run:
     """The course of one run."""
 
-    def __init__(self, ground: Ground, eyes: Eyes, plan: Plan, tell: Tell) -> None:
-        self._ground, self._eyes, self._plan, self._tell = ground, eyes, plan, tell
+    def __init__(self, ground: Ground, eyes: Eyes, wishes: Wishes, plan: Plan, tell: Tell) -> None:
+        self._ground, self._eyes, self._wishes, self._plan, self._tell = ground, eyes, wishes, plan, tell
         self._terms = ground.terms
         self._frozen: list[Frozen] = []
         self._began = now()
@@ -122,6 +145,8 @@ class _Run:
         try:
             done, skipped = self._load()
             stuck = self._drain()
+            self._wishes.await_running(self._eyes.view, limit_of(self._ground.site.patience, self._terms.ttl))
+            seen = now()
         finally:
             supervisor.close()
         buried = self._eyes.buried()
@@ -132,12 +157,14 @@ class _Run:
             self._plan,
             Chronicle(self._began, done, self._frozen, supervisor.restarts, skipped, crashes),
             self._eyes.events(),
+            self._eyes.job_events(),
             self._eyes.slot_events(),
             self._ground.deaths,
             buried,
             stuck,
             self._ground.site.slots,
             self._ground.site.patience,
+            seen,
         )
 
     def _start(self) -> None:
@@ -152,6 +179,9 @@ class _Run:
             if time.monotonic() > until:
                 raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
             time.sleep(0.1)
+        self._wishes.want_all()
+        if not self._wishes.await_running(self._eyes.view, STARTING):
+            raise StickyError(f"the jobs did not run within {STARTING:.0f} s")
 
     def _ready(self) -> bool:
         if self._terms.mode is Mode.STICKY:
@@ -168,7 +198,7 @@ class _Run:
     def _load(self) -> tuple[list[Done], list[str]]:
         """Let the senders send and the faults come; return what was done and what there was no time for."""
         self._began = now()
-        with Senders(self._ground, self._plan.kinds) as senders:
+        with Senders(self._ground, self._plan.kinds) as senders, self._wishes:
             faults = Faults(self._ground, self._eyes, senders.order)
             faults.keep_copy()
             found = self._steps(faults)

@@ -39,6 +39,8 @@ class Site:
     workers: int
     ttl: float
     """Seconds a lease lasts."""
+    jobs: int = 0
+    """How many are wanted all the time."""
 
     @property
     def margin(self) -> float:
@@ -54,6 +56,11 @@ class Site:
     def history(self) -> Path:
         """Where every process writes what it did."""
         return Path(self.folder) / "history.jsonl"
+
+    @property
+    def job_history(self) -> Path:
+        """Where jobs are written down: apart from tasks, which have other rules."""
+        return Path(self.folder) / "jobs.jsonl"
 
     def environ(self) -> dict[str, str]:
         """Return the variables for a process."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from celery_sticky.cli.verify.app import ATTEMPTS
+from celery_sticky.cli.verify.job_verdict import JobVerdict, reach_of_jobs
 from celery_sticky.cli.verify.load import apart
-from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
+from celery_sticky.cli.verify.record import Chronicle, Done
 from celery_sticky.cli.verify.run import Outcome
 from celery_sticky.cli.verify.site import Mode, short
 from celery_sticky.testing.history import Event, Kind, Run, pair
@@ -18,8 +19,6 @@ from celery_sticky.testing.judge import Judgement, Overlap, StaleStart, judge
 
 ACKNOWLEDGED = 1_000_000_000
 """Nanoseconds after the end of a run within which its acknowledgement may have been lost to a fault."""
-THAWING = 1_000_000_000
-"""Nanoseconds after a process was thawed in which it may do its few more instructions."""
 POISON = "poison"
 UNEXPLAINED = "unexplained"
 
@@ -44,13 +43,15 @@ class Verdict:
     hasty: frozenset[str]
     """Ids of tasks that were buried for starts that the history does not have; they count as lost."""
     crashes: tuple[str, ...]
+    jobs: JobVerdict | None
 
     @property
     def ok(self) -> bool:
         """Whether every promise held."""
         judged = self.judged
         broken = (self.lost, self.stuck, self.overlaps, judged.inversions, self.stale, judged.shared)
-        return not any((*broken, self.unexplained, self.not_buried, self.crashes))
+        well = self.jobs is None or self.jobs.ok
+        return well and not any((*broken, self.unexplained, self.not_buried, self.crashes))
 
     def figures(self) -> dict[str, Any]:
         """Return it as it stands in the JSON."""
@@ -63,6 +64,7 @@ class Verdict:
             "stale_epoch": len(self.stale) + len(self.judged.shared),
             "stuck": len(self.stuck),
             "duplicates": dict(self.duplicates),
+            "jobs": None if self.jobs is None else self.jobs.verdict(),
         }
 
     def accusations(self, limit: int = 5) -> list[str]:
@@ -77,6 +79,7 @@ class Verdict:
             *(f"unexplained: {_run(one)}, and again {_run(two)}" for one, two in self.unexplained[:limit]),
             *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),
             *(f"worker {text}" for text in self.crashes[:limit]),
+            *(self.jobs.accusations(limit) if self.jobs is not None else ()),
         ]
 
     def _why(self, event: Event) -> str:
@@ -84,7 +87,7 @@ class Verdict:
 
     def zombie_lines(self) -> list[str]:
         """Return each overlap of a zombie, with the epochs that tell its runs apart."""
-        return [_pair(overlap) for overlap in self.zombies]
+        return [*map(_pair, self.zombies), *(self.jobs.zombie_lines() if self.jobs is not None else ())]
 
 
 def reach(outcome: Outcome) -> Verdict:
@@ -92,7 +95,9 @@ def reach(outcome: Outcome) -> Verdict:
     chronicle = outcome.chronicle
     hasty = _hasty(outcome)
     judged = judge(outcome.events, outcome.deaths, buried=set(outcome.buried) - hasty, unordered=apart())
-    zombies = tuple(overlap for overlap in judged.overlaps if _zombie(overlap, chronicle.frozen))
+    zombies = tuple(
+        overlap for overlap in judged.overlaps if any(spell.explains(overlap) for spell in chronicle.frozen)
+    )
     ordered = sorted(outcome.events, key=lambda event: event.at)
     again = list(_again(pair(ordered, outcome.deaths)))
     causes = Counter(_cause(before, run, chronicle) for before, run in again)
@@ -108,6 +113,7 @@ def reach(outcome: Outcome) -> Verdict:
         not_buried=tuple(_not_buried(outcome)),
         hasty=hasty,
         crashes=tuple(chronicle.crashes),
+        jobs=reach_of_jobs(outcome),
     )
 
 
@@ -115,16 +121,6 @@ def _hasty(outcome: Outcome) -> frozenset[str]:
     """Return the buried tasks that started far less often than must be; one start may die before it is written down."""
     starts = Counter(event.task_id for event in outcome.events if event.kind is Kind.START)
     return frozenset(task_id for task_id in outcome.buried if starts[task_id] < ATTEMPTS - 1)
-
-
-def _zombie(overlap: Overlap, frozen: Sequence[Frozen]) -> bool:
-    """Whether the first run was frozen while it ran, and the second began meanwhile under a higher epoch."""
-    first, second = overlap.first.start, overlap.second.start
-    fenced = first.epoch is not None and second.epoch is not None and second.epoch > first.epoch
-    return fenced and any(
-        first.pid in spell.pids and first.at <= spell.until and spell.since <= second.at <= spell.until + THAWING
-        for spell in frozen
-    )
 
 
 def _again(runs: Iterable[Run]) -> Iterable[tuple[Run, Run]]:

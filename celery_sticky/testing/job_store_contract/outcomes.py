@@ -62,11 +62,12 @@ class OutcomeContract(Opening[JobStore]):
             settle(store, report)
             assert store.outcome("d1", 0) == SUCCESS
 
-    def test_a_later_start_does_not_make_the_outcome_last(self, store: JobStore) -> None:
+    @pytest.mark.parametrize("report", [started(), failed(), ended(error="gone")], ids=lambda report: report.verdict)
+    def test_no_later_report_makes_the_outcome_last(self, store: JobStore, report: Report) -> None:
         starting(store)
         settle(store, started(), ttl=0.05)
         wait_until(lambda: store.outcome("d1", 0) is None)
-        settle(store, started())
+        settle(store, report)
         assert store.outcome("d1", 0) is None
 
     def test_a_wait_ends_with_the_outcome(self, store: JobStore, other: JobStore) -> None:

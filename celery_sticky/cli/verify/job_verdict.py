@@ -1,0 +1,213 @@
+"""What the history of a run's jobs proves: where one ran twice, was missing for too long, or was started in vain."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from celery_sticky.cli.verify.figures import spread
+from celery_sticky.cli.verify.record import EVERYBODY, Chronicle, Done, Frozen
+from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.site import short
+from celery_sticky.testing.history import Event, Kind, Run, pair
+from celery_sticky.testing.judge import Overlap, SharedEpoch, StaleStart, judge
+from celery_sticky.testing.measure import SECOND
+from celery_sticky.testing.slot_log import SlotEvent
+
+SLACK = SECOND // 2
+"""Nanoseconds by which a run's last sign of life may come before the fault that ended it."""
+DISPATCH, UNEXPLAINED = "dispatch", "unexplained"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time in which a wanted job did not run."""
+
+    wish: Event
+    since: int
+    until: int
+    cause: str
+    allowed: int
+    """From when on the time counts that it may take at most: the end of a fault of everybody, or its beginning."""
+    open: bool
+    """It has not ended."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return (self.until - self.since) / SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class JobVerdict:
+    """What was found of the jobs."""
+
+    wanted: int
+    starts: int
+    limit: float
+    """Seconds a job may be missing at most."""
+    gaps: tuple[Gap, ...]
+    overlaps: tuple[Overlap, ...]
+    zombies: tuple[Overlap, ...]
+    stale: tuple[StaleStart, ...]
+    shared: tuple[SharedEpoch, ...]
+    needless: tuple[tuple[Run, Run], ...]
+    """Runs started though the one before was in its right place and met no fault, each with that one."""
+
+    @property
+    def lost(self) -> list[Gap]:
+        """Jobs that are wanted and do not run at the end."""
+        return [gap for gap in self.gaps if gap.open]
+
+    @property
+    def late(self) -> list[Gap]:
+        """Jobs that did not run for too long."""
+        return [gap for gap in self.gaps if not gap.open and gap.until - gap.allowed > self.limit * SECOND]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        return not any((self.lost, self.late, self.overlaps, self.stale, self.shared, self.needless))
+
+    def verdict(self) -> dict[str, int]:
+        """Return it as it stands in the JSON."""
+        return {
+            "wanted": self.wanted,
+            "overlaps": len(self.overlaps),
+            "zombie_overlaps": len(self.zombies),
+            "stale_epoch": len(self.stale) + len(self.shared),
+            "late": len(self.late),
+            "lost": len(self.lost),
+            "needless_starts": len(self.needless),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures as they stand in the JSON."""
+        by_cause: dict[str, list[float]] = defaultdict(list)
+        for gap in self.gaps:
+            by_cause[gap.cause].append(gap.seconds)
+        return {
+            "starts": self.starts,
+            "starts_minimum": self.starts - len(self.needless),
+            "limit_seconds": round(self.limit, 2),
+            "not_running_seconds": {
+                cause: {"count": len(gaps), **spread(gaps, "max")} for cause, gaps in sorted(by_cause.items())
+            },
+        }
+
+    def accusations(self, limit: int = 5) -> list[str]:
+        """Return the first `limit` of each broken promise, one a line."""
+        return [
+            *(f"job lost: {_gap(gap)}" for gap in self.lost[:limit]),
+            *(f"job late: {_gap(gap)}, {self.limit:g} s are allowed" for gap in self.late[:limit]),
+            *(f"job overlap: {_pair(o.first, o.second)}" for o in self.overlaps[:limit]),
+            *(f"job under a stale epoch: {_start(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
+            *(f"jobs of one epoch: slot {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.shared[:limit]),
+            *(f"job started without need: {_pair(*runs)}" for runs in self.needless[:limit]),
+        ]
+
+    def zombie_lines(self) -> list[str]:
+        """Return each overlap of a zombie, with the epochs that tell its runs apart."""
+        return [f"job {_pair(overlap.first, overlap.second)}" for overlap in self.zombies]
+
+
+def reach_of_jobs(outcome: Outcome) -> JobVerdict | None:
+    """Return what the outcome of a run proves of its jobs; None where there were none."""
+    ordered = sorted(outcome.job_events, key=lambda event: event.at)
+    if not ordered:
+        return None
+    judged = judge(ordered, outcome.deaths)
+    frozen = outcome.chronicle.frozen
+    zombies = tuple(one for one in judged.overlaps if any(spell.explains(one) for spell in frozen))
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for run in pair(ordered, outcome.deaths):
+        if run.start.at <= outcome.jobs_seen:  # then the workers end, and their jobs move from one to the next
+            runs[run.start.task_id].append(run)
+    wishes = [event for event in ordered if event.kind is Kind.PUBLISHED]
+    ends = {event.task_id: event.at for event in ordered if event.kind is Kind.WITHDRAWN}
+    return JobVerdict(
+        wanted=len(wishes),
+        starts=sum(map(len, runs.values())),
+        limit=outcome.job_limit,
+        gaps=tuple(gap for wish in wishes for gap in _gaps(wish, ends, runs[wish.task_id], outcome)),
+        overlaps=tuple(overlap for overlap in judged.overlaps if overlap not in zombies),
+        zombies=zombies,
+        stale=judged.stale,
+        shared=judged.shared,
+        needless=tuple(needless for one in runs.values() for needless in _needless(one, outcome)),
+    )
+
+
+def _gaps(wish: Event, ends: Mapping[str, int], runs: Sequence[Run], outcome: Outcome) -> Iterable[Gap]:
+    last = ends.get(wish.task_id)
+    end, at = last or outcome.jobs_seen, wish.at
+    spells = sorted(spell for run in runs for spell in _spells(run, outcome.chronicle.frozen))
+    for since, until in [*spells, (end, end)]:
+        if (gap_end := min(since, end)) > at:
+            cause, allowed = _cause(at, gap_end, outcome.chronicle)
+            missing = last is None and gap_end == outcome.jobs_seen
+            yield Gap(wish, at, gap_end, DISPATCH if at == wish.at else cause, allowed, missing)
+        at = max(at, until)
+
+
+def _spells(run: Run, frozen: Sequence[Frozen]) -> Iterable[tuple[int, int]]:
+    """Yield when a run really went on: not while its process stood still."""
+    at = run.start.at
+    for spell in frozen:
+        if run.start.pid in spell.pids and at < spell.until and spell.since < run.until:
+            yield at, max(at, spell.since)
+            at = spell.until
+    if at < run.until:
+        yield at, run.until
+
+
+def _cause(since: int, until: int, chronicle: Chronicle) -> tuple[str, int]:
+    """Return the fault that goes on meanwhile, and from when on a job may be missed."""
+    meanwhile = [one for one in _faults(chronicle) if one.since - SLACK <= until and since <= one.until]
+    whole = [one.until for one in meanwhile if EVERYBODY in one.hit]
+    return meanwhile[0].step.fault if meanwhile else UNEXPLAINED, max([since, *whole])
+
+
+def _needless(runs: Sequence[Run], outcome: Outcome) -> Iterable[tuple[Run, Run]]:
+    """Yield each run of one dispatch that need not have been started, with the run before it.
+
+    There is need where a fault has hit the worker of the run before, or has changed the members, so that the slot has
+    gone to another worker, if only for a moment.
+    """
+    for before, run in pairwise(runs):
+        since = min(before.until, run.start.at) - SLACK
+        hit = any(one.excuses(short(before.start.worker), since, run.start.at) for one in _faults(outcome.chronicle))
+        change = any(one.since <= run.start.at and since <= one.until for one in _faults(outcome.chronicle))
+        if not hit and not (change and _moved(before.start, run.start, outcome.slot_events)):
+            yield before, run
+
+
+def _moved(before: Event, start: Event, log: Sequence[SlotEvent]) -> bool:
+    return before.worker != start.worker or any(
+        event.what == "gained"
+        and event.slot == start.slot
+        and event.worker != start.worker
+        and before.at < event.at <= start.at
+        for event in log
+    )
+
+
+def _faults(chronicle: Chronicle) -> Sequence[Done]:
+    return [*chronicle.done, *chronicle.restarts]
+
+
+def _gap(gap: Gap) -> str:
+    when = f"from {gap.since / SECOND:.3f} to {gap.until / SECOND:.3f}"
+    return f"{gap.wish.key} ({gap.wish.task_id}) did not run for {gap.seconds:.2f} s, {when}: {gap.cause}"
+
+
+def _start(event: Event) -> str:
+    where = f"on {short(event.worker)} pid {event.pid} epoch {event.epoch} at {event.at / SECOND:.3f}"
+    return f"{event.key} ({event.task_id}) {where}"
+
+
+def _pair(first: Run, second: Run) -> str:
+    return f"{_start(first.start)} until {first.until / SECOND:.3f}, and {_start(second.start)}"

@@ -1,0 +1,53 @@
+"""The jobs of the run: they do nothing but be there, and their process shows that it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+
+from celery_sticky.app import Sticky
+from celery_sticky.jobs.handler import Job
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.recorder import Recorder
+
+JOB = "verify.stay"
+PULSE = 0.1
+"""Seconds between two signs of life: what dies without a word did so this long after its last one at most."""
+
+
+def declare(sticky: Sticky, history: Path) -> None:
+    """Declare the job."""
+    recorder = Recorder(history)
+    pulse = Pulse(recorder)
+
+    @sticky.job(JOB)
+    async def stay(job: Job) -> None:
+        """Be there until it is stopped."""
+        pulse.begin()
+        slot = sticky.slot_for(job.key)
+        with recorder.run(job.key, 0, job.id, worker=job.worker, slot=slot, epoch=job.epoch, attempt=job.attempt):
+            job.started()
+            await asyncio.Event().wait()
+
+
+class Pulse:
+    """Signs of life of a process, from its first job on, whatever its event loop does."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._begun = False
+
+    def begin(self) -> None:
+        """Show life from now on. May be called again."""
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while True:
+            sign = Event(kind=Kind.ALIVE, key="", n=0, task_id="", at=time.monotonic_ns(), pid=os.getpid())
+            self._recorder.write(sign)
+            time.sleep(PULSE)

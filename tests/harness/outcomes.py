@@ -1,0 +1,78 @@
+"""Made-up runs of verify: their histories, the faults that were done, and what is left to be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from celery_sticky.cli.verify.ground import Terms
+from celery_sticky.cli.verify.plan import Plan, Step
+from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
+from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.site import Mode, node
+from celery_sticky.ownership.view import View
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.slot_log import SlotEvent
+
+SECOND = 1_000_000_000
+SLOTS = 4
+
+
+def sent(n: int, at: float = 0.0, *, key: str = "k1", sender: int = 0, kind: Kind = Kind.PUBLISHED) -> Event:
+    moment = int(at * SECOND)
+    return Event(kind=kind, key=key, n=n, task_id=f"{key}-{n}", at=moment + 1000, sent=moment, pid=1, sender=sender)
+
+
+def ran(n: int, since: float, until: float | None, **options: Any) -> list[Event]:
+    """Return a run; one without an end was cut off."""
+    values = {"key": "k1", "worker": "w1", "pid": 10, "epoch": 1, "finished": True, **options}
+    start = Event(
+        kind=Kind.START,
+        key=values["key"],
+        n=n,
+        task_id=f"{values['key']}-{n}",
+        at=int(since * SECOND),
+        pid=values["pid"],
+        worker=node(values["worker"]),
+        run=f"{n}-{since}",
+        slot=0,
+        epoch=values["epoch"],
+    )
+    if until is None:
+        return [start]
+    return [start, replace(start, kind=Kind.END, at=int(until * SECOND), finished=values["finished"])]
+
+
+def fault(
+    name: str, since: float, until: float, *hit: str, before: View | None = None, after: View | None = None
+) -> Done:
+    return Done(Step(since, name, hit), int(since * SECOND), int(until * SECOND), set(hit), before, after)
+
+
+def outcome(
+    *groups: Sequence[Event],
+    done: Sequence[Done] = (),
+    frozen: Sequence[Frozen] = (),
+    buried: Sequence[str] = (),
+    stuck: Sequence[str] = (),
+    crashes: Sequence[str] = (),
+    slot_events: Sequence[SlotEvent] = (),
+    job_events: Sequence[Event] = (),
+    jobs_seen: float = 0.0,
+    mode: Mode = Mode.STICKY,
+) -> Outcome:
+    return Outcome(
+        terms=Terms(mode=mode),
+        plan=Plan((), ("eta",), {"clock": "libfaketime is not installed"}),
+        chronicle=Chronicle(0, done, frozen, (), crashes=crashes),
+        events=[event for group in groups for event in group],
+        job_events=list(job_events),
+        slot_events=list(slot_events),
+        deaths={},
+        buried=dict.fromkeys(buried, "lost its process 3 times"),
+        stuck=set(stuck),
+        slots=SLOTS,
+        patience=3.8,
+        jobs_seen=int(jobs_seen * SECOND),
+    )

@@ -1,0 +1,176 @@
+"""Schedules and tickers, on the memory store."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_sticky import Job, Plan, Sticky
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.jobs.schedule import Schedule, Ticker
+
+
+@pytest.fixture
+def sticky() -> Sticky:
+    app = Celery("jobs", broker=f"memory://{uuid.uuid4().hex}", set_as_current=False)
+    app.conf.update(sticky_slots=8, sticky_job_max_queued=5)
+    return Sticky(app)
+
+
+def schedule(function: Callable[[], Any] = list, every: float = 0.01) -> Schedule:
+    return Schedule("tenants", "default", "sync", every, function)
+
+
+def job() -> Job:
+    return Job(
+        name="x", key="x", keyspace="default", id="", epoch=1, attempt=1, payload=None, worker="w",
+        started=lambda: None, logger=None,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def wanted(sticky: Sticky) -> dict[str, Any]:
+    return {info.key: info.payload for info in sticky.jobs.list("sync") if info.state != "stopping"}
+
+
+def run_until(coroutine: Any, done: Callable[[], bool]) -> None:
+    async def run() -> None:
+        task = asyncio.create_task(coroutine)
+        while not done():
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+# -- what a plan changes ---------------------------------------------------------------------------
+
+
+def test_keys_that_are_returned_should_have_a_job_and_no_others(sticky: Sticky) -> None:
+    schedule().apply(["a", "b", 3], sticky.jobs)
+    assert wanted(sticky) == {"a": None, "b": None, "3": None}
+    schedule().apply({"b", "c"}, sticky.jobs)
+    assert wanted(sticky) == {"b": None, "c": None}
+    schedule().apply((), sticky.jobs)
+    assert wanted(sticky) == {}
+
+
+def test_a_mapping_brings_payloads_and_a_job_that_is_there_keeps_its_own(sticky: Sticky) -> None:
+    schedule().apply({"a": 1}, sticky.jobs)
+    (before,) = sticky.jobs.list("sync")
+    schedule().apply({"a": 2, "b": 2}, sticky.jobs)
+    assert wanted(sticky) == {"a": 1, "b": 2}
+    assert sticky.jobs.get("sync", "a") == before, "it was not touched"
+
+
+def test_a_plan_leaves_what_it_does_not_name(sticky: Sticky) -> None:
+    schedule().apply(["a", "b"], sticky.jobs)
+    schedule().apply(Plan(start=["c"], stop=["a", "nobody"]), sticky.jobs)
+    assert wanted(sticky).keys() == {"b", "c"}
+    schedule().apply(Plan(start=["c"], stop=["c"]), sticky.jobs)
+    assert wanted(sticky).keys() == {"b", "c"}, "what is to start is not to stop"
+    schedule().apply(Plan(start=["d"], stop_all=True), sticky.jobs)
+    assert wanted(sticky).keys() == {"d"}
+
+
+def test_jobs_of_another_name_are_left_alone(sticky: Sticky) -> None:
+    sticky.jobs.admit("other", "a")
+    schedule().apply(["b"], sticky.jobs)
+    schedule().apply([], sticky.jobs)
+    assert [info.name for info in sticky.jobs.list()] == ["other"]
+
+
+def test_what_cannot_start_for_want_of_room_starts_next_time(sticky: Sticky) -> None:
+    schedule().apply([f"k{n}" for n in range(8)], sticky.jobs)
+    assert len(wanted(sticky)) == 5
+    for key in list(wanted(sticky)):
+        sticky.jobs.stop("sync", key)
+    schedule().apply(["k7"], sticky.jobs)
+    assert wanted(sticky).keys() == {"k7"}
+
+
+def test_a_keyspace_that_is_shut_down_stays_so(sticky: Sticky) -> None:
+    sticky.jobs.shutdown()
+    schedule().apply(["a"], sticky.jobs)
+    assert wanted(sticky) == {}
+
+
+@pytest.mark.parametrize("returned", [None, 7, "tenants"])
+def test_what_is_no_plan_is_refused_and_changes_nothing(sticky: Sticky, returned: Any) -> None:
+    schedule().apply(["a"], sticky.jobs)
+    with pytest.raises(TypeError, match="returns keys, a mapping of key to payload, or a Plan"):
+        schedule().apply(returned, sticky.jobs)
+    assert wanted(sticky).keys() == {"a"}
+
+
+# -- how it is called ------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_called_again_and_again_also_when_it_raises(
+    sticky: Sticky, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def function() -> list[str]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError("the database is away")
+        return ["a"]
+
+    run_until(schedule(function).run(job(), lambda: sticky.jobs), lambda: len(calls) > 2 and "a" in wanted(sticky))
+    assert "schedule 'tenants' has failed; it is tried again" in caplog.text
+
+
+def test_a_schedule_goes_on_when_the_store_was_away(sticky: Sticky) -> None:
+    asked: list[int] = []
+
+    def jobs() -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            raise StoreUnavailable
+        return sticky.jobs
+
+    async def function() -> list[str]:
+        return ["a"]
+
+    run_until(schedule(function).run(job(), jobs), lambda: "a" in wanted(sticky))
+
+
+def test_a_tick_is_run_once_by_whoever_is_first(sticky: Sticky) -> None:
+    ticks: list[str] = []
+
+    def ticker(name: str) -> Any:
+        return Ticker("report", "default", 0.05, lambda: ticks.append(name)).run(job(), lambda: sticky.jobs)
+
+    async def both() -> None:
+        await asyncio.gather(ticker("one"), ticker("two"))
+
+    claimed: list[int] = []
+    claim = sticky.jobs.claim_tick
+
+    def counted(name: str, number: int, *, keyspace: str) -> bool:
+        won = claim(name, number, keyspace=keyspace)
+        claimed.extend([number] if won else [])
+        return won
+
+    sticky.jobs.claim_tick = counted  # type: ignore[method-assign]
+    run_until(both(), lambda: len(ticks) >= 5)
+    assert len(claimed) == len(set(claimed)), "no tick twice"
+    assert claimed == sorted(claimed)
+    assert abs(len(ticks) - len(claimed)) <= 1
+
+
+def test_a_ticker_that_raises_ticks_on(sticky: Sticky, caplog: pytest.LogCaptureFixture) -> None:
+    ticks: list[int] = []
+
+    def function() -> None:
+        ticks.append(1)
+        raise ValueError("no report")
+
+    run_until(Ticker("report", "default", 0.02, function).run(job(), lambda: sticky.jobs), lambda: len(ticks) > 2)
+    assert "ticker 'report' has failed" in caplog.text

@@ -1,0 +1,269 @@
+"""What a process that wants jobs can ask, and what an app may declare, on the memory store."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_sticky import Job, Sticky
+from celery_sticky.errors import (
+    DispatchTimeout,
+    InvalidJob,
+    InvalidKey,
+    InvalidPayload,
+    JobExists,
+    JobFailed,
+    NoSuchJob,
+    ShutdownTimeout,
+)
+from celery_sticky.jobs.client import MAX_PAYLOAD, Jobs
+from celery_sticky.stores import JobStore, open_job_store
+from celery_sticky.stores.jobs import Report, Verdict
+
+
+def make(name: str, **settings: Any) -> Sticky:
+    app = Celery("jobs", broker=f"memory://{name}", set_as_current=False)
+    app.conf.update(sticky_slots=8, **settings)
+    return Sticky(app)
+
+
+@pytest.fixture
+def sticky() -> Sticky:
+    return make(uuid.uuid4().hex)
+
+
+async def handler(job: Job) -> None:
+    """Do nothing."""
+
+
+class Owner:
+    """Starts whatever is wanted in a keyspace, as a worker would."""
+
+    def __init__(self, sticky: Sticky, keyspace: str = "default", error: str = "") -> None:
+        self.store: JobStore = open_job_store(sticky.wiring.store_at, keyspace)
+        self.error = error
+
+    def start_all(self, outcome_ttl: float = 60.0) -> None:
+        for record in self.store.records():
+            self.store.open(record.slot, 1)
+            self.store.reserve(record.slot, 1, "w@host", [record.id])
+            verdict = Verdict.FAILED if self.error else Verdict.STARTED
+            self.store.settle(record.slot, 1, [Report(record.id, verdict, self.error)], (), outcome_ttl=outcome_ttl)
+
+
+def start_soon(sticky: Sticky, **options: Any) -> threading.Timer:
+    timer = threading.Timer(0.1, Owner(sticky, **options).start_all)
+    timer.start()
+    return timer
+
+
+# -- dispatch --------------------------------------------------------------------------------------
+
+
+def test_a_dispatch_returns_the_id_when_the_job_has_started(sticky: Sticky) -> None:
+    start_soon(sticky)
+    job_id = sticky.jobs.dispatch("sync", 7, {"n": [1, None]}, timeout=10)
+    info = sticky.jobs.get("sync", "7")
+    assert info is not None
+    assert (info.id, info.key, info.payload, info.state, info.worker) == (
+        job_id,
+        "7",
+        {"n": [1, None]},
+        "running",
+        "w@host",
+    )
+    assert info.slot == sticky.slot_for(7)
+
+
+def test_a_dispatch_raises_what_the_start_raised(sticky: Sticky) -> None:
+    start_soon(sticky, error="OSError: refused")
+    with pytest.raises(JobFailed, match=r"^job 'sync' of key 't' failed to start: OSError: refused$"):
+        sticky.jobs.dispatch("sync", "t", timeout=10)
+
+
+def test_a_dispatch_that_nobody_answers_says_how_to_go_on(sticky: Sticky) -> None:
+    with pytest.raises(DispatchTimeout, match="is a worker up") as late:
+        sticky.jobs.dispatch("sync", "t", timeout=0.05)
+    assert late.value.id in str(late.value)
+    Owner(sticky).start_all()
+    assert sticky.jobs.dispatch("sync", "t", timeout=1, id=late.value.id) == late.value.id
+
+
+def test_a_repeat_of_a_job_that_runs_is_answered_at_once_however_old_it_is(sticky: Sticky) -> None:
+    job_id = sticky.jobs.admit("sync", "t")
+    Owner(sticky).start_all(outcome_ttl=0.0)
+    assert sticky.jobs.dispatch("sync", "t", id=job_id, timeout=0) == job_id
+
+
+@pytest.mark.parametrize("payload", [object(), {1: {2, 3}}, float("nan")])
+def test_a_payload_that_is_no_json_is_refused_and_nothing_is_sent(sticky: Sticky, payload: Any) -> None:
+    for call in (sticky.jobs.dispatch, sticky.jobs.admit):
+        with pytest.raises(InvalidPayload, match="job 'sync': its payload is no JSON"):
+            call("sync", "t", payload)
+    assert sticky.jobs.list() == []
+
+
+def test_a_payload_has_at_most_256_kib(sticky: Sticky) -> None:
+    sticky.jobs.admit("sync", "t", "x" * (MAX_PAYLOAD - 2))
+    with pytest.raises(InvalidPayload, match="its payload is 262145 bytes of JSON, at most 262144"):
+        sticky.jobs.admit("sync", "u", "x" * (MAX_PAYLOAD - 1))
+
+
+@pytest.mark.parametrize("key", ["", True, None, 1.5, "x" * 1025])
+def test_a_key_that_cannot_be_one_is_refused(sticky: Sticky, key: Any) -> None:
+    with pytest.raises(InvalidKey):
+        sticky.jobs.dispatch("sync", key)
+    with pytest.raises(InvalidKey):
+        sticky.jobs.notify("sync", key)
+
+
+def test_a_name_that_cannot_be_one_is_refused(sticky: Sticky) -> None:
+    for name in ("", "x" * 201, 7):
+        with pytest.raises(InvalidJob):
+            sticky.jobs.admit(name, "t")  # type: ignore[arg-type]
+
+
+def test_the_keyspace_is_that_of_the_declaration_or_named(sticky: Sticky) -> None:
+    sticky.job("sync", keyspace="tenants")(handler)
+    sticky.jobs.admit("sync", "t")
+    assert [info.keyspace for info in sticky.jobs.list("sync")] == ["tenants"]
+    sticky.jobs.admit("sync", "t", keyspace="others")
+    with pytest.raises(JobExists):
+        sticky.jobs.admit("sync", "t", keyspace="tenants")
+    sticky.job("sync", keyspace="others")(handler)
+    with pytest.raises(InvalidJob, match="keyspaces others, tenants: say which"):
+        sticky.jobs.admit("sync", "u")
+
+
+# -- the rest --------------------------------------------------------------------------------------
+
+
+def test_a_stop_waits_until_the_job_is_gone(sticky: Sticky) -> None:
+    sticky.jobs.admit("sync", "t")
+    owner = Owner(sticky)
+    owner.start_all()
+    with pytest.raises(ShutdownTimeout, match=r"1 jobs are left after 0\.1 s: sync of 't' at w@host"):
+        sticky.jobs.stop("sync", "t", timeout=0.1)
+    (record,) = owner.store.records()
+    ended = [Report(record.id, Verdict.ENDED)]
+    threading.Timer(0.1, lambda: owner.store.settle(record.slot, 1, ended, (), outcome_ttl=60)).start()
+    sticky.jobs.stop("sync", "t", timeout=10)
+    with pytest.raises(NoSuchJob):
+        sticky.jobs.stop("sync", "t")
+
+
+def test_jobs_are_listed_by_name_and_key(sticky: Sticky) -> None:
+    for name, key in (("b", "1"), ("a", "2"), ("a", "1")):
+        sticky.jobs.admit(name, key)
+    assert [(info.name, info.key) for info in sticky.jobs.list()] == [("a", "1"), ("a", "2"), ("b", "1")]
+    assert [(info.name, info.key) for info in sticky.jobs.list("b")] == [("b", "1")]
+
+
+def test_connections_are_used_again_but_not_by_two_threads_nor_by_a_child() -> None:
+    opened: list[str] = []
+
+    class Slow:
+        """A store whose verb takes until the test says."""
+
+        def records(self, *_: Any) -> list[Any]:
+            busy.wait(10)
+            return []
+
+        def close(self) -> None:
+            opened.append("closed")
+
+    def open_slow(keyspace: str) -> Any:
+        opened.append(keyspace)
+        return Slow()
+
+    busy = threading.Event()
+    busy.set()
+    settings = make("x").settings
+    jobs = Jobs(lambda: settings, open_slow, lambda _: None)
+    jobs.list()
+    jobs.list()
+    assert opened == ["default"]
+    busy.clear()
+    thread = threading.Thread(target=jobs.list)
+    thread.start()
+    busy.set()
+    jobs.list()
+    thread.join()
+    count = len(opened)
+    assert count <= 2
+    if (child := os.fork()) == 0:
+        jobs.list()
+        os._exit(len(opened))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == count + 1, "the child made one of its own"
+    jobs.close()
+    assert opened.count("closed") == count
+
+
+# -- declarations ----------------------------------------------------------------------------------
+
+
+def test_jobs_may_be_declared_before_the_app_is_there() -> None:
+    sticky = Sticky()
+    sticky.job("sync")(handler)
+    sticky.schedule("all", every=5, job="sync")(list)
+    sticky.ticker("tick", every=5)(lambda: None)
+    app = Celery("jobs", broker="memory://", set_as_current=False)
+    sticky.init_app(app)
+    other = Sticky(app)
+    other.job("poll")(handler)
+    names = sticky.wiring.declared.specs({"default"}, lambda: sticky.jobs).names()
+    assert names == ("default/poll", "default/schedule:all", "default/sync", "default/ticker:tick")
+
+
+def test_a_name_is_taken_once(sticky: Sticky) -> None:
+    sticky.job("sync")(handler)
+    sticky.job("sync")(handler)
+
+    async def other(job: Job) -> None:
+        """Do something else."""
+
+    with pytest.raises(InvalidJob, match="the name 'sync' in keyspace 'default' is taken"):
+        sticky.job("sync")(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "handler", "said"),
+    [
+        ("sync", print, "it must be an `async def`, or a subclass of JobHandler"),
+        ("", handler, "must be text, and not empty"),
+        ("a:b", handler, "a job's name has no ':'"),
+    ],
+)
+def test_what_is_no_job_is_refused(sticky: Sticky, name: str, handler: Any, said: str) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        sticky.job(name)(handler)
+
+
+@pytest.mark.parametrize("every", [0, -1, True, "5", float("inf"), float("nan")])
+def test_an_interval_is_a_number_above_0(sticky: Sticky, every: Any) -> None:
+    for declare in (sticky.schedule, sticky.ticker):
+        with pytest.raises(InvalidJob, match="it must be a number of seconds above 0"):
+            declare("x", every=every)(list)
+
+
+def test_a_schedule_needs_its_job(sticky: Sticky) -> None:
+    sticky.job("sync")(handler)
+    sticky.schedule("tenants", every=1)(list)
+    with pytest.raises(InvalidJob, match=r"schedule 'tenants' is for the job default/tenants, .*default/sync.*job=…"):
+        sticky.wiring.declared.check()
+
+
+def test_a_schedule_is_in_the_keyspace_of_its_job(sticky: Sticky) -> None:
+    sticky.job("sync", keyspace="tenants")(handler)
+    sticky.schedule("all", every=1, job="sync")(list)
+    sticky.wiring.declared.check()
+    assert sticky.wiring.declared.keyspaces == {"tenants"}
+    ((slot, (record,)),) = sticky.wiring.declared.house("tenants", 8).items()
+    assert (record.name, record.slot) == ("schedule:all", slot)
+    assert json.loads(record.payload) is None

@@ -316,11 +316,6 @@ class Desk:
             self.claims.prepare(entry)
             if self.gate.add(entry):
                 self.claims.note(entry)
-            self._put(entry, end, now)
-        elif due is not None and due > now:
-            self._put(entry, End(Act.DEFER, due=due), now)
-        else:
-            self.gate.add(entry)
 
     def bury(self, entry: Entry, reason: str, now: float) -> None:
         """A delivery that cannot be read is buried at once."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from celery_sticky.assignment import Keyspace, Worker, belongs, workers_of
-from celery_sticky.errors import InvalidSettings, KeyspaceMismatch, NotAMember, NoWorker, PinnedElsewhere
+from celery_sticky.assignment import Keyspace, Unpinned, Worker, belongs, workers_of
+from celery_sticky.errors import InvalidSettings, KeyspaceMismatch, NotAMember, NotPinned, NoWorker, PinnedElsewhere
 from celery_sticky.keys import DIRECT, Slot, slot_for
 from celery_sticky.ownership.view import View
 from celery_sticky.settings import Settings
@@ -63,6 +63,8 @@ class Places:
         slots, view = self._settings().slots_of(keyspace.name), known.view
         if view is not None:
             return belongs(keyspace, key, slots, view, known.workers, known.pins.get(key, ("",))[0] or None)
+        if keyspace.unpinned == Unpinned.REFUSE:
+            raise NotPinned(f"key {key!r} of keyspace {keyspace.name!r} is pinned by no live worker")
         if keyspace.assign is not None:
             raise NoWorker(f"key {key!r}: no worker has taken part in keyspace {keyspace.name!r} yet")
         return slot_for(key, slots)

@@ -55,7 +55,7 @@ class Settings:
     """What the names of slot queues and of records in the store begin with."""
     weight: int = 1
     """This worker's share of the slots, relative to the others'; 0: it takes part but is given none."""
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] | None = None
     """What `assign` functions may know of this worker."""
     broker_grace: float = 30.0
     """How long a worker without its broker keeps its slots while others are there to take them."""
@@ -191,7 +191,9 @@ def _optional_text(name: str, value: Any) -> str | None:
     raise InvalidSettings(f"{name} is {value!r}: it must be text, or None")
 
 
-def _attributes(name: str, value: Any) -> dict[str, str]:
+def _attributes(name: str, value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
     if isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair):
         return dict(value)
     raise InvalidSettings(f"{name} is {value!r}: it must be a mapping of text to text")

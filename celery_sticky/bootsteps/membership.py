@@ -289,7 +289,7 @@ def _refuse_directed_jobs(settings: Settings, keyspaces: set[str]) -> None:
 
 
 def _attributes(settings: Settings, keyspace: str) -> dict[str, str]:
-    own = {**settings.attributes, "version": version("celery-sticky")}
+    own = {**(settings.attributes or {}), "version": version("celery-sticky")}
     return own if settings.directing(keyspace) is None else {**own, DIRECT_QUEUE: "1"}
 
 

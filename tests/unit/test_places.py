@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from celery_sticky import Keyspace, jump
-from celery_sticky.errors import KeyspaceMismatch, NoWorker, PinnedElsewhere, StoreUnavailable
+from celery_sticky.errors import KeyspaceMismatch, NotPinned, NoWorker, PinnedElsewhere, StoreUnavailable
 from celery_sticky.keys import slot_for
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
@@ -109,6 +109,8 @@ def test_without_a_document_nobody_is_there(sender: Sender) -> None:
     with pytest.raises(NoWorker):
         sender.places.of(JUMPED, "k")
     assert sender.places.of(PINNED, "k") == slot_for("k", 8), "the queue of a slot needs nobody"
+    with pytest.raises(NotPinned):
+        sender.places.of(Keyspace("strict", pins=True, unpinned="refuse"), "k")
 
 
 def test_a_sender_with_another_function_than_the_workers_is_told(sender: Sender) -> None:

@@ -49,7 +49,8 @@ class DirectedFleet(Fleet):
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
         """Start a worker of the keyspace alone. It also takes ordinary tasks from a queue of its name."""
         options.setdefault("app", "harness.directed_app")
-        args = (*options.pop("args", ()), "--sticky-keyspaces", self.keyspace, "-Q", name)
+        keyspaces = options.pop("keyspaces", self.keyspace)
+        args = (*options.pop("args", ()), "--sticky-keyspaces", keyspaces, "-Q", name)
         return super().worker(name, ready=ready, args=args, **options)
 
     def up(self, *names: str, **options: Any) -> list[WorkerProcess]:
@@ -135,6 +136,7 @@ class DirectedFleet(Fleet):
     def teardown(self) -> None:
         """Leave no process and no connection behind."""
         Sticky.of(self.app).wiring.places.close()
+        Sticky.of(self.app).jobs.close()
         self.session.__exit__(None, None, None)
         self.store.close()
         self.directory.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from celery_sticky import Keyspace, Sticky, Worker, jump
+from celery_sticky import Job, Keyspace, Sticky, Worker, jump
 from celery_sticky.keys import hash_key
 from celery_sticky.testing.recorder import Recorder
 
@@ -50,6 +51,13 @@ def register(app: Celery, history: Path) -> None:
     for keyspace in KEYSPACES:
         sticky.keyspace(keyspace)
         _define(app, recorder, keyspace.name)
+
+    @sticky.job("front", keyspace=os.environ.get("STICKY_TEST_JOB_IN", "default"))
+    async def front(job: Job) -> None:
+        """A front end that holds the client of its key for as long as it runs."""
+        await asyncio.to_thread(sticky.pin, job.key, "pinned")
+        async for _ in job.inbox:
+            pass
 
     @app.task(name="pin", shared=False)
     def pin(key: str, keyspace: str, take: bool = False) -> int:

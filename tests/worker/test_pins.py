@@ -178,6 +178,28 @@ def test_pinned_from_the_main_process(directed: Directed, pool: str) -> None:
     assert fleet.judge().ok, fleet.judge().describe()
 
 
+def test_pinned_from_a_job_the_key_comes_to_the_worker_of_the_job(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b", keyspaces="pinned,default")
+    sticky = Sticky.of(fleet.app)
+    keys = [f"k{i}" for i in range(6)]
+    for key in keys:
+        sticky.jobs.dispatch("front", key)
+    homes = {job.key: job.worker for job in sticky.jobs.list("front")}
+    assert set(homes.values()) == {node("a"), node("b")}
+    for key in keys:
+        fleet.call(key)
+    fleet.wait_finished()
+    assert {key: node(fleet.ran(key)[0]) for key in keys} == homes
+
+
+def test_where_keys_are_directed_no_jobs_can_be_declared(directed: Directed) -> None:
+    fleet = directed("pinned")
+    worker = fleet.worker("a", ready=False, env={"STICKY_TEST_JOB_IN": "pinned"})
+    worker.wait_for_log("keyspace 'pinned' directs keys to workers.*declare them in another keyspace", 30)
+    assert worker.wait() != 0
+
+
 def test_only_a_worker_can_pin(directed: Directed) -> None:
     fleet = directed("pinned")
     with pytest.raises(NotAMember, match="this process belongs to none"):

@@ -12,13 +12,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
-from celery_sticky.assignment import Keyspace, Worker, belongs, heir, workers_of
-from celery_sticky.errors import AssignmentFailed, BrokerUnavailable, NotPinned, NoWorker, StoreUnavailable
+from celery_sticky.assignment import Keyspace, Worker, belongs, workers_of
+from celery_sticky.errors import AssignmentFailed, NotPinned, NoWorker, StoreUnavailable
 from celery_sticky.keys import Slot, direct
-from celery_sticky.ownership.events import DirectClosed, Drained, Event, Opened, OpenRefused
+from celery_sticky.ownership.events import DirectClosed, Drained, Event, OpenRefused
 from celery_sticky.ownership.gate import Entry
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
@@ -26,6 +25,7 @@ from celery_sticky.queues.base import SlotQueues
 from celery_sticky.stores.directory import NO_VERSION, Answer, Directory, Said, Wish
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.desk import Desk
+from celery_sticky.worker.direct_queues import DirectQueues
 from celery_sticky.worker.key_claims import Question
 from celery_sticky.worker.lease import boottime
 from celery_sticky.worker.member import Snapshot
@@ -44,18 +44,6 @@ IDLE = 5.0
 BROKEN_PAUSE = 0.1
 NOBODY_PAUSE = 0.5
 """Seconds until a key is asked of again that no worker takes."""
-KEPT = 3600.0
-"""Seconds that the empty queue of a worker that is gone is still looked after: a slow sender may know no better."""
-COUNTED_EVERY = 60.0
-"""Seconds between two looks whether it is empty."""
-
-
-@dataclass(slots=True)
-class _Queue:
-    """A direct queue that is ours to read."""
-
-    epoch: int
-    empty_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +80,7 @@ class Director:
     ) -> None:
         self.keyspace = keyspace
         self._name, self._slots, self._worker, self._mine = keyspace.name, slots, worker, direct(worker)
-        self._open_directory, self._connect = open_directory, connect
+        self._open_directory = open_directory
         self._courier, self._report = courier, report
         self._inbox: deque[Event | _Observed] = deque()
         self._directory: Directory | None = None
@@ -101,13 +89,8 @@ class Director:
         self._workers: tuple[Worker, ...] = ()
         self._incarnation = ""
         self._calls = 0
-        self._queues: dict[str, _Queue] = {}
-        self._fences: dict[str, int] = {}
-        self._enlisted: dict[str, str] = {}
-        self._look_at = self._count_at = 0.0
+        self._queues = DirectQueues(keyspace.name, worker, connect, courier)
         self._known_as = ""
-        self._sweep_from: str | None = None
-        self._stopping = False
         self._running = True
         self._ended = False
 
@@ -146,8 +129,7 @@ class Director:
         incarnation = snapshot.incarnation if snapshot.phase is Phase.IN else ""
         if incarnation != self._incarnation:
             self._incarnation = incarnation
-            for name in list(self._queues):
-                self._courier.close((self._name, name))
+            self._queues.close_all()
             self._courier.decide(lambda desk: desk.claims.serve(self._name, incarnation, self._mine))
         self._inbox.append(_Observed(snapshot))
         self.wake()
@@ -177,11 +159,11 @@ class Director:
             self._take_in(self._inbox.popleft())
         more = False
         if self._incarnation and self._view is not None:
-            self._look_after_queues(directory)
+            self._look_after_queues(directory, self._view)
             more = self._decide(directory)
             self._give_back(directory)
         busy = self._courier.consult(lambda desk: len(desk.claims))
-        pause = 0.0 if more or self._inbox else PAUSE if busy or self._leaving or self._fences else IDLE
+        pause = 0.0 if more or self._inbox else PAUSE if busy or self._leaving or self._queues.outbid else IDLE
         directory.watch(pause)
 
     def _take_in(self, event: Event | _Observed) -> None:
@@ -189,21 +171,12 @@ class Director:
             case _Observed(snapshot):
                 if snapshot.incarnation != self._known_as or snapshot.phase is not Phase.IN:
                     self._known_as = snapshot.incarnation
-                    for name in self._queues:
-                        self._courier.close((self._name, name))
-                    self._queues.clear()
-                    self._fences.clear()
-                    self._stopping = False
+                    self._queues.forget_all()
                 if snapshot.view is not None:
                     self._adopt(snapshot.view)
-            case Opened(str(name), epoch) if (queue := self._queues.get(name)) and queue.epoch == epoch:
-                self._fences.pop(name, None)
             case OpenRefused(str(name), fence):
-                self._fences[name] = max(fence, self._fences.get(name, 0))
-                if self._queues.pop(name, None) is not None:
-                    logger.info("keyspace %s: queue %s is fenced at epoch %d", self._name, name, fence)
-            case Drained(str(name)) if name == self._mine and self._stopping:
-                self._queues.pop(name, None)
+                self._queues.refused(name, fence)
+            case Drained(str(name)) if self._queues.drained(name):
                 self._report(DirectClosed(self._incarnation))
 
     def _adopt(self, view: View | None) -> None:
@@ -211,10 +184,8 @@ class Director:
         if view is None or (old is not None and (view.generation, view.version) <= (old.generation, old.version)):
             return
         self._view, self._workers = view, workers_of(view)
-        if old is None or old.members.keys() != view.members.keys():
-            self._sweep_from = "0"
         if old is None or (old.members, old.owner) != (view.members, view.owner):
-            self._look_at = 0.0
+            self._queues.members_changed()
             self._courier.consult(lambda desk: desk.claims.review(self._name))
 
     @property
@@ -222,73 +193,14 @@ class Director:
         me = self._view.members.get(self._worker) if self._view is not None else None
         return me is not None and me.state is MemberState.LEAVING and me.incarnation == self._incarnation
 
-    # -- queues --------------------------------------------------------------------------------
-
-    def _look_after_queues(self, directory: Directory) -> None:
-        view, now = self._view, boottime()
-        assert view is not None
+    def _look_after_queues(self, directory: Directory, view: View) -> None:
         me = view.members.get(self._worker)
         if me is None or me.incarnation != self._incarnation:
             return
-        if self._fences:
+        if self._queues.outbid:
             self._adopt(directory.look(NO_VERSION, ()).view)  # whose the fence is must be read before it is outbid
-            view = self._view or view
-        if now >= self._look_at:
-            self._look_at = now + IDLE
-            self._enlisted = dict(directory.enlisted())
-        heritage = {direct(name) for name in self._enlisted if heir(view, name) == self._worker}
-        if self._leaving:
-            self._stop_mine()
-        for name in heritage - self._queues.keys():
-            logger.info("keyspace %s: %s is gone: its direct queue is emptied from here", self._name, name)
-        for name in (heritage if self._leaving else heritage | {self._mine}) - self._queues.keys():
-            self._open(name)
-        for name in self._queues.keys() - heritage - {self._mine}:
-            del self._queues[name]
-            self._courier.close((self._name, name))
-        for name in self._fences.keys() - self._queues.keys():
-            del self._fences[name]
-        if heritage and now >= self._count_at:
-            self._count_at = now + COUNTED_EVERY
-            with suppress(BrokerUnavailable):
-                self._forget_empty(directory, now)
-        if self._sweep_from is not None and heritage:
-            on = directory.sweep(self._sweep_from)
-            self._sweep_from = None if on == "0" else on
-
-    def _open(self, name: str) -> None:
-        view, incarnation = self._view, self._incarnation
-        assert view is not None
-        if incarnation:
-            epoch = max(view.version, self._fences.get(name, 0) + 1)
-            self._queues[name] = _Queue(epoch)
-            self._courier.open((self._name, name), epoch, incarnation)
-
-    def _stop_mine(self) -> None:
-        """Leaving: pass on what comes while something of the queue runs here, then close it."""
-        place = (self._name, self._mine)
-        if not self._stopping and not self._courier.consult(lambda desk: desk.gate.busy(place)):
-            self._stopping = True
-            if self._mine in self._queues:
-                self._courier.stop(place)
-            else:
-                self._report(DirectClosed(self._incarnation))
-
-    def _forget_empty(self, directory: Directory, now: float) -> None:
-        """Forget workers whose queue has been empty for long."""
-        queues = self._connect()
-        try:
-            names = [name for name in self._queues if name != self._mine]
-            for name, depth in queues.depth(self._name, names).items():
-                queue, worker = self._queues[str(name)], str(name).removeprefix("@")
-                if depth.waiting or depth.deferred or depth.in_flight:
-                    queue.empty_since = None
-                elif queue.empty_since is None:
-                    queue.empty_since = now
-                elif now >= queue.empty_since + KEPT:
-                    directory.strike(worker, self._enlisted.pop(worker, ""))
-        finally:
-            queues.close()
+        if self._queues.look_after(directory, self._view or view, self._incarnation, leaving=self._leaving):
+            self._report(DirectClosed(self._incarnation))
 
     # -- keys ----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from celery_sticky.assignment import workers_of
 from celery_sticky.errors import AssignmentFailed, KeyspaceMismatch, NoWorker, StoreUnavailable
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.judge import Judgement
+from celery_sticky.testing.measure import SECOND
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
@@ -33,12 +35,19 @@ def wait_half(fleet: DirectedFleet) -> None:
     wait_until(lambda: len(fleet.starts()) > TASKS // 10, 60, f"the work is under way\n{fleet}", 0.01)
 
 
-def finish(fleet: DirectedFleet) -> Judgement:
-    """Publish the other half, wait until everything has run, and see that no two workers ran one key at a time."""
+def finish(fleet: DirectedFleet, *, frozen: tuple[int, int] = (0, 0)) -> Judgement:
+    """Publish the other half, wait until everything has run, and see that no two workers ran one key at a time.
+
+    The documented limit: a process that was frozen inside a task may do a little more of it when it is thawed.
+    """
     fleet.publish_many(TASKS - TASKS // 2, KEYS, SECONDS)
     fleet.wait_finished(timeout=90)
     judged = fleet.judge()
+    still, thawed = frozen
+    zombies = [o for o in judged.overlaps if o.first.start.at < still and o.first.until < thawed + 2 * SECOND]
+    judged = replace(judged, overlaps=tuple(o for o in judged.overlaps if o not in zombies))
     assert not judged.lost and not judged.overlaps, judged.describe()
+    assert len(zombies) <= 2, "no more than one for each process of its pool"
     assert not fleet.dead(), [one.info for one in fleet.dead()]
     assert not fleet.steps_back(), "a token fell: a former holder ran a key"
     return judged
@@ -113,13 +122,15 @@ def test_a_worker_frozen_past_its_lease_runs_no_key_that_others_have_now(directe
     fleet.publish_many(TASKS // 2, KEYS, SECONDS)
     wait_half(fleet)
     fleet.workers["b"].freeze()
+    still = time.monotonic_ns()
     fleet.publish_many(KEYS * 2, KEYS, SECONDS)
     assert fleet.depth("b").waiting > KEYS // 10, "senders do not know yet"
     fleet.wait_members("a")
     wait_until(lambda: fleet.empty("b"), 60, "its queue is emptied")
+    thawed = time.monotonic_ns()
     fleet.workers["b"].thaw()
     fleet.wait_members("a", "b")
-    finish(fleet)
+    finish(fleet, frozen=(still, thawed))
 
 
 def test_a_key_waits_until_the_worker_that_runs_it_has_ended_it(directed: Directed) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import events, idle, latency, memory, publish, scale, throughput
+from benchmarks import events, idle, jobs, latency, memory, publish, scale, throughput
 from benchmarks.report import Report, machine
 from benchmarks.server import private_server
 
@@ -19,17 +19,20 @@ SECTIONS: dict[str, Callable[..., None]] = {
     "latency": latency.run,
     "idle": idle.run,
     "memory": memory.run,
+    "jobs": jobs.run,
     "events": events.run,
     "scale": scale.run,
 }
-LONG = ("events", "scale")
+LONG = ("jobs", "events", "scale")
 """Not in a quick run, unless asked for."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="fewer samples and rounds, without events and scale: at most five minutes"
+        "--quick",
+        action="store_true",
+        help="fewer samples and rounds, without jobs, events, scale: at most 5 minutes",
     )
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write ratios and tables there")

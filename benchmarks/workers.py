@@ -86,6 +86,11 @@ class Worker:
         """Return the resident memory of the main process, in MiB."""
         return _kib(self.pid, "status", "VmRSS") / 1024
 
+    def host_rss(self) -> float:
+        """Return the resident memory of its job host, in MiB."""
+        (host,) = [pid for pid in self.pids() if b"job_host" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return _kib(host, "status", "VmRSS") / 1024
+
     def pss(self) -> float:
         """Return the memory of all its processes, what they share counted once, in MiB."""
         return sum(_kib(pid, "smaps_rollup", "Pss") for pid in self.pids()) / 1024
@@ -123,6 +128,7 @@ def running(
     name: str = "bench",
     log: Path | None = None,
     conf: Mapping[str, Any] | None = None,
+    app: str = "benchmarks.app",
 ) -> Iterator[Worker]:
     """Start a worker of one side; it is killed at the end of the block.
 
@@ -130,7 +136,7 @@ def running(
     """
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "log")
-        command = [sys.executable, "-m", "celery", "-A", "benchmarks.app", "worker", "-n", f"{name}@{side}"]
+        command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", f"{name}@{side}"]
         command += ["-P", pool.kind, "-c", str(pool.size), "-l", level, *flags]
         environ = {**os.environ, URL: server.url, KEYED: side, "BENCH_RUN": folder, LOG: str(log or stamps(folder))}
         environ |= {CONF: json.dumps(conf or {}), "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}

@@ -31,7 +31,8 @@ class WorkerJobs:
     def __init__(self, part: Part, keepers: Mapping[str, Keeper], supervisor: Supervisor) -> None:
         self._part, self._keepers, self._supervisor = part, keepers, supervisor
         self._slots = {
-            name: SharedSlots(part.courier, keeper, partial(_post, part, name)) for name, keeper in keepers.items()
+            name: SharedSlots(part.courier, keeper, part.lease, partial(_post, part, name))
+            for name, keeper in keepers.items()
         }
 
     @property

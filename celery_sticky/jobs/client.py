@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from celery_sticky.errors import (
     DispatchTimeout,
+    InvalidJob,
     InvalidPayload,
     JobConflict,
     JobExists,
@@ -23,13 +24,15 @@ from celery_sticky.errors import (
     NoSuchJob,
     ShutdownTimeout,
 )
-from celery_sticky.jobs.handler import check_name
+from celery_sticky.jobs.handler import MARK, check_name
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, slot_for
 from celery_sticky.settings import Settings
 from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobStore, NewJob, Outcome
 
 MAX_PAYLOAD = 256 * 1024
 """Bytes of a payload's JSON."""
+MAX_ID = 200
+"""Characters of a dispatch's id."""
 MAX_NOTES = 1000
 """Notifications that may wait in a slot."""
 STEP = 0.05
@@ -95,7 +98,7 @@ class Jobs:
             DispatchTimeout: it has not started yet, and may still do so.
             KeyspaceFull: too many jobs wait for their start. KeyspaceClosed: `shutdown` was called.
             JobConflict: the `id` was used for another job or payload.
-            InvalidKey, InvalidPayload, InvalidJob (its name): nothing was sent.
+            InvalidKey, InvalidPayload, InvalidJob (its name or `id`): nothing was sent.
             StoreUnavailable: it may or may not be wanted now: repeat it with its `id`.
         """
         job_id, outcome = self._admit(name, key, payload, keyspace, id)
@@ -125,6 +128,10 @@ class Jobs:
         self, name: str, key: Key, payload: Any, keyspace: str | None, job_id: str | None
     ) -> tuple[str, Outcome | None]:
         keyspace, text = self._keyspace(check_name(name), keyspace), key_text(key)
+        if job_id is not None and not (isinstance(job_id, str) and 0 < len(job_id) <= MAX_ID and MARK not in job_id):
+            raise InvalidJob(
+                f"job {name!r}: the id {job_id!r} must be text of at most {MAX_ID} characters, without {MARK!r}"
+            )
         job = NewJob(name, text, self._slot(text, keyspace), job_id or uuid4().hex, _as_json(name, payload))
         settings = self._settings()
         with self._store(keyspace) as store:
@@ -251,8 +258,9 @@ def _wait_gone(left: Callable[[], Any], timeout: float) -> None:
 
 def _as_json(name: str, payload: Any) -> bytes:
     try:
-        text = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+        # Sorted: a repeat of a dispatch has the same bytes, however its payload was put together.
+        text = json.dumps(payload, separators=(",", ":"), allow_nan=False, sort_keys=True).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(f"job {name!r}: its payload is no JSON: {error}") from error
     if len(text) > MAX_PAYLOAD:
         raise InvalidPayload(

@@ -7,14 +7,11 @@ from typing import Any
 
 from celery_sticky.errors import InvalidJob, InvalidKey
 from celery_sticky.jobs.client import Jobs
-from celery_sticky.jobs.handler import Job, JobSpec, JobSpecs
+from celery_sticky.jobs.handler import MARK, Job, JobSpec, JobSpecs, check_name
 from celery_sticky.jobs.roster import house_job
 from celery_sticky.jobs.schedule import Schedule, Ticker
 from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
 from celery_sticky.stores.jobs import JobRecord
-
-MARK = ":"
-"""In the names of the jobs that run schedules and tickers, and in no other job's."""
 
 
 class DeclaredJobs:
@@ -22,7 +19,8 @@ class DeclaredJobs:
 
     def __init__(self) -> None:
         self._jobs = JobSpecs()
-        self._house: dict[str, Schedule | Ticker] = {}
+        self._house: dict[tuple[str, str], Schedule | Ticker] = {}
+        """By keyspace and the name of the job that runs it."""
 
     def job(self, name: str, keyspace: str, handler: Any) -> None:
         """Declare a job.
@@ -30,28 +28,33 @@ class DeclaredJobs:
         Raises:
             InvalidJob: see `Sticky.job`.
         """
-        spec = JobSpec(name, keyspace, handler)
-        if MARK in name:
-            raise InvalidJob(f"job {name!r}: a job's name has no {MARK!r}")
-        self._jobs.add(spec)
+        self._jobs.add(JobSpec(check_name(name), keyspace, handler))
 
     def schedule(self, name: str, job: str, keyspace: str | None, every: float, function: Any) -> None:
         """Declare a schedule; `keyspace` None: that of its job."""
         where = keyspace or self.keyspace_of(job) or DEFAULT_KEYSPACE
         made = Schedule(name, _checked(name, where), job, _interval(name, every), _function(name, function))
-        self._house["schedule" + MARK + name] = made
+        self._add_house("schedule", made)
 
     def ticker(self, name: str, keyspace: str, every: float, function: Any) -> None:
         """Declare a ticker."""
         made = Ticker(name, _checked(name, keyspace), _interval(name, every), _function(name, function))
-        self._house["ticker" + MARK + name] = made
+        self._add_house("ticker", made)
+
+    def _add_house(self, kind: str, made: Schedule | Ticker) -> None:
+        place = (made.keyspace, kind + MARK + check_name(made.name))
+        known = self._house.get(place)
+        if known is not None and known.function is not made.function and not _alike(known.function, made.function):
+            raise InvalidJob(f"the {kind} {made.name!r} is declared twice in keyspace {made.keyspace!r}")
+        self._house[place] = made
 
     def add(self, other: DeclaredJobs) -> None:
         """Declare also what another one has."""
         if other is not self:
             for spec in other._jobs:
                 self._jobs.add(spec)
-            self._house |= other._house
+            for (_, name), one in other._house.items():
+                self._add_house(name.partition(MARK)[0], one)
 
     def keyspace_of(self, name: str) -> str | None:
         """Return the keyspace of a declared job, or None.
@@ -85,7 +88,7 @@ class DeclaredJobs:
 
     def specs(self, keyspaces: Collection[str], jobs: Callable[[], Jobs]) -> JobSpecs:
         """Return all that a job host for these keyspaces runs; `jobs` is what schedules dispatch with."""
-        house = [JobSpec(name, one.keyspace, _runner(one, jobs)) for name, one in self._house.items()]
+        house = [JobSpec(name, one.keyspace, _runner(one, jobs)) for (_, name), one in self._house.items()]
         found = JobSpecs()
         for spec in (*self._jobs, *house):
             if spec.keyspace in keyspaces:
@@ -95,11 +98,16 @@ class DeclaredJobs:
     def house(self, keyspace: str, slots: int) -> Mapping[int, list[JobRecord]]:
         """Return the jobs that run this keyspace's schedules and tickers, by slot."""
         found: dict[int, list[JobRecord]] = {}
-        for name, one in self._house.items():
-            if one.keyspace == keyspace:
+        for where, name in self._house:
+            if where == keyspace:
                 slot = slot_for(name, slots)
                 found.setdefault(slot, []).append(house_job(name, slot))
         return found
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two functions are one that was imported twice."""
+    return bool((one.__module__, one.__qualname__) == (other.__module__, other.__qualname__))
 
 
 def _runner(one: Schedule | Ticker, jobs: Callable[[], Jobs]) -> Any:

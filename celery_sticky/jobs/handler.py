@@ -18,17 +18,19 @@ from celery_sticky.keys import check_keyspace
 
 MAX_NAME = 200
 """Bytes of a job's name."""
+MARK = ":"
+"""In the names of the jobs that run schedules and tickers, and in no other job's."""
 
 
 class Inbox:
     """The notifications of a coroutine job, in order: `async for payload in job.inbox`, or `await job.inbox.get()`."""
 
-    __slots__ = ("_begun", "_notes", "_waiting")
+    __slots__ = ("_begun", "_notes", "_taken", "_waiting")
 
-    def __init__(self, begun: Callable[[], None]) -> None:
-        self._begun = begun
+    def __init__(self, begun: Callable[[], None], taken: Callable[[str], None]) -> None:
+        self._begun, self._taken = begun, taken
         # Thousands of jobs wait here for something that may never come: no queue before there is something in it.
-        self._notes: deque[Any] | None = None
+        self._notes: deque[tuple[str, Any]] | None = None
         self._waiting: list[asyncio.Future[None]] | None = None
 
     def __aiter__(self) -> Self:
@@ -42,13 +44,15 @@ class Inbox:
         self._begun()
         while not self._notes:
             await self._arrival()
-        return self._notes.popleft()
+        note, payload = self._notes.popleft()
+        self._taken(note)  # not before: what is left in here goes to the job's next run
+        return payload
 
-    def put(self, payload: Any) -> None:
+    def put(self, note: str, payload: Any) -> None:
         """Add a notification."""
         if self._notes is None:
             self._notes = deque()
-        self._notes.append(payload)
+        self._notes.append((note, payload))
         for waiter in self._waiting or ():
             if not waiter.done():
                 waiter.set_result(None)
@@ -93,6 +97,7 @@ class Job:
         payload: Any,
         worker: str,
         started: Callable[[], None],
+        taken: Callable[[str], None],
         logger: logging.Logger,
     ) -> None:
         self.name, self.key, self.keyspace = name, key, keyspace
@@ -107,7 +112,7 @@ class Job:
         """The node name of the worker that owns the key."""
         self.started = started
         """Say `job.started()` in a coroutine when it has got going: until then an error means that its start failed."""
-        self.inbox = Inbox(started)
+        self.inbox = Inbox(started, taken)
         self._logger = logger
 
     def __repr__(self) -> str:
@@ -162,7 +167,7 @@ class JobSpec:
     handler: Handler
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        check_name(self.name.replace(MARK, "") if isinstance(self.name, str) else self.name)
         try:
             check_keyspace(self.keyspace)
         except InvalidKey as exc:
@@ -184,12 +189,14 @@ def check_name(name: object) -> str:
     """Return the name if it can be a job's.
 
     Raises:
-        InvalidJob: it is empty, too long, or no text.
+        InvalidJob: it is empty, too long, no text, or has a mark of ours.
     """
     if not isinstance(name, str) or not name:
         raise InvalidJob(f"a job's name is {name!r}: it must be text, and not empty")
     if len(name.encode(errors="replace")) > MAX_NAME:
         raise InvalidJob(f"a job's name has at most {MAX_NAME} bytes: {name[:40]!r}… is too long")
+    if MARK in name:
+        raise InvalidJob(f"job {name!r}: a job's name has no {MARK!r}")
     return name
 
 

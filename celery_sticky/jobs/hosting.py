@@ -113,8 +113,16 @@ class Supervisor:
         pause = min(RETRY_FIRST * 2.0 ** min(self._failures - 1, 10), RETRY_LAST)
         logger.error("jobs: the job host has died (exit status %d); the next one starts in %.1f s", status, pause)
         time.sleep(pause)
-        if self._running:
-            self._begin()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        while self._running:
+            try:
+                self._begin()
+                return
+            except OSError:  # no memory, no descriptors: that may pass, and the worker holds slots
+                logger.exception("jobs: the job host cannot be started; trying again in %.0f s", RETRY_LAST)
+                time.sleep(RETRY_LAST)
 
     def _held(self) -> Iterable[Held]:
         return {held for keeper in self._keepers for held in keeper.held()}

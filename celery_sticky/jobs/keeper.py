@@ -62,6 +62,7 @@ class Keeper:
         self._inbox: deque[Callable[[], None]] = deque()
         self._store: JobStore | None = None
         self._host = 0
+        self._killed = 0
         self._look_at = 0.0
         self._running = True
         self._ended = False
@@ -78,9 +79,9 @@ class Keeper:
         while not self._ended and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def open(self, slot: int, epoch: int) -> None:
-        """The slot is ours under this epoch."""
-        self._post(lambda: self._roster.open(slot, epoch))
+    def open(self, slot: int, epoch: int, term: int) -> None:
+        """The slot is ours under this epoch, in this membership."""
+        self._post(lambda: self._roster.open(slot, epoch, term))
 
     def stop(self, slot: int) -> None:
         """Stop the jobs of a slot; reports `Drained` when neither jobs nor tasks of it are left."""
@@ -161,18 +162,25 @@ class Keeper:
             self._look_at = 0.0
 
     def work(self, store: JobStore) -> None:
-        """Do all that is to be done now."""
+        """Do all that is to be done now; what needs no store first, for it may be away."""
         self._take_in()
+        self._roster.again(self._tend())
         self._open_slots(store)
         self._settle(store)
         if boottime() >= self._look_at:
             self._look(store)
-        self._reconcile(store)
+        self._start(store, self._tend())
 
     def _take_in(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
+        self._end_overdue()
         self._report_drained()
+
+    def _end_overdue(self) -> None:
+        if self._roster.overdue and self._killed != self._host:
+            self._killed = self._host
+            self._hosting.kill(self._host, f"a job of keyspace {self.keyspace} did not stop in time")
 
     def _report_drained(self) -> None:
         for slot in self._roster.take_drained():
@@ -206,19 +214,26 @@ class Keeper:
         for slot, found in store.look(self._roster.known()).items():
             self._roster.seen(slot, found)
 
-    def _reconcile(self, store: JobStore) -> None:
-        trusted = self._lease.trusted(self.keyspace)
-        for slot, ids in self._roster.reconcile(boottime(), may_start=trusted).items():
-            self._begin(store, slot, ids)
-        says = self._roster.take_says()
-        says += [Notify(run.ref, note.id, json.loads(note.payload)) for run, note in self._roster.to_notify()]
-        self._hosting.say(self._host, says)
-        if self._roster.overdue:
-            self._hosting.kill(self._host, f"a job of keyspace {self.keyspace} did not stop in time")
+    def _tend(self) -> dict[int, list[str]]:
+        """Do what needs no store: stop, notify, end; return what is to be started."""
+        reserves = self._roster.reconcile(boottime(), lambda term: self._lease.trusted(self.keyspace, term))
+        self._hosting.say(self._host, self._roster.take_says())
+        for run, note in self._roster.to_notify():
+            self._hosting.say(self._host, [Notify(run.ref, note.id, json.loads(note.payload))])
+        self._end_overdue()
         self._report_drained()
+        return reserves
+
+    def _start(self, store: JobStore, reserves: dict[int, list[str]]) -> None:
+        try:
+            for slot in list(reserves):
+                self._begin(store, slot, reserves[slot])
+                del reserves[slot]
+        finally:
+            self._roster.again(reserves)  # nothing, unless the store has failed
 
     def _begin(self, store: JobStore, slot: int, ids: list[str]) -> None:
-        term, epoch = self._lease.term(self.keyspace), self._roster.epoch(slot)
+        epoch = self._roster.epoch(slot)
         attempts = {job_id: 1 for job_id in ids if is_house(job_id)}
         if written := [job_id for job_id in ids if not is_house(job_id)]:
             try:
@@ -227,7 +242,7 @@ class Keeper:
                 self._roster.unfenced(slot)
             if len(attempts) < len(ids):
                 self._look_at = 0.0  # some are not wanted any more
-        runs = self._roster.reserved(slot, attempts, term, boottime())
+        runs = self._roster.reserved(slot, attempts, boottime())
         self._hosting.say(self._host, [self._start_of(run, attempt) for run, attempt in runs])
 
     def _start_of(self, run: Run, attempt: int) -> Start:

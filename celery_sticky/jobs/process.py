@@ -47,9 +47,9 @@ class HostProcess:
         self._is_there = True
         self._says: _queue.SimpleQueue[bytes] = _queue.SimpleQueue()
         self._connection, theirs = _socket.socketpair()
+        self._undertaker, self._orders = hire()
         self.pid = spawn(command, {CONNECTION: theirs.fileno(), LEASE: lease})
         theirs.close()
-        self._undertaker, self._orders = hire()
         self._tell_undertaker(str(self.pid))
         self._threads = [_start(self._read), _start(self._write)]
         start_native_thread(self._bury)

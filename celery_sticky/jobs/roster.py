@@ -7,7 +7,7 @@ brings the answers. What got lost on the way is made good at the next look. `now
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -58,6 +58,8 @@ class Place:
     """A slot that is held here."""
 
     epoch: int
+    term: int
+    """The membership under which it was opened: what runs of it relies on its trust."""
     opened: bool = False
     """The store has fenced it for us."""
     stopping: bool = False
@@ -106,13 +108,14 @@ class Roster:
 
     # -- what the member wants -----------------------------------------------------------------
 
-    def open(self, slot: int, epoch: int) -> None:
-        """The slot is ours under this epoch; its records are to be fenced."""
+    def open(self, slot: int, epoch: int, term: int) -> None:
+        """The slot is ours under this epoch, in this membership; its records are to be fenced."""
         place = self._places.get(slot)
         if place is None:
-            place = self._places[slot] = Place(epoch, wanted=self._with_house(slot, ()))
+            self._places[slot] = Place(epoch, term, wanted=self._with_house(slot, ()))
         elif place.epoch != epoch or place.stopping:
             place.epoch, place.opened, place.stopping, place.tasks_drained = epoch, False, False, False
+            place.term = term
         self._dirty.add(slot)
 
     def stop(self, slot: int) -> None:
@@ -134,6 +137,7 @@ class Roster:
     def close(self, slot: int) -> None:
         """The slot is somebody else's already: nothing of it may go on."""
         place = self._places.pop(slot, None)
+        self._drained = [drained for drained in self._drained if drained != slot]
         if place is not None and place.runs:
             for run in place.runs.values():
                 self._forget(run)
@@ -154,6 +158,7 @@ class Roster:
         """The slot's records are fenced for our epoch."""
         self._places[slot].opened = True
         self._places[slot].revision = 0
+        self._dirty.add(slot)
 
     def unfenced(self, slot: int) -> None:
         """The slot's records are fenced for another epoch: fence them anew, if we still may."""
@@ -172,7 +177,16 @@ class Roster:
             place.wanted = self._with_house(slot, found.records)
             place.notes = found.notes
             self._forget_old(place)
+            self._tell_again(place)
             self._dirty.add(slot)
+
+    def _tell_again(self, place: Place) -> None:
+        """Report a start that was written down and is no more: a failover of the store has lost it."""
+        for job, run in place.runs.items():
+            record = place.wanted.get(job)
+            lost = record is not None and record.id == run.record.id and record.fresh
+            if lost and run.stage is Stage.RUNNING and not place.reports:
+                self._report(run, Verdict.STARTED)
 
     def _with_house(self, slot: int, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
         return {_job_key(record): record for record in (*records, *self._house.get(slot, ()))}
@@ -267,8 +281,11 @@ class Roster:
 
     # -- what is to be done --------------------------------------------------------------------
 
-    def reconcile(self, now: float, *, may_start: bool) -> dict[int, list[str]]:
-        """Compare what is wanted with what runs where something has changed; return the ids to reserve, by slot."""
+    def reconcile(self, now: float, may_start: Callable[[int], bool]) -> dict[int, list[str]]:
+        """Compare what is wanted with what runs where something has changed; return the ids to reserve, by slot.
+
+        `may_start` tells whether a membership is trusted. What cannot be reserved is given back with `again`.
+        """
         while self._timers and self._timers[0][0] <= now:
             self._dirty.add(heappop(self._timers)[1])
         dirty, self._dirty = self._dirty, set()
@@ -277,17 +294,20 @@ class Roster:
             place = self._places.get(slot)
             if place is not None and (ids := self._reconcile(slot, place, now)):
                 reserves[slot] = ids
-        self.waiting = bool(reserves) and not may_start
-        if self.waiting:
-            self._dirty.update(reserves)
-            return {}
-        return reserves
+        wait = [slot for slot in reserves if not may_start(self._places[slot].term)]
+        self.waiting = bool(wait)
+        self.again(wait)
+        return {slot: ids for slot, ids in reserves.items() if slot not in wait}
+
+    def again(self, slots: Iterable[int]) -> None:
+        """Look at these slots again: what was to be done there could not be done."""
+        self._dirty.update(slots)
 
     def epoch(self, slot: int) -> int:
         """Return the epoch under which a slot is ours."""
         return self._places[slot].epoch
 
-    def reserved(self, slot: int, attempts: Mapping[str, int], term: int, now: float) -> list[tuple[Run, int]]:
+    def reserved(self, slot: int, attempts: Mapping[str, int], now: float) -> list[tuple[Run, int]]:
         """Take in the reserved starts; return the runs to start, with their attempts."""
         place = self._places.get(slot)
         if place is None or place.stopping:
@@ -301,7 +321,7 @@ class Roster:
                 error = f"{attempt - 1} starts of it came to no end: it ends the process it is started in"
                 place.reports.append(Report(record.id, Verdict.FAILED, error))
             else:
-                runs.append((self._begin(slot, place, record, term, now), attempt))
+                runs.append((self._begin(slot, place, record, now), attempt))
         return runs
 
     def take_says(self) -> list[Message]:
@@ -321,7 +341,8 @@ class Roster:
         """Return the memberships that runs rely on. Any thread may ask, and does so all the time."""
         return list(self._relied)
 
-    def _begin(self, slot: int, place: Place, record: JobRecord, term: int, now: float) -> Run:
+    def _begin(self, slot: int, place: Place, record: JobRecord, now: float) -> Run:
+        term = place.term
         run = Run(next(self._refs), slot, record, place.epoch, term, now)
         place.runs[_job_key(record)] = self._runs[run.ref] = run
         self._relied[term] = self._relied.get(term, 0) + 1

@@ -68,14 +68,16 @@ class CoroutineRun:
         loop = asyncio.get_running_loop()
         self._ref, self._say = start.ref, here.say
         self._started = self._stopping = False
-        self._job = _job_of(spec, start, here, self._begun)
+        self._job = _job_of(spec, start, here, self._begun, self._on_taken)
         self._task = loop.create_task(_outcome(spec.handler, self._job))
         self._task.add_done_callback(self._finish)
         self._grace: asyncio.TimerHandle | None = loop.call_later(START_GRACE, self._begun)
 
     def notify(self, note: str, payload: Any) -> None:
         """See `Run`."""
-        self._job.inbox.put(payload)
+        self._job.inbox.put(note, payload)
+
+    def _on_taken(self, note: str) -> None:
         self._say(Noted(self._ref, note))
 
     def stop(self) -> None:
@@ -120,7 +122,7 @@ class HandlerRun:
     def __init__(self, spec: JobSpec, start: Start, here: Surroundings) -> None:
         self._ref, self._kind, self._say, self._threads = start.ref, spec.handler, here.say, here.threads
         self._stopping = False
-        self._job = _job_of(spec, start, here, _nothing)
+        self._job = _job_of(spec, start, here, _nothing, _nothing)
         self._handler: JobHandler | None = None
         self._notes: deque[tuple[str, Any]] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -188,7 +190,13 @@ def _guarded(method: Callable[..., Any], *args: Any) -> Any:
         raise RuntimeError("StopIteration was raised") from exc
 
 
-def _job_of(spec: JobSpec, start: Start, here: Surroundings, started: Callable[[], None]) -> Job:
+def _job_of(
+    spec: JobSpec,
+    start: Start,
+    here: Surroundings,
+    started: Callable[[], None],
+    taken: Callable[[str], None],
+) -> Job:
     return Job(  # with what all runs of the job have in common, and not a copy of it for each
         name=spec.name,
         key=start.key,
@@ -199,9 +207,10 @@ def _job_of(spec: JobSpec, start: Start, here: Surroundings, started: Callable[[
         payload=start.payload,
         worker=start.worker,
         started=started,
+        taken=taken,
         logger=here.logger,
     )
 
 
-def _nothing() -> None:
+def _nothing(*_: Any) -> None:
     pass

@@ -12,9 +12,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from celery_sticky.errors import JobExists, KeyspaceClosed, KeyspaceFull, NoSuchJob
+from celery_sticky.errors import InvalidPayload, JobExists, KeyspaceClosed, KeyspaceFull, NoSuchJob
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.handler import Job
 from celery_sticky.keys import Key, key_text
@@ -52,7 +53,7 @@ class Schedule:
             began = time.monotonic()
             try:
                 plan = await _call(self.function)
-                await asyncio.to_thread(self.apply, plan, jobs())
+                await _to_the_end(self.apply, plan, jobs())
             except Exception:
                 logger.exception("schedule %r has failed; it is tried again in %g s", self.name, self.every)
             await asyncio.sleep(max(0.0, began + self.every - time.monotonic()))
@@ -76,6 +77,8 @@ class Schedule:
                 jobs.admit(self.job, key, payload, keyspace=self.keyspace)
             except JobExists:
                 continue  # somebody else has dispatched it meanwhile
+            except InvalidPayload as error:
+                logger.error("schedule %r: %s", self.name, error)
             except (KeyspaceFull, KeyspaceClosed) as error:
                 logger.warning("schedule %r: %s", self.name, error)
                 return
@@ -95,8 +98,10 @@ class Ticker:
         job.started()
         while True:
             number = int(time.time() // self.every)
+            # By when it begins, in milliseconds: an interval that was changed must not make it seem long past.
+            begins = int(number * self.every * 1000)
             try:
-                if await asyncio.to_thread(jobs().claim_tick, self.name, number, keyspace=self.keyspace):
+                if await _to_the_end(partial(jobs().claim_tick, self.name, begins, keyspace=self.keyspace)):
                     await _call(self.function)
             except Exception:
                 logger.exception("ticker %r has failed", self.name)
@@ -107,7 +112,17 @@ async def _call(function: Function) -> Any:
     if inspect.iscoroutinefunction(function):
         returned: Awaitable[Any] = function()
         return await returned
-    return await asyncio.to_thread(function)
+    return await _to_the_end(function)
+
+
+async def _to_the_end(function: Callable[..., Any], *args: Any) -> Any:
+    """Call this in a thread; cancelled, wait for its end all the same: the next owner must not call it beside us."""
+    call = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
 
 
 def _keys(wanted: Mapping[Key, Any] | Iterable[Key]) -> Mapping[Key, Any] | Collection[Key]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.ownership.events import Drained, Event, Opened
 from celery_sticky.ownership.gate import SlotId
+from celery_sticky.worker.lease import Lease
 from celery_sticky.worker.member import Slots
 
 
@@ -17,20 +18,23 @@ class SharedSlots:
     when neither is left.
     """
 
-    def __init__(self, courier: Slots, keeper: Keeper, post: Callable[[Event], None]) -> None:
-        self._courier, self._keeper, self._post = courier, keeper, post
+    def __init__(self, courier: Slots, keeper: Keeper, lease: Lease, post: Callable[[Event], None]) -> None:
+        self._courier, self._keeper, self._lease, self._post = courier, keeper, lease, post
+        self._terms: dict[int, int] = {}
 
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """See `Slots.open`."""
+        # In the member's thread: the courier may say that it is open when this membership is over and the next begun.
+        self._terms[_number(slot)] = self._lease.term(slot[0])
         self._courier.open(slot, epoch, incarnation)
 
     def stop(self, slot: SlotId) -> None:
-        """See `Slots.stop`; the keeper first: it must know of it before the courier says that it is drained."""
-        self._keeper.stop(_number(slot))
+        """See `Slots.stop`; the courier first: after it, it does not say any more that the slot was opened."""
         self._courier.stop(slot)
+        self._keeper.stop(_number(slot))
 
     def close(self, slot: SlotId) -> None:
-        """See `Slots.close`; the courier first: after it, it does not say any more that the slot was opened."""
+        """See `Slots.close`; the courier first, likewise."""
         self._courier.close(slot)
         self._keeper.close(_number(slot))
 
@@ -41,7 +45,7 @@ class SharedSlots:
                 self._keeper.tasks_drained(slot)
                 return
             case Opened(int(slot), epoch):
-                self._keeper.open(slot, epoch)
+                self._keeper.open(slot, epoch, self._terms[slot])
         self._post(event)
 
 

@@ -8,7 +8,7 @@ ref is done.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -78,7 +78,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The job has the notification: it is in its inbox, or its `notify` has returned."""
+    """The job has the notification: it has taken it out of its inbox, or its `notify` has returned."""
 
     ref: int
     note: str
@@ -91,7 +91,8 @@ _KINDS = {kind.__name__: kind for kind in (Start, Stop, Notify, Ready, Started, 
 
 def encode(message: Message) -> bytes:
     """Return the line that says this."""
-    return json.dumps({"say": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode() + b"\n"
+    fields = {name: getattr(message, name) for name in message.__slots__}
+    return json.dumps({"say": type(message).__name__, **fields}, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:

@@ -9,7 +9,7 @@ An entry's life, and what ends it:
        |                             |                |                 |
        +---- lose / recall: forgotten, the broker still has it ----+    +-- again: READY, the key stays locked
 
-What has ended here before it came (`add_ended`) is ENDED from the first, wherever it stands in the line of its key.
+What has ended here under an earlier delivery is ENDED before its turn, wherever it stands in the line of its key.
 A key is locked from READY until the broker has confirmed the verdict: were the next task started earlier, a crash in
 between would show m1 m2 m1. Losing a slot does not unlock a key whose task runs here; only the end of that task does.
 """
@@ -281,6 +281,17 @@ class Gate:
         self._prune(entry.key)
         entry.stage, entry.withdrawn = Stage.ENDED, True
         return True
+
+    def behind(self, entry: Entry) -> list[Entry]:
+        """Return what waits for the verdict of an entry that has ended."""
+        line = self._lines.get(entry.key, ()) if entry.stage is Stage.ENDED else ()
+        return [other for other in line if other.stage is Stage.WAITING]
+
+    def end_waiting(self, entry: Entry) -> None:
+        """The task of an entry that waits (it is one of `behind`) has ended under another delivery: see `add_ended`."""
+        self._move_to_running(self._slots[entry.slot], entry)
+        entry.stage = Stage.ENDED
+        self.waiting -= 1
 
     def again(self, entry: Entry, *, counted: bool) -> bool:
         """The started task came to no end of its own: give it another turn in its place; False if its slot is lost.

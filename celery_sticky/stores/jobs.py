@@ -139,7 +139,7 @@ class SlotJobs:
     records: tuple[JobRecord, ...]
     """In no order."""
     notes: tuple[Note, ...]
-    """At most some hundred of the oldest; in the order in which they came."""
+    """At most a thousand of the oldest; in the order in which they came."""
 
 
 class JobStore(Protocol):

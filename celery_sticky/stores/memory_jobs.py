@@ -27,7 +27,7 @@ from celery_sticky.stores.jobs import (
 )
 from celery_sticky.stores.memory_job_records import Keyspace, Slot
 
-SEEN_NOTES = 200
+SEEN_NOTES = 1000
 """Notes of a slot that `look` returns."""
 
 

@@ -287,7 +287,7 @@ class Desk:
             if verdict.act is Act.DEFER and self.gate.is_open(entry.slot):
                 self.rounds.note_deferred(entry.slot, verdict.due)
         for verdict in fetched.refused:
-            self._on_refused(self.outbox.answered(verdict.tenure, verdict.tag), verdict)
+            self._on_refused(self.outbox.answered(verdict.tenure, verdict.tag), verdict, now)
         self.rounds.drained(fetched.drained)
         for slot, due in fetched.due.items():
             self.rounds.note_due(slot, due)
@@ -332,7 +332,7 @@ class Desk:
             reason = f"started {attempts} times and never came to an end: its process died each time"
             self._put(entry, End(Act.BURY, reason=reason), now)
 
-    def _on_refused(self, entry: Entry, verdict: Verdict) -> None:
+    def _on_refused(self, entry: Entry, verdict: Verdict, now: float) -> None:
         if verdict.act is Act.MARK:
             self.gate.forget(entry)
             return
@@ -342,7 +342,12 @@ class Desk:
         held = self._tenures.get(entry.slot) == verdict.tenure and item.delivery.tenure.epoch == verdict.tenure.epoch
         if not held and verdict.act is not Act.UNMARK:
             end = End(verdict.act, verdict.due, verdict.body, "refused once", verdict.to)
-            self.gate.remember(_digest(item.delivery.body), end)
+            again = [e for e in self.gate.behind(entry) if e.content.delivery.body == item.delivery.body]
+            for other in again:
+                self.gate.end_waiting(other)
+                self._put(other, end, now)
+            if not again:
+                self.gate.remember(_digest(item.delivery.body), end)
         self._settle(entry)
 
 

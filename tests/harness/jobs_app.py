@@ -45,6 +45,7 @@ def register(app: Celery, history: Path) -> Sticky:
                 if notification == "die":
                     os._exit(3)
                 note(job, notification)
+                await asyncio.sleep(payload.get("slow", 0))
 
     @sticky.job("stubborn")
     async def stubborn(job: Job) -> None:

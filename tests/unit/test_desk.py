@@ -187,6 +187,26 @@ def test_a_verdict_refused_because_another_had_the_slot_meanwhile_is_remembered_
     assert sorted(worker.start()) == ["a:2"]
 
 
+def test_what_comes_again_while_it_runs_here_ends_with_the_run(broker: MemoryBroker) -> None:
+    """Guards: it waits behind its own earlier delivery, whose verdict is refused, and then ran a second time."""
+    worker, other = Worker(broker), Worker(broker, "o-0")
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.desk.close(SLOT)
+    other.open(2)
+    worker.open(3)
+    worker.turn()
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    worker.turn()
+    assert worker.start() == {}, "the verdicts of their second deliveries are not confirmed yet"
+    for _ in range(3):
+        worker.turn()
+    assert sorted(worker.start()) == ["a:2"]
+    assert not worker.desk.gate.remembers
+
+
 def with_a_verdict_to_recollect(broker: MemoryBroker) -> Worker:
     """Return a worker that has ended a:1 under a lost tenure, and has fetched it and a:2 once more."""
     worker, other = Worker(broker), Worker(broker, "o-0")

@@ -399,6 +399,20 @@ def test_what_had_ended_before_it_came_is_settled_in_the_midst_of_its_line(gate:
     assert gate.keys == 0
 
 
+def test_what_waits_for_the_verdict_of_the_same_message_ends_with_it(gate: Gate, tags: Tags) -> None:
+    first, same, last = added(gate, *(tags.entry() for _ in range(3)))
+    begin(gate)
+    assert gate.behind(first) == [], "it has not ended"
+    gate.end(first)
+    assert gate.behind(first) == [same, last]
+    gate.end_waiting(same)
+    assert figures(gate) == (1, 0, 0) and set(gate.kept(SLOT)) == {first.tag, same.tag}
+    gate.settled(first)
+    assert gate.take(10) == []
+    gate.settled(same)
+    assert begin(gate) == [last]
+
+
 def test_a_slot_waits_for_what_had_ended_before_it_came(gate: Gate, tags: Tags) -> None:
     ended = tags.entry()
     assert gate.add_ended(ended)
@@ -485,6 +499,15 @@ class Gates(RuleBasedStateMachine):
             self.lines[key].append(entry)
             self.running.add(entry)
         return entry
+
+    @rule(entry=entries)
+    def end_waiting(self, entry: Entry) -> None:
+        line = self.lines[entry.key]
+        waiting = [other for other in line if other.stage is Stage.WAITING]
+        assert self.gate.behind(entry) == (waiting if entry.stage is Stage.ENDED else [])
+        for other in waiting[:1]:
+            self.gate.end_waiting(other)
+            self.running.add(other)
 
     @rule(confirmed=st.booleans())
     def mark(self, confirmed: bool) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.roster import Roster, Terms
+from celery_sticky.jobs.roster import Roster, Terms, house_job
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
 from celery_sticky.ownership.events import Drained, Event
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
@@ -163,7 +165,7 @@ class Cluster:
     def give(self, slot: int, name: str) -> None:
         self.owner[slot] = name
         self.epoch[slot] += 1
-        self.workers[name].keeper.open(slot, self.epoch[slot])
+        self.workers[name].keeper.open(slot, self.epoch[slot], 1)
 
     # -- what may happen -----------------------------------------------------------------------
 
@@ -284,7 +286,7 @@ def server() -> MemoryJobServer:
 def alone(server: MemoryJobServer, **terms: Any) -> Worker:
     settings = {"start_timeout": 1000.0, "stop_timeout": 1000.0, "max_attempts": 3, **terms}
     worker = Worker("a", server, World(), Terms(**settings))
-    worker.keeper.open(0, 1)
+    worker.keeper.open(0, 1, 1)
     return worker
 
 
@@ -313,10 +315,87 @@ def test_a_started_job_has_an_outcome(server: MemoryJobServer) -> None:
     assert worker.store.outcome("id", 0) == Outcome()
 
 
+def test_a_job_of_the_house_runs_in_a_slot_where_nothing_was_ever_written(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]})
+    worker.keeper.open(0, 1, 1)
+    run(worker)
+    assert worker.host.world.starts == [("schedule:x", "a", 1)]
+    assert not worker.store.records()
+
+
+def test_a_store_that_fails_between_two_slots_loses_no_start(server: MemoryJobServer) -> None:
+    """Guards: nobody is told of a slot again whose start could not be reserved."""
+    worker = Worker("a", server, World(), poll=NEVER)
+    for slot in range(SLOTS):
+        worker.keeper.open(slot, 1, 1)
+        admitted = worker.store.admit(NewJob("job", f"k{slot}", slot, f"id{slot}", b"1"), max_queued=10, outcome_ttl=60)
+        assert admitted[0] is Admission.ADMITTED
+    reserve, failures = worker.store.reserve, iter((True, False, True))
+
+    def broken(*args: Any) -> Any:
+        if next(failures, False):
+            raise StoreUnavailable
+        return reserve(*args)
+
+    worker.store.reserve = broken  # type: ignore[method-assign,assignment]
+    for _ in range(4):
+        with suppress(StoreUnavailable):
+            run(worker)
+    assert {record.state for record in worker.store.records()} == {JobState.RUNNING}
+
+
+def test_while_the_store_is_away_jobs_are_stopped_all_the_same(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.keeper.stop(0)
+    server.stop()
+    with pytest.raises(StoreUnavailable):
+        worker.keeper.work(worker.store)
+    assert worker.host.inbox == deque([Stop(1)])
+
+
+def test_a_start_is_written_down_again_where_a_failover_has_lost_it(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    before = server.snapshot()
+    run(worker)
+    server.roll_back(before)
+    worker.keeper.open(0, 1, 1)
+    worker.keeper._roster.unfenced(0)
+    run(worker)
+    (record,) = worker.store.records()
+    assert (record.state, record.fresh, len(worker.host.world.starts)) == (JobState.RUNNING, False, 1)
+
+
+def test_a_job_starts_under_the_membership_its_slot_was_opened_in_or_not_at_all(server: MemoryJobServer) -> None:
+    """Guards: evicted and back, this worker must not start what was its own in the time before."""
+    worker = alone(server)
+    worker.work()
+    worker.lease.grant("ks", boottime() + 1e6, 2)
+    admit(worker)
+    run(worker)
+    assert not worker.host.world.starts
+
+
+def test_an_overdue_host_is_killed_once_and_also_while_the_store_is_away(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    kills: list[int] = []
+    worker.host.kill = lambda number, reason: kills.append(number)  # type: ignore[method-assign]
+    worker.keeper.close(0)
+    server.stop()
+    for _ in range(3):
+        with suppress(StoreUnavailable):
+            worker.keeper.work(worker.store)
+    assert kills == [1]
+
+
 def test_a_slot_is_looked_at_once_for_a_dispatch_and_not_for_those_of_others(server: MemoryJobServer) -> None:
     owner, other = (Worker(name, server, World(), poll=NEVER) for name in "ab")
-    owner.keeper.open(0, 1)
-    other.keeper.open(1, 1)
+    owner.keeper.open(0, 1, 1)
+    other.keeper.open(1, 1, 1)
     for worker in (owner, other):
         run(worker)
         worker.store.looks = 0
@@ -450,7 +529,7 @@ def test_a_raised_epoch_starts_a_job_anew_under_it(server: MemoryJobServer) -> N
     worker = alone(server)
     admit(worker)
     run(worker)
-    worker.keeper.open(0, 5)
+    worker.keeper.open(0, 5, 1)
     run(worker)
     assert worker.host.world.starts == [("k", "a", 1), ("k", "a", 5)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,9 @@ from celery_sticky.jobs.schedule import Schedule, Ticker
 def sticky() -> Sticky:
     app = Celery("jobs", broker=f"memory://{uuid.uuid4().hex}", set_as_current=False)
     app.conf.update(sticky_slots=8, sticky_job_max_queued=5)
-    return Sticky(app)
+    wired = Sticky(app)
+    wired.jobs.list()  # makes the store's server in this process before threads ask for it
+    return wired
 
 
 def schedule(function: Callable[[], Any] = list, every: float = 0.01) -> Schedule:
@@ -29,7 +32,7 @@ def schedule(function: Callable[[], Any] = list, every: float = 0.01) -> Schedul
 def job() -> Job:
     return Job(
         name="x", key="x", keyspace="default", id="", epoch=1, attempt=1, payload=None, worker="w",
-        started=lambda: None, logger=None,  # type: ignore[arg-type]
+        started=lambda: None, taken=lambda _: None, logger=None,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -139,6 +142,42 @@ def test_a_schedule_goes_on_when_the_store_was_away(sticky: Sticky) -> None:
         return ["a"]
 
     run_until(schedule(function).run(job(), jobs), lambda: "a" in wanted(sticky))
+
+
+def test_a_payload_that_cannot_be_sent_does_not_keep_others_from_starting(sticky: Sticky) -> None:
+    schedule().apply({"a": 1, "b": object(), "c": 3}, sticky.jobs)
+    assert wanted(sticky).keys() == {"a", "c"}
+
+
+def test_a_function_that_runs_when_its_slot_goes_comes_to_its_end_first(sticky: Sticky) -> None:
+    """Guards: cancelled, a thread goes on, and the next owner would call the function beside it."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def function() -> list[str]:
+        began.set()
+        assert go_on.wait(20)
+        return []
+
+    async def run() -> None:
+        task = asyncio.create_task(schedule(function).run(job(), lambda: sticky.jobs))
+        while not began.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+
+
+def test_a_ticker_ticks_on_when_its_interval_was_made_longer(sticky: Sticky) -> None:
+    ticks: list[str] = []
+    for every in (0.05, 0.2):
+        ticker = Ticker("report", "default", every, lambda every=every: ticks.append(every))  # type: ignore[misc]
+        run_until(ticker.run(job(), lambda: sticky.jobs), lambda every=every: ticks.count(every) >= 2)  # type: ignore[misc]
 
 
 def test_a_tick_is_run_once_by_whoever_is_first(sticky: Sticky) -> None:

@@ -23,6 +23,7 @@ from celery_sticky.errors import (
     ShutdownTimeout,
 )
 from celery_sticky.jobs.client import MAX_PAYLOAD, Jobs
+from celery_sticky.jobs.wire import Start, decode, encode
 from celery_sticky.stores import JobStore, open_job_store
 from celery_sticky.stores.jobs import Report, Verdict
 
@@ -127,6 +128,52 @@ def test_a_name_that_cannot_be_one_is_refused(sticky: Sticky) -> None:
     for name in ("", "x" * 201, 7):
         with pytest.raises(InvalidJob):
             sticky.jobs.admit(name, "t")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("job_id", ["", "house:schedule:x", 7, "x" * 201])
+def test_an_id_that_cannot_be_one_is_refused(sticky: Sticky, job_id: Any) -> None:
+    with pytest.raises(InvalidJob, match="the id"):
+        sticky.jobs.admit("sync", "t", id=job_id)
+
+
+def test_the_jobs_of_schedules_and_tickers_are_nobodys_to_dispatch(sticky: Sticky) -> None:
+    with pytest.raises(InvalidJob, match="a job's name has no ':'"):
+        sticky.jobs.admit("ticker:report", "t")
+
+
+def test_a_repeat_may_have_its_payload_in_another_order(sticky: Sticky) -> None:
+    job_id = sticky.jobs.admit("sync", "t", {"a": 1, "b": 2})
+    assert sticky.jobs.admit("sync", "t", {"b": 2, "a": 1}, id=job_id) == job_id
+
+
+def test_a_payload_that_is_nested_too_deeply_is_refused(sticky: Sticky) -> None:
+    payload: Any = 1
+    for _ in range(100_000):
+        payload = [payload]
+    with pytest.raises(InvalidPayload):
+        sticky.jobs.admit("sync", "t", payload)
+
+
+def test_what_is_nested_deeply_goes_through_the_wire() -> None:
+    payload: Any = 1
+    for _ in range(600):
+        payload = [payload]
+    start = Start(1, "sync", "t", "default", "id", 1, 1, payload, 1)
+    assert decode(encode(start)) == start
+
+
+def test_a_schedule_of_another_function_does_not_take_a_name(sticky: Sticky) -> None:
+    def one() -> list[str]:
+        return []
+
+    def other() -> list[str]:
+        return []
+
+    sticky.schedule("x", every=1)(one)
+    sticky.schedule("x", every=1)(one)
+    sticky.schedule("x", every=1, keyspace="elsewhere")(other)
+    with pytest.raises(InvalidJob, match="the schedule 'x' is declared twice"):
+        sticky.schedule("x", every=1)(other)
 
 
 def test_the_keyspace_is_that_of_the_declaration_or_named(sticky: Sticky) -> None:

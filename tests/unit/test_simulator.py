@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from celery_sticky.ownership.gate import Entry, Gate
 from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.testing.simulator import scale
-from celery_sticky.testing.simulator.invariants import Invariant
+from celery_sticky.testing.simulator.invariants import Invariant, Violation, Witness
 from celery_sticky.testing.simulator.run import Totals, live_seeds
 from celery_sticky.testing.simulator.scenario import Kind, draw
 from celery_sticky.testing.simulator.shrink import Failure, live, shrink
@@ -94,6 +96,51 @@ from celery_sticky.testing.simulator.__main__ import main
 changes.plan = lambda view: tuple(min(view.members, default=None) for _ in range(view.slots))
 main(["--seeds", "60", "--jobs", "2"])
 """
+
+
+class Finished:
+    """A worker that has finished the only task, and a run of it wherever one likes."""
+
+    def __init__(self) -> None:
+        self.worker: Any = worker(at=5.0)
+        self.witness = Witness(1)
+        self.witness.publishes(b"m", 0, "m", waits=False)
+        self.run_at(self.worker)
+
+    def run_at(self, process: Any) -> None:
+        run: Any = SimpleNamespace(
+            process=process, body=b"m", slot=0, key="k", priority=0, epoch=1, incarnation="i", stands_still=False
+        )
+        self.witness.begins(run)
+        self.witness.ends(run, finished=True)
+
+
+def worker(at: float) -> Any:
+    courier = SimpleNamespace(gave_up=False)
+    return SimpleNamespace(failed=False, courier=courier, origin="w.0", world=SimpleNamespace(now=at))
+
+
+def test_a_finished_task_may_run_elsewhere_if_its_worker_lost_the_slot_with_the_connection_broken() -> None:
+    finished = Finished()
+    finished.witness.cuts_off(finished.worker, 0, since=4.9)
+    finished.run_at(worker(at=20.0))
+    with pytest.raises(Violation, match=Invariant.RERUN_WITHOUT_FAULT):
+        finished.run_at(worker(at=30.0))  # the second one met no fault
+
+
+@pytest.mark.parametrize(
+    ("slot", "since", "here"),
+    [
+        pytest.param(0, 4.9, True, id="in the same worker, which remembers"),
+        pytest.param(0, 5.1, False, id="though the worker was heard since"),
+        pytest.param(1, 4.9, False, id="though it is another slot that was lost"),
+    ],
+)
+def test_a_finished_task_does_not_run_again(slot: int, since: float, here: bool) -> None:
+    finished = Finished()
+    finished.witness.cuts_off(finished.worker, slot, since)
+    with pytest.raises(Violation, match=Invariant.RERUN_WITHOUT_FAULT):
+        finished.run_at(finished.worker if here else worker(at=20.0))
 
 
 # -- A large keyspace --------------------------------------------------------------------------

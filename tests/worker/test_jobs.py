@@ -227,7 +227,8 @@ def test_jobs_of_a_killed_worker_start_elsewhere(fleet: Callable[..., JobsFleet]
 def test_notifications_reach_a_job_while_it_moves(fleet: Callable[..., JobsFleet]) -> None:
     made = fleet()
     made.workers_up("a", "b")
-    dispatch_all(made)
+    for key in KEYS:
+        made.jobs.dispatch("sync", key, {"slow": 0.03}, timeout=20)  # slower than they come: some wait in its inbox
     made.wait_running(KEYS)
     done = threading.Event()
     sent = 0

@@ -15,11 +15,15 @@ from celery_sticky.testing.simulator.terms import BROKER_GRACE, EPOCH, KEYSPACE,
 from celery_sticky.worker.courier import IDLE, RETRY_FIRST, RETRY_LAST
 from celery_sticky.worker.desk import Desk, End, Item
 from celery_sticky.worker.envelope import parse
+from celery_sticky.worker.outbox import LINGER
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.process import Process
 
 T = TypeVar("T")
+
+HESITATION = 0.01 + LINGER
+"""Seconds from the end of a task until its verdict goes with the next request, at most."""
 
 
 class SteppedCourier:
@@ -39,6 +43,10 @@ class SteppedCourier:
         self._down_since: float | None = None
         self.gave_up = False
         """Whether the broker has ever been away for longer than its grace: such slots go with verdicts unconfirmed."""
+        self._told_at = 0.0
+        """When it asked for the last round trip that was answered."""
+        self._lost: list[SlotId] = []
+        """Slots that it has lost since it asked."""
         self._alarm = 0
         self._pause = RETRY_FIRST
 
@@ -61,6 +69,10 @@ class SteppedCourier:
     def close(self, slot: SlotId) -> None:
         """See `Courier.close`."""
         self.desk.close(slot)
+        if self._down_since is not None:
+            self._cut_off(slot)
+        elif self._asking:
+            self._lost.append(slot)
         self._wake()
 
     # -- for the pool --------------------------------------------------------------------------
@@ -163,6 +175,7 @@ class SteppedCourier:
         self._ask(Point.OPEN_ASKED, Point.OPEN_ANSWERED, serve, take)
 
     def _fetched(self, asked: float, fetched: Fetched) -> None:
+        self._told_at = asked - EPOCH
         self.desk.take_in(fetched, asked)
         for delivery in fetched.deliveries:
             self._admit(delivery, asked)
@@ -187,6 +200,7 @@ class SteppedCourier:
                 process.act(partial(take_in, answer))
                 return
             self._asking = False
+            self._lost.clear()
             self._pause = RETRY_FIRST
             take(answer)
             self._go_on()
@@ -207,8 +221,14 @@ class SteppedCourier:
         else:
             send()
 
+    def _cut_off(self, slot: SlotId) -> None:
+        self._world.witness.cuts_off(self._process, slot[1], self._told_at - HESITATION)
+
     def _failed(self) -> None:
         self._asking = False
+        for slot in self._lost:
+            self._cut_off(slot)
+        self._lost.clear()
         self._queues = None
         if self._down_since is None:
             self._down_since = self._world.now

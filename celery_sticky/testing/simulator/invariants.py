@@ -37,7 +37,8 @@ class Invariant(StrEnum):
     RUN_AFTER_LATER = "run-after-later"
     """A task runs again after a later one of its key has run."""
     RERUN_WITHOUT_FAULT = "rerun-without-fault"
-    """A finished task runs again, though the worker that finished it met no fault."""
+    """A finished task runs again, though the worker that finished it met no fault, and could say so to the broker while
+    it had the slot; or it runs again in the very worker that could not."""
     RUN_AFTER_SETTLED = "run-after-settled"
     """A task runs whose message the broker has settled."""
     ACKED_NEVER_RUN = "acked-never-run"
@@ -84,10 +85,14 @@ class Violation(AssertionError):
 class Progress:
     """What is known of one task."""
 
+    slot: int
     place: int = 0
     """Its place in the order in which the broker took the messages of its key and priority; 0: none yet."""
     runs: int = 0
     finished_by: Process | None = None
+    finished_at: float = 0.0
+    cut_off: bool = False
+    """Who finished it lost the slot while its connection to the broker was broken: the verdict had not gone through."""
     buried: bool = False
     """It asked to be buried."""
     settled: bool = False
@@ -115,7 +120,7 @@ class Witness:
 
     def publishes(self, body: bytes, slot: int, name: str, *, waits: bool) -> None:
         """The broker has taken a message; one that `waits` for its time has no place yet."""
-        self.tasks[body] = Progress(0 if waits else self._next_place())
+        self.tasks[body] = Progress(slot, 0 if waits else self._next_place())
         self.names[body] = name
         self._books[slot] += 1
 
@@ -182,7 +187,8 @@ class Witness:
         if progress.settled:
             raise Violation(Invariant.RUN_AFTER_SETTLED, what)
         before = progress.finished_by
-        if before is not None and not (before.failed or before.courier.gave_up):
+        cut_off = progress.cut_off and run.process is not before  # who finished it remembers that
+        if before is not None and not (before.failed or before.courier.gave_up or cut_off):
             raise Violation(Invariant.RERUN_WITHOUT_FAULT, f"{what}, finished by {before.origin}")
         self._check_order(run, progress)
         self._check_epoch(run)
@@ -194,7 +200,14 @@ class Witness:
         """A run is over."""
         self._running[run.key].remove(run)
         if finished:
-            self.tasks[run.body].finished_by = run.process
+            progress = self.tasks[run.body]
+            progress.finished_by, progress.finished_at, progress.cut_off = run.process, run.process.world.now, False
+
+    def cuts_off(self, process: Process, slot: int, since: float) -> None:
+        """A worker lost a slot while its connection to the broker was broken; nothing it said after `since` arrived."""
+        for progress in self.tasks.values():
+            if progress.finished_by is process and progress.slot == slot and progress.finished_at >= since:
+                progress.cut_off = True
 
     def thaws(self, run: Run) -> None:
         """A run goes on after it stood still."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kombu import Connection
 
 VERBS = ("admit", "stop", "notify", "records", "close", "claim_tick", "open", "look", "reserve", "settle")
-SEEN_NOTES = 200
+SEEN_NOTES = 1000
 """Notes of a slot that `look` returns."""
 
 

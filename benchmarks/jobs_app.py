@@ -1,0 +1,48 @@
+"""The app of workers with jobs, which do nothing but wait: `celery -A benchmarks.jobs_app worker`.
+
+Apart from the other app, whose workers have no job host.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from benchmarks import app as plain
+from benchmarks.app import LOG, URL
+from celery_sticky import Job, Sticky
+
+JOB = "idle"
+
+
+def declare(app: Any) -> Sticky:
+    """Declare the job on an app."""
+    sticky = Sticky(app)
+
+    @sticky.job(JOB)
+    async def idle(job: Job) -> None:
+        """Wait, and write down when it began and when it ended."""
+        write("+", job.key)
+        try:
+            async for _ in job.inbox:
+                pass
+        finally:
+            write("-", job.key)
+
+    return sticky
+
+
+def write(sign: str, key: str) -> None:
+    """Append a line to what all job hosts write."""
+    line = f"{sign}{key} {time.monotonic_ns()}\n".encode()
+    file = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
+
+
+if URL in os.environ:
+    app = plain.app
+    declare(app)

@@ -203,7 +203,7 @@ class Witness:
             progress = self.tasks[run.body]
             progress.finished_by, progress.finished_at, progress.cut_off = run.process, run.process.world.now, False
 
-    def cuts_off(self, process: Process, slot: int, since: float) -> None:
+    def cuts_off(self, process: Process, slot: int | str, since: float) -> None:
         """A worker lost a slot while its connection to the broker was broken; nothing it said after `since` arrived."""
         for progress in self.tasks.values():
             if progress.finished_by is process and progress.slot == slot and progress.finished_at >= since:

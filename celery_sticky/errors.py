@@ -142,10 +142,6 @@ class Fenced(StickyError):
 class PinnedElsewhere(StickyError):
     """Another live worker has pinned the key."""
 
-    def __init__(self, key: str, worker: str) -> None:
-        super().__init__(f"key {key!r} is pinned by worker {worker!r}: let it unpin, or take the key with `take=True`")
-        self.worker = worker
-
 
 class NotAMember(StickyError, RuntimeError):
     """This process belongs to no worker that takes part in the keyspace now."""

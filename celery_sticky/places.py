@@ -88,7 +88,9 @@ class Places:
         with self._directory(name) as directory:
             other = directory.pin(worker, key, take=take)
         if other is not None:
-            raise PinnedElsewhere(key, other)
+            raise PinnedElsewhere(
+                f"key {key!r} is pinned by worker {other!r}: let it unpin, or take the key with `take=True`"
+            )
 
     def unpin(self, keyspace: Keyspace | None, worker: str | None, key: str) -> bool:
         """Let a key go that the worker has pinned; False: it had not."""

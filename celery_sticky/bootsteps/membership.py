@@ -63,6 +63,7 @@ class Membership(bootsteps.StartStopStep):
         keyed = wiring.tasks.all()
         named = {spec.keyspace for spec in keyed.values()} | wiring.declared.keyspaces
         keyspaces = _keyspaces(settings, chosen, named)
+        _refuse_directed_jobs(settings, wiring.declared.keyspaces & keyspaces.keys())
         lease = Lease(keyspaces)
         app = worker.app
 
@@ -275,6 +276,16 @@ def _keyspaces(settings: Settings, chosen: Any, named: set[str]) -> Mapping[str,
     if settings.keyspaces is not None:
         return settings.keyspaces
     return {name: settings.slots_of(name) for name in sorted({DEFAULT_KEYSPACE, *named, *settings.directed})}
+
+
+def _refuse_directed_jobs(settings: Settings, keyspaces: set[str]) -> None:
+    # A job is started by the owner of its slot, who has not claimed its key: tasks of it could run elsewhere meanwhile.
+    for name in sorted(keyspaces):
+        if settings.directing(name) is not None:
+            raise InvalidSettings(
+                f"keyspace {name!r} directs keys to workers (assign, pins), and has jobs, schedules or tickers, "
+                "but they run at the owners of slots: declare them in another keyspace"
+            )
 
 
 def _attributes(settings: Settings, keyspace: str) -> dict[str, str]:

@@ -55,6 +55,11 @@ def defer(delivery: Delivery, due: float, body: bytes | None = None) -> Verdict:
     return Verdict(Act.DEFER, delivery.tenure, delivery.tag, due=due, body=body)
 
 
+def move(delivery: Delivery, to: int | str, body: bytes | None = None) -> Verdict:
+    """Return the verdict that a delivery goes to another queue."""
+    return Verdict(Act.MOVE, delivery.tenure, delivery.tag, body=body, to=to)
+
+
 def bury(delivery: Delivery, info: str = "{}") -> Verdict:
     """Return the verdict that a delivery is dead."""
     return Verdict(Act.BURY, delivery.tenure, delivery.tag, info=info)

@@ -294,10 +294,7 @@ class Director:
 
     def _decide(self, directory: Directory) -> bool:
         """Decide of the keys that are due; True if there are more."""
-        for _ in range(ROUNDS):
-            if not self._decide_once(directory, boottime()):
-                return False
-        return True
+        return all(self._decide_once(directory, boottime()) for _ in range(ROUNDS))
 
     def _decide_once(self, directory: Directory, now: float) -> bool:
         questions = self._courier.consult(lambda desk: desk.claims.questions(self._name, now, AT_ONCE))

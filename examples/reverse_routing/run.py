@@ -56,20 +56,22 @@ class Client:
             old.close()
 
     def _is_taken(self, port: int) -> bool:
-        answered, welcome = threading.Event(), []
+        welcome, answered = threading.Event(), threading.Event()
 
         def listen() -> None:
             with suppress(ConnectionClosed), connect(f"ws://127.0.0.1:{port}", proxy=None) as connection:
-                connection.send(self.name)
-                welcome.append(connection.recv())
                 self.connection = connection
-                answered.set()
+                connection.send(self.name)
                 for text in connection:
-                    self.received.append(text)
+                    if text == "welcome":  # not always the first: it is pinned before
+                        welcome.set()
+                        answered.set()
+                    else:
+                        self.received.append(text)
             answered.set()  # the front end has said that it cannot have it now
 
         threading.Thread(target=listen, daemon=True).start()
-        return answered.wait(10) and bool(welcome)
+        return answered.wait(10) and welcome.is_set()
 
 
 def main(folder: Path) -> int:

@@ -65,7 +65,7 @@ def test_each_customer_s_orders_are_charged_in_order_though_a_worker_is_killed(g
         assert not list(client.scan_iter("per-customer-order*")), "it leaves nothing behind"
 
 
-def test_a_request_reaches_its_websocket_client_wherever_that_is(guard: Guard, broker: str) -> None:
+def test_reverse_routing_reaches_a_websocket_client_wherever_it_is(guard: Guard, broker: str) -> None:
     status, output = run(guard, EXAMPLES / "reverse_routing", broker, "run.py")
     assert status == 0, output
     told = re.findall(r"^  to (\w{3}): delivered by (\w+)@", output, re.MULTILINE)

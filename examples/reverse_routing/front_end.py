@@ -42,7 +42,7 @@ changing = asyncio.Lock()
 )
 def push(self, client, text):
     connection = connections[client]
-    asyncio.run_coroutine_threadsafe(deliver(connection, text), connection.loop).result()
+    asyncio.run_coroutine_threadsafe(deliver(connection, text), connection.loop).result(timeout=10)
     return f"delivered by {self.request.sticky.worker}"
 
 

@@ -15,8 +15,9 @@ from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.places import Terms, house_job
 from celery_sticky.jobs.roster import Roster
+from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
-from celery_sticky.ownership.events import Drained, Event
+from celery_sticky.ownership.events import Drained, Event, Opened
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.worker.lease import Lease, boottime
@@ -493,6 +494,30 @@ def test_a_slot_the_keeper_never_saw_is_drained_with_its_tasks(server: MemoryJob
     worker.keeper.tasks_drained(3)
     worker.work()
     assert worker.drained == {3}
+
+
+def test_an_opening_that_crosses_a_stop_neither_keeps_the_slot_nor_starts_its_jobs(server: MemoryJobServer) -> None:
+    """Guards: the courier may be saying that the slot is open in the moment in which the member stops it."""
+
+    class Courier:
+        """Says what it was about to say, and then that nothing is left."""
+
+        def open(self, *_: Any) -> None: ...
+
+        def close(self, *_: Any) -> None: ...
+
+        def stop(self, *_: Any) -> None:
+            slots.report(Opened(0, 1))
+            slots.report(Drained(0))
+
+    worker = Worker("a", server, World())
+    slots = SharedSlots(Courier(), worker.keeper, worker.lease, lambda _: None)
+    admit(worker)
+    slots.open(("ks", 0), 1, "a-0")
+    slots.stop(("ks", 0))
+    run(worker)
+    assert worker.drained == {0}
+    assert not worker.host.world.starts
 
 
 def test_nothing_starts_without_trust(server: MemoryJobServer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_sticky.errors import InvalidJob, InvalidKey
 from celery_sticky.jobs.client import Jobs
-from celery_sticky.jobs.handler import MARK, Job, JobSpec, JobSpecs, check_name
+from celery_sticky.jobs.handler import MARK, Job, JobSpec, JobSpecs, check_name, origin
 from celery_sticky.jobs.places import house_job
 from celery_sticky.jobs.schedule import Schedule, Ticker
 from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
@@ -44,7 +44,7 @@ class DeclaredJobs:
     def _add_house(self, kind: str, made: Schedule | Ticker) -> None:
         place = (made.keyspace, kind + MARK + check_name(made.name))
         known = self._house.get(place)
-        if known is not None and known.function is not made.function and not _alike(known.function, made.function):
+        if known is not None and origin(known.function) != origin(made.function):
             raise InvalidJob(f"the {kind} {made.name!r} is declared twice in keyspace {made.keyspace!r}")
         self._house[place] = made
 
@@ -103,11 +103,6 @@ class DeclaredJobs:
                 slot = slot_for(name, slots)
                 found.setdefault(slot, []).append(house_job(name, slot))
         return found
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two functions are one that was imported twice."""
-    return bool((one.__module__, one.__qualname__) == (other.__module__, other.__qualname__))
 
 
 def _runner(one: Schedule | Ticker, jobs: Callable[[], Jobs]) -> Any:

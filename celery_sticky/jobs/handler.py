@@ -213,10 +213,10 @@ class JobSpecs:
             InvalidJob: the name is another job's in this keyspace.
         """
         known = self._specs.get((spec.keyspace, spec.name))
-        if known is not None and _place(known.handler) != _place(spec.handler):
+        if known is not None and origin(known.handler) != origin(spec.handler):
             raise InvalidJob(
-                f"the name {spec.name!r} in keyspace {spec.keyspace!r} is taken by {_place(known.handler)}; "
-                f"give {_place(spec.handler)} another one"
+                f"the name {spec.name!r} in keyspace {spec.keyspace!r} is taken by {origin(known.handler)}; "
+                f"give {origin(spec.handler)} another one"
             )
         self._specs[spec.keyspace, spec.name] = spec
 
@@ -232,5 +232,6 @@ class JobSpecs:
         return iter(tuple(self._specs.values()))
 
 
-def _place(handler: Any) -> str:
-    return f"{handler.__module__}.{getattr(handler, '__qualname__', handler)}"
+def origin(handler: Any) -> str:
+    """Return where a function or class was defined: the same for one that is imported twice."""
+    return f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', handler)}"

@@ -48,8 +48,15 @@ class HostProcess:
         self._says: _queue.SimpleQueue[bytes] = _queue.SimpleQueue()
         self._connection, theirs = _socket.socketpair()
         self._undertaker, self._orders = hire()
-        self.pid = spawn(command, {CONNECTION: theirs.fileno(), LEASE: lease})
-        theirs.close()
+        try:
+            self.pid = spawn(command, {CONNECTION: theirs.fileno(), LEASE: lease})
+        except OSError:
+            self._connection.close()
+            os.close(self._orders)  # told of nobody, the undertaker ends
+            reap(self._undertaker, _nothing)
+            raise
+        finally:
+            theirs.close()
         self._tell_undertaker(str(self.pid))
         self._threads = [_start(self._read), _start(self._write)]
         start_native_thread(self._bury)

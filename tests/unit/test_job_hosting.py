@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
+from celery_sticky.jobs import hosting
 from celery_sticky.jobs.hosting import Supervisor
+from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.wire import Message, Ready
+from celery_sticky.testing.processes import children
 from celery_sticky.worker.lease import Lease
 
 
@@ -25,6 +30,25 @@ class FakeHost:
 
     def close(self, timeout: float) -> None:
         """Nothing."""
+
+
+def test_a_host_that_cannot_be_started_again_is_tried_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[Callable[[int], None]] = []
+    failures = [OSError("no memory"), OSError("no memory")]
+
+    def spawn(on_message: Callable[[Message], None], on_exit: Callable[[int], None]) -> FakeHost:
+        if exits and failures:
+            raise failures.pop()
+        exits.append(on_exit)
+        return FakeHost()
+
+    monkeypatch.setattr(hosting, "RETRY_FIRST", 0.001)
+    monkeypatch.setattr(hosting, "RETRY_LAST", 0.001)
+    supervisor = Supervisor(spawn, Lease({"default": 4}))
+    supervisor.start(())
+    exits[0](-9)
+    assert (len(exits), failures) == (2, [])
+    supervisor.finish(0.0)
 
 
 @pytest.mark.parametrize("answer", ["ready", "exit"])
@@ -46,3 +70,11 @@ def test_a_worker_waits_until_its_host_has_loaded_the_app_or_failed_to(answer: s
     waiting.join(20)
     assert not waiting.is_alive()
     supervisor.finish(0.0)
+
+
+def test_a_program_that_cannot_be_started_leaves_no_undertaker_behind(tmp_path: Path) -> None:
+    before = children(os.getpid())
+    lease = Lease({"default": 4})
+    with pytest.raises(FileNotFoundError):
+        HostProcess([str(tmp_path / "missing")], lease.descriptor, lambda _: None, lambda _: None)
+    assert children(os.getpid()) == before

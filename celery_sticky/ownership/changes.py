@@ -46,6 +46,15 @@ def fresh(
     )
 
 
+def generation_after(generation: int, clock: float) -> int:
+    """Return the generation of a fresh document: above `generation`, by the store's `clock` (seconds since the epoch).
+
+    It counts microseconds, for a store may lose everything and be given two documents within one second: their
+    versions are alike, and only the generation tells a swap that was meant for the first one from the second.
+    """
+    return max(generation + 1, int(clock * 1_000_000))
+
+
 def join(view: View, member: Member, *, settle: bool = False) -> View:
     """Add a member, and plan; with `settle` (a cold start: more will come) only add it.
 

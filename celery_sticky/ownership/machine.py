@@ -328,7 +328,7 @@ class Machine:
         new = changes.fresh(
             slots=self.terms.slots,
             hash=self.terms.hash,
-            generation=max(generation + 1, int(event.clock)),
+            generation=changes.generation_after(generation, event.clock),
             version=version + 1,
             store_id=event.store_id,
             epochs=self._highest_epoch + 1,

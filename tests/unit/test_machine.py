@@ -537,7 +537,17 @@ def test_a_store_that_is_lost_once_more_is_waited_for_once_more() -> None:
 def test_a_generation_grows_with_the_stores_own_clock() -> None:
     bench = Bench(None)
     bench.run(PATIENCE + TTL)
-    assert bench.known.generation == 5000
+    assert bench.known.generation == 5000 * 1_000_000
+
+
+def test_documents_written_within_one_second_differ_in_their_generation() -> None:
+    """A store that lost everything is at the same version soon; a swap of the first document must not meet the second.
+
+    Nor may an older generation come from a clock that went back.
+    """
+    first, second = changes.generation_after(0, 5000.000_001), changes.generation_after(0, 5000.000_003)
+    assert first < second == changes.generation_after(first, 5000.000_003)
+    assert changes.generation_after(second, 4000.0) == second + 1
 
 
 # -- Swaps -------------------------------------------------------------------------------------

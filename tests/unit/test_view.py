@@ -130,7 +130,7 @@ def test_a_settled_document_names_each_owner_once() -> None:
 def test_a_thousand_members_with_16384_slots_fit_in_64_kilobytes() -> None:
     """After years of coming and going: neighbours are with different owners, and no two slots moved equally often."""
     dice = random.Random(1)
-    one = fresh(slots=16_384, hash="jump-mmh3-1", generation=1_790_000_000, version=80_000, store_id="x" * 40)
+    one = fresh(slots=16_384, hash="jump-mmh3-1", generation=1_790_000_000_000_000, version=80_000, store_id="x" * 40)
     names = [f"celery@worker-{dice.randrange(16**8):08x}" for _ in range(1000)]
     members = {name: Member(name, uuid.UUID(int=dice.getrandbits(128)).hex, joined=at) for at, name in enumerate(names)}
     owner = tuple(dice.choices(names, k=one.slots))

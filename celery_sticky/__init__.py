@@ -3,7 +3,9 @@
 from importlib.metadata import version
 
 from celery_sticky.app import Sticky
+from celery_sticky.assignment import Keyspace, Worker, jump
 from celery_sticky.errors import (
+    AssignmentFailed,
     BrokerUnavailable,
     DispatchTimeout,
     InvalidJob,
@@ -20,6 +22,10 @@ from celery_sticky.errors import (
     MissingDependency,
     NameTaken,
     NoSuchJob,
+    NotAMember,
+    NotPinned,
+    NoWorker,
+    PinnedElsewhere,
     RefusedToStart,
     RoutingConflict,
     ShutdownTimeout,
@@ -34,6 +40,7 @@ from celery_sticky.keys import queue_for, slot_for
 __version__ = version("celery-sticky")
 
 __all__ = [
+    "AssignmentFailed",
     "BrokerUnavailable",
     "DispatchTimeout",
     "InvalidJob",
@@ -47,12 +54,17 @@ __all__ = [
     "JobFailed",
     "JobHandler",
     "JobInfo",
+    "Keyspace",
     "KeyspaceClosed",
     "KeyspaceFull",
     "KeyspaceMismatch",
     "MissingDependency",
     "NameTaken",
     "NoSuchJob",
+    "NoWorker",
+    "NotAMember",
+    "NotPinned",
+    "PinnedElsewhere",
     "Plan",
     "RefusedToStart",
     "RoutingConflict",
@@ -60,7 +72,9 @@ __all__ = [
     "Sticky",
     "StickyError",
     "StoreUnavailable",
+    "Worker",
     "__version__",
+    "jump",
     "queue_for",
     "slot_for",
 ]

@@ -9,13 +9,15 @@ from typing import Any, Self, TypeVar
 from celery.bin.base import CeleryOption
 
 from celery_sticky import router
-from celery_sticky.errors import StickyError
+from celery_sticky.assignment import Keyspace
+from celery_sticky.errors import InvalidSettings, NotAMember, StickyError
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
-from celery_sticky.keys import DEFAULT_KEYSPACE, Key, queue_for, slot_for
+from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, queue_for, queue_name, slot_for
+from celery_sticky.places import Places
 from celery_sticky.settings import SETTING, Settings
-from celery_sticky.stores import JobStore, open_job_store
+from celery_sticky.stores import Directory, JobStore, open_directory, open_job_store
 from celery_sticky.worker.lease import Lease
 
 _ATTRIBUTE = "sticky_wiring"
@@ -32,7 +34,11 @@ class Wiring:
         self.tasks = KeyedTasks(self._registry)
         self.declared = DeclaredJobs()
         self.lease: Lease | None = None
-        """In a worker, and in the children it forks: what it may trust."""
+        """In a worker, the children it forks and its job host: what it may trust."""
+        self.worker: str | None = None
+        """There: the worker's node name."""
+        self.places = Places(lambda: self.settings, self._open_directory)
+        self._keyspaces: list[Keyspace] = []
 
     def _registry(self) -> Mapping[str, Any]:
         # `app.tasks` registers the tasks that were only declared so far; without it, a send by name would not see
@@ -44,7 +50,13 @@ class Wiring:
     @cached_property
     def settings(self) -> Settings:
         """The app's settings, read when first asked for."""
-        return Settings.read(sticky_entries(self.app.conf))
+        return Settings.read(sticky_entries(self.app.conf)).declaring(self._keyspaces)
+
+    def declare(self, keyspaces: list[Keyspace]) -> None:
+        """Add keyspaces that the code declares."""
+        if keyspaces:
+            self._keyspaces += keyspaces
+            vars(self).pop("settings", None)  # read before, perhaps
 
     @property
     def store_at(self) -> Any:
@@ -59,6 +71,11 @@ class Wiring:
 
     def _open_job_store(self, keyspace: str) -> JobStore:
         return open_job_store(
+            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
+        )
+
+    def _open_directory(self, keyspace: str) -> Directory:
+        return open_directory(
             self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
         )
 
@@ -78,6 +95,7 @@ class Sticky:
     def __init__(self, app: Any = None) -> None:
         self._wired: Wiring | None = None
         self._declared = DeclaredJobs()
+        self._keyspaces: list[Keyspace] = []
         if app is not None:
             self.init_app(app)
 
@@ -87,12 +105,14 @@ class Sticky:
         if wired is None:
             wired = Wiring(app)
             setattr(app, _ATTRIBUTE, wired)
-            router.install(app, wired.tasks, lambda: wired.settings)
+            router.install(app, wired.tasks, lambda: wired.settings, wired.places.of)
             # Celery calls the fixups of an app when it makes it, also when it makes it from a pickle: so an app sent
             # to a spawned process is wired there.
             app.fixups = {*app.fixups, f"{__name__}:{Sticky.__name__}"}
             _take_part(app)
         wired.declared.add(self._declared)
+        wired.declare(self._keyspaces)
+        self._keyspaces = []
         self._wired, self._declared = wired, wired.declared
 
     @classmethod
@@ -188,6 +208,57 @@ class Sticky:
 
         return declare
 
+    # -- keyspaces that direct keys ------------------------------------------------------------
+
+    def keyspace(self, keyspace: Keyspace) -> Keyspace:
+        """Declare a keyspace that has more to it than a name, and return it. May be used before `init_app`."""
+        if self._wired is None:
+            self._keyspaces.append(keyspace)
+        else:
+            self._wired.declare([keyspace])
+        return keyspace
+
+    def pin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE, *, take: bool = False) -> None:
+        """Have the tasks of a key come to this worker, for as long as it keeps its lease, or until `unpin`.
+
+        In a worker only: its main process, a child of its pool, its job host. May be repeated.
+
+        Raises:
+            PinnedElsewhere: another live worker has pinned the key; with `take` it is taken from there.
+            NotAMember: this process belongs to no worker that takes part in the keyspace now.
+            InvalidSettings: keys of this keyspace cannot be pinned.
+            StoreUnavailable: it may or may not be pinned.
+        """
+        wiring, text = self.wiring, key_text(key)
+        directing = self.settings.directing(check_keyspace(keyspace))
+        if wiring.lease is not None and not wiring.lease.trusted(keyspace):
+            raise NotAMember(f"this worker has no lease in keyspace {keyspace!r} now")
+        wiring.places.pin(directing, wiring.worker, text, take=take)
+
+    def unpin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
+        """Let a key go; False if this worker has not pinned it.
+
+        Raises:
+            InvalidSettings: keys of this keyspace cannot be pinned.
+            StoreUnavailable: it may or may not be pinned.
+        """
+        directing = self.settings.directing(check_keyspace(keyspace))
+        return self.wiring.places.unpin(directing, self.wiring.worker, key_text(key))
+
+    def worker_for(self, key: Key, keyspace: str) -> str | None:
+        """Return the node name of the worker that a key of a directed keyspace belongs to now, as a sender sees it.
+
+        None: it belongs to a slot that nobody owns.
+
+        Raises:
+            InvalidSettings: the keyspace does not direct keys.
+            StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: see `apply_async`.
+        """
+        directing = self.settings.directing(check_keyspace(keyspace))
+        if directing is None:
+            raise InvalidSettings(f"keyspace {keyspace!r} does not direct keys: its slots have owners")
+        return self.wiring.places.worker_for(directing, key_text(key))
+
     # -- keys ----------------------------------------------------------------------------------
 
     def owns(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
@@ -196,7 +267,10 @@ class Sticky:
         Raises:
             InvalidKey: it cannot be a key.
         """
-        lease = self.wiring.lease
+        lease, directing = self.wiring.lease, self.settings.directing(keyspace)
+        if directing is not None:
+            mine = self.wiring.places.worker_for(directing, key_text(key)) == self.wiring.worker
+            return mine and lease is not None and lease.trusted(keyspace)
         return lease is not None and lease.owns(keyspace, self.slot_for(key, keyspace))
 
     def slot_for(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> int:
@@ -213,6 +287,8 @@ class Sticky:
         Raises:
             InvalidKey: it cannot be a key, or the keyspace's name cannot be one.
         """
+        if (directing := self.settings.directing(keyspace)) is not None:
+            return queue_name(keyspace, self.wiring.places.of(directing, key_text(key)), self.settings.key_prefix)
         return queue_for(key, keyspace, self.settings.slots_of(keyspace), self.settings.key_prefix)
 
 

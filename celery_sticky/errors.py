@@ -24,6 +24,10 @@ class RoutingConflict(StickyError, ValueError):
     """A keyed task goes to the queue of its slot: do not name another queue, exchange or routing key."""
 
 
+class NotPinned(StickyError, LookupError):
+    """No live worker has pinned the key, and its keyspace says `unpinned="refuse"`."""
+
+
 # -- Mend the code or the settings -------------------------------------------------------------
 
 
@@ -37,6 +41,10 @@ class InvalidJob(StickyError, TypeError):
 
 class InvalidSettings(StickyError, ValueError):
     """A `sticky_*` setting is unknown or has a value that cannot be used."""
+
+
+class AssignmentFailed(StickyError, RuntimeError):
+    """The `assign` function of a keyspace raised, or returned none of the workers it was given."""
 
 
 class MissingDependency(StickyError, ImportError):
@@ -101,7 +109,7 @@ class NameTaken(RefusedToStart):
 
 
 class KeyspaceMismatch(RefusedToStart):
-    """The keyspace was made with another number of slots or another hash than this worker is configured with."""
+    """The keyspace was made with other slots, hash or assignment than this process is configured with."""
 
 
 # -- Try again ---------------------------------------------------------------------------------
@@ -115,6 +123,10 @@ class BrokerUnavailable(StickyError, ConnectionError):
     """The broker did not answer: whether the last request took place is not known."""
 
 
+class NoWorker(StickyError):
+    """No live worker takes part in the keyspace: there is none to assign the key to."""
+
+
 # -- You lost ----------------------------------------------------------------------------------
 
 
@@ -125,6 +137,14 @@ class Fenced(StickyError):
         super().__init__(f"the slot is fenced at epoch {epoch}" + (f" for {incarnation}" if incarnation else ""))
         self.epoch = epoch
         self.incarnation = incarnation
+
+
+class PinnedElsewhere(StickyError):
+    """Another live worker has pinned the key."""
+
+
+class NotAMember(StickyError, RuntimeError):
+    """This process belongs to no worker that takes part in the keyspace now."""
 
 
 # -- Mend the store, or upgrade -----------------------------------------------------------------

@@ -16,6 +16,12 @@ from celery_sticky.errors import InvalidKey
 
 Key = str | bytes | int | UUID
 
+Slot = int | str
+"""What a queue of a keyspace is called there: the number of a slot, or `@<worker>`, a worker's direct queue."""
+
+DIRECT = "@"
+"""What the name of a direct queue begins with."""
+
 MAX_KEY_BYTES = 1024
 DEFAULT_SLOTS = 256
 DEFAULT_KEYSPACE = "default"
@@ -113,9 +119,25 @@ def slot_for(key: Key, slots: int = DEFAULT_SLOTS) -> int:
     return jump.hash(hash_key(key_bytes(key)), slots)
 
 
-def queue_name(keyspace: str, slot: int, prefix: str = DEFAULT_PREFIX) -> str:
-    """Return the name of a slot's queue."""
+def queue_name(keyspace: str, slot: Slot, prefix: str = DEFAULT_PREFIX) -> str:
+    """Return the name of a slot's queue, or of a direct queue."""
     return f"{prefix}.{keyspace}.{slot}"
+
+
+def direct(worker: str) -> str:
+    """Return what the direct queue of a worker is called in its keyspace."""
+    return DIRECT + worker
+
+
+def place_of(queue: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, Slot] | None:
+    """Return keyspace and slot of a queue by its name; None: it is not one of ours."""
+    lead, _, rest = queue.partition(".")
+    keyspace, _, slot = rest.partition(".")
+    if lead != prefix or _KEYSPACE.fullmatch(keyspace) is None:
+        return None
+    if slot.isascii() and slot.isdigit():
+        return keyspace, int(slot)
+    return (keyspace, slot) if slot.startswith(DIRECT) and slot != DIRECT else None
 
 
 def queue_for(
@@ -130,10 +152,8 @@ def queue_for(
 
 
 def is_slot_queue(name: str, prefix: str = DEFAULT_PREFIX) -> bool:
-    """Tell whether a queue name is that of some slot, of whatever keyspace."""
-    head, _, slot = name.rpartition(".")
-    lead, _, keyspace = head.rpartition(".")
-    return lead == prefix and _KEYSPACE.fullmatch(keyspace) is not None and slot.isascii() and slot.isdigit()
+    """Tell whether a queue name is that of some slot or direct queue, of whatever keyspace."""
+    return place_of(name, prefix) is not None
 
 
 def check_keyspace(name: object) -> str:

@@ -29,10 +29,14 @@ class Stamp:
     slots: int
     at: float
     """The sender's wall clock, in seconds since the epoch: for showing ages, never for decisions."""
+    hops: int = 0
+    """How often workers have passed the message on to each other."""
+    starts: int | None = None
+    """Starts counted in queues that it was passed on from; None: it was never found in flight there."""
 
     def to_header(self) -> dict[str, Any]:
         """Return the value of the `sticky` header."""
-        return {
+        header: dict[str, Any] = {
             "v": STAMP_VERSION,
             "key": self.key,
             "keyspace": self.keyspace,
@@ -40,6 +44,11 @@ class Stamp:
             "slots": self.slots,
             "at": self.at,
         }
+        if self.hops:
+            header["hops"] = self.hops
+        if self.starts is not None:
+            header["starts"] = self.starts
+        return header
 
     @classmethod
     def from_header(cls, header: object) -> Self:
@@ -57,7 +66,9 @@ class Stamp:
             raise InvalidKey(f"the stamp names slot {slot} of {slots}")
         if slot != (own := slot_for(key, slots)):
             raise InvalidKey(f"the stamp names slot {slot} of {slots}, but its key belongs to slot {own}")
-        return cls(key, keyspace, slot, slots, float(_field(header, "at", int, float)))
+        at, hops = float(_field(header, "at", int, float)), _field(header, "hops", int) if "hops" in header else 0
+        starts = _field(header, "starts", int) if "starts" in header else None
+        return cls(key, keyspace, slot, slots, at, hops, starts)
 
 
 def _check_version(header: Mapping[Any, Any]) -> None:

@@ -16,9 +16,19 @@ import jump
 from celery.app.task import Context
 from kombu.entity import Exchange, Queue
 
+from celery_sticky.assignment import Keyspace
 from celery_sticky.errors import InvalidKey, RoutingConflict
 from celery_sticky.keyed import KeyedTasks, KeySpec
-from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, hash_key, is_slot_queue, key_text, queue_name
+from celery_sticky.keys import (
+    DEFAULT_KEYSPACE,
+    Slot,
+    check_keyspace,
+    hash_key,
+    is_slot_queue,
+    key_text,
+    place_of,
+    queue_name,
+)
 from celery_sticky.message import KEY_HEADER, KEYSPACE_HEADER, STAMP_HEADER, Stamp
 from celery_sticky.settings import Settings
 
@@ -41,12 +51,14 @@ class StickyRouter:
         tasks: KeyedTasks,
         settings: Callable[[], Settings],
         clock: Callable[[], float] = time.time,
+        place: Callable[[Keyspace, str], Slot] | None = None,
     ) -> None:
+        self._place = place
         self._inner = inner
         self._tasks = tasks
         self._settings = settings
         self._clock = clock
-        self._queues: dict[tuple[str, int], Any] = {}
+        self._queues: dict[tuple[str, Slot], Any] = {}
         self._exchange = Exchange("", type="direct")
 
     def __getattr__(self, name: str) -> Any:
@@ -66,6 +78,8 @@ class StickyRouter:
             InvalidKey: the task's key is missing, or cannot be one.
             InvalidTask: what the task says of its key cannot be used.
             RoutingConflict: the task is keyed, and the caller, or the task itself, names another destination.
+            StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: its keyspace directs keys to workers, and where
+                this one goes cannot be told.
         """
         if args is _NOT_GIVEN:
             # A chord without native support looks for the queue of its unlocking task, which has no key
@@ -140,7 +154,10 @@ class StickyRouter:
         settings = self._settings()
         slots = settings.slots_of(keyspace)
         slot = jump.hash(hash_key(key.encode()), slots)
-        queue = self._queues.get((keyspace, slot)) or self._make_queue(keyspace, slot, settings)
+        place: Slot = slot
+        if settings.directed and (directing := settings.directing(keyspace)) is not None and self._place is not None:
+            place = _place_given(options, keyspace, settings.key_prefix) or self._place(directing, key)
+        queue = self._queues.get((keyspace, place)) or self._make_queue(keyspace, place, settings)
         _refuse_other_destination(options, called, queue.name, settings.key_prefix)
         stamp = Stamp(key, keyspace, slot, slots, self._clock())
         written = {**headers, STAMP_HEADER: stamp.to_header()}
@@ -151,7 +168,7 @@ class StickyRouter:
         # connection, and a lookup for every message.
         return {"declare": [], **addressed, "queue": queue, "headers": written}
 
-    def _make_queue(self, keyspace: str, slot: int, settings: Settings) -> Any:
+    def _make_queue(self, keyspace: str, slot: Slot, settings: Settings) -> Any:
         # An object and not a name: Celery adds each name it does not know to `app.amqp.queues`, for ever, and a
         # worker started without -Q would consume from it.
         name = queue_name(keyspace, slot, settings.key_prefix)
@@ -177,7 +194,19 @@ def _refuse_other_destination(options: Mapping[str, Any], called: str, slot_queu
             )
 
 
-def install(app: Any, tasks: KeyedTasks, settings: Callable[[], Settings]) -> None:
+def _place_given(options: Mapping[str, Any], keyspace: str, prefix: str) -> Slot | None:
+    """Return where a retry comes from: it goes back there, and is passed on by the worker if need be."""
+    for option in ("queue", "routing_key"):
+        given = getattr(options.get(option), "name", options.get(option))
+        place = place_of(given, prefix) if isinstance(given, str) else None
+        if place is not None and place[0] == keyspace:
+            return place[1]
+    return None
+
+
+def install(
+    app: Any, tasks: KeyedTasks, settings: Callable[[], Settings], place: Callable[[Keyspace, str], Slot] | None = None
+) -> None:
     """Put a `StickyRouter` in front of every router the app makes from now on, and of the one it may have made.
 
     The app's configuration is not read. The method is replaced on the object, and not in a subclass, so that any
@@ -187,7 +216,7 @@ def install(app: Any, tasks: KeyedTasks, settings: Callable[[], Settings]) -> No
     make = amqp.Router  # called for the first publish and by `app.conf.update(task_routes=...)` (celery/app/amqp.py)
 
     def make_router(*args: Any, **kwargs: Any) -> StickyRouter:
-        return StickyRouter(make(*args, **kwargs), tasks, settings)
+        return StickyRouter(make(*args, **kwargs), tasks, settings, place=place)
 
     amqp.Router = make_router
     if "router" in vars(amqp):  # a cached property, already asked for

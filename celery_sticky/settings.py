@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Self
 
+from celery_sticky.assignment import MOST_SLOTS, Keyspace
 from celery_sticky.errors import InvalidKey, InvalidSettings
-from celery_sticky.keys import DEFAULT_PREFIX, DEFAULT_SLOTS, check_keyspace
+from celery_sticky.keys import DEFAULT_PREFIX, DEFAULT_SLOTS, HASH_NAME, check_keyspace
 
 SETTING = "sticky_"
 """What the name of every setting begins with."""
 
-MAX_SLOTS = 65536
+MAX_SLOTS = MOST_SLOTS
 _PREFIX = re.compile(r"[A-Za-z0-9_:-]{1,64}")
 
 
@@ -54,6 +55,8 @@ class Settings:
     """What the names of slot queues and of records in the store begin with."""
     weight: int = 1
     """This worker's share of the slots, relative to the others'; 0: it takes part but is given none."""
+    attributes: Mapping[str, str] | None = None
+    """What `assign` functions may know of this worker."""
     broker_grace: float = 30.0
     """How long a worker without its broker keeps its slots while others are there to take them."""
     runtime_dir: str | None = None
@@ -79,6 +82,8 @@ class Settings:
     """The logger that jobs write to, as `job.logger`."""
     job_app: str | None = None
     """How the job host finds the app, as `celery -A` does; None: as the worker was started."""
+    directed: Mapping[str, Keyspace] = field(default_factory=dict)
+    """Keyspaces that were given as a `Keyspace`, by name. No entry of `app.conf`."""
 
     @classmethod
     def read(cls, conf: Mapping[str, Any]) -> Self:
@@ -94,12 +99,39 @@ class Settings:
         settings = cls(**values)
         if keyspaces is not None:
             settings = replace(settings, keyspaces={name: own or settings.slots for name, own in keyspaces.items()})
+            settings = settings.declaring(_directed(given["keyspaces"]))
         _check_together(settings)
         return settings
 
+    def declaring(self, keyspaces: Iterable[Keyspace]) -> Self:
+        """Return these settings with keyspaces that the code declares.
+
+        Raises:
+            InvalidSettings: one of them is another one's of the same name.
+        """
+        directed, own = dict(self.directed), dict(self.keyspaces or {})
+        for keyspace in keyspaces:
+            if directed.setdefault(keyspace.name, keyspace) != keyspace:
+                raise InvalidSettings(f"keyspace {keyspace.name!r} is declared twice, and not alike")
+            if keyspace.name in own and keyspace.slots is not None:
+                own[keyspace.name] = keyspace.slots
+        return replace(self, directed=directed, keyspaces=self.keyspaces and own)
+
     def slots_of(self, keyspace: str) -> int:
         """Return the number of slots of a keyspace, also of one this worker takes no part in."""
-        return (self.keyspaces or {}).get(keyspace, self.slots)
+        declared = self.directed.get(keyspace)
+        named = (self.keyspaces or {}).get(keyspace)
+        return named or (declared and declared.slots) or self.slots
+
+    def hash_of(self, keyspace: str) -> str:
+        """Return what a keyspace's document is to say of how its keys find their way."""
+        declared = self.directed.get(keyspace)
+        return declared.hash_name if declared is not None else HASH_NAME
+
+    def directing(self, keyspace: str) -> Keyspace | None:
+        """Return the keyspace if it directs keys to workers, else None."""
+        declared = self.directed.get(keyspace)
+        return declared if declared is not None and declared.directed else None
 
     @property
     def patience(self) -> float:
@@ -108,10 +140,9 @@ class Settings:
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
-    known = [SETTING + field.name for field in fields(Settings)]
     for name in sorted(SETTING + name for name in given):
-        if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0)
+        if name not in NAMES:
+            near = get_close_matches(name, NAMES, n=1, cutoff=0)
             raise InvalidSettings(f"there is no setting {name!r}; did you mean {near[0]!r}?")
 
 
@@ -160,6 +191,14 @@ def _optional_text(name: str, value: Any) -> str | None:
     raise InvalidSettings(f"{name} is {value!r}: it must be text, or None")
 
 
+def _attributes(name: str, value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair):
+        return dict(value)
+    raise InvalidSettings(f"{name} is {value!r}: it must be a mapping of text to text")
+
+
 def _text(name: str, value: Any) -> str:
     if isinstance(value, str) and value:
         return value
@@ -182,6 +221,8 @@ def _on_lease_loss(name: str, value: Any) -> OnLeaseLoss:
 def read_keyspaces(name: str, value: Any) -> dict[str, int | None] | None:
     """Read names (a list, or text with commas) or a mapping of name -> slots; a name alone has None.
 
+    In a list, a `Keyspace` may stand for its name.
+
     Raises:
         InvalidSettings: one of them cannot be a keyspace, or there is none.
     """
@@ -193,7 +234,8 @@ def read_keyspaces(name: str, value: Any) -> dict[str, int | None] | None:
     elif isinstance(value, str):
         named = dict.fromkeys(part.strip() for part in value.split(",") if part.strip())
     elif isinstance(value, list | tuple | set | frozenset):
-        named = dict.fromkeys(value)
+        named = {one.name: one.slots for one in value if isinstance(one, Keyspace)}
+        named |= dict.fromkeys(one for one in value if not isinstance(one, Keyspace))
     else:
         raise InvalidSettings(f"{name} is {value!r}: it must be names of keyspaces, or a mapping of name to slots")
     try:
@@ -203,6 +245,11 @@ def read_keyspaces(name: str, value: Any) -> dict[str, int | None] | None:
     if not checked:
         raise InvalidSettings(f"{name} names no keyspace; leave it out for all that the tasks name")
     return checked
+
+
+def _directed(value: Any) -> list[Keyspace]:
+    listed = isinstance(value, list | tuple | set | frozenset)
+    return [one for one in value if isinstance(one, Keyspace)] if listed else []
 
 
 _slots = _integer(1, MAX_SLOTS)
@@ -219,6 +266,7 @@ _READERS: Mapping[str, _Reader] = {
     "max_attempts": _integer(1),
     "key_prefix": _prefix,
     "weight": _integer(0),
+    "attributes": _attributes,
     "broker_grace": _number(0.0),
     "runtime_dir": _optional_text,
     "revoke_ttl": _number(0.0),
@@ -233,3 +281,6 @@ _READERS: Mapping[str, _Reader] = {
     "job_logger": _text,
     "job_app": _optional_text,
 }
+
+NAMES = tuple(SETTING + name for name in _READERS)
+"""What the entries of `app.conf` may be called."""

@@ -136,6 +136,7 @@ class Delivery(bootsteps.StartStopStep):
         if header is None:
             header = self._stamp(slot, envelope)
         stamp = Stamp.from_header(header)
+        number = stamp.slot if isinstance(number, str) else number  # a direct queue has keys of every slot
         if (stamp.keyspace, stamp.slot, stamp.slots) != (keyspace, number, self._part.keyspaces[keyspace]):
             raise InvalidKey(
                 f"the message says keyspace {stamp.keyspace!r}, slot {stamp.slot} of {stamp.slots}, but stands in "
@@ -226,8 +227,8 @@ class Delivery(bootsteps.StartStopStep):
         headers[STAMP_HEADER] = StickyContext(
             key=stamp["key"],
             keyspace=keyspace,
-            slot=slot,
-            epoch=item.delivery.tenure.epoch,
+            slot=stamp["slot"],
+            epoch=entry.token or item.delivery.tenure.epoch,
             attempt=(entry.attempts or 0) + 1,
             worker=part.hostname,
             term=term,

@@ -56,6 +56,8 @@ class Handover(bootsteps.StartStopStep):
         done = [member.finish(patience) for member in part.members.values()]
         if part.jobs is not None:
             part.jobs.finish(PATIENCE)
+        for director in part.directors.values():
+            director.finish(PATIENCE)
         part.courier.shutdown(PATIENCE)
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")

@@ -58,6 +58,7 @@ def main(orders: HostOrders) -> None:
     try:
         app = _load(orders)
         wiring = app.sticky_wiring
+        wiring.lease, wiring.worker = Lease.attach(LEASE, orders.keyspaces), orders.hostname
         jobs, settings = wiring.declared.specs(orders.keyspaces, lambda: wiring.jobs), wiring.settings
     except BaseException:
         _set_up_log(Celery(set_as_current=False), orders.hostname)
@@ -66,7 +67,7 @@ def main(orders: HostOrders) -> None:
     run_host(
         jobs,
         socket.socket(fileno=CONNECTION),
-        Lease.attach(LEASE, orders.keyspaces),
+        wiring.lease,
         orders.parent,
         threads=settings.job_threads,
         logger_name=settings.job_logger,

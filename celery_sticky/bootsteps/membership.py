@@ -21,16 +21,18 @@ from celery_sticky.bootsteps.interrupts import Interrupts
 from celery_sticky.bootsteps.jobs import make_jobs
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.retry import fence_retry
-from celery_sticky.errors import RefusedToStart
-from celery_sticky.keys import DEFAULT_KEYSPACE, HASH_NAME
-from celery_sticky.ownership.events import Event
+from celery_sticky.errors import InvalidSettings, RefusedToStart
+from celery_sticky.keys import DEFAULT_KEYSPACE
+from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.ownership.machine import Terms
+from celery_sticky.ownership.view import DIRECT_QUEUE
 from celery_sticky.queues import SlotQueues, open_queues
 from celery_sticky.settings import OnLeaseLoss, Settings, read_keyspaces
 from celery_sticky.signals import slots_gained, slots_lost
-from celery_sticky.stores import Store, open_store
+from celery_sticky.stores import Directory, Store, open_directory, open_store
 from celery_sticky.worker.claim import Claim, runtime_dir
 from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.director import Director
 from celery_sticky.worker.lease import Lease
 from celery_sticky.worker.member import Member
 from celery_sticky.worker.native import share_with_threads
@@ -61,13 +63,20 @@ class Membership(bootsteps.StartStopStep):
         keyed = wiring.tasks.all()
         named = {spec.keyspace for spec in keyed.values()} | wiring.declared.keyspaces
         keyspaces = _keyspaces(settings, chosen, named)
+        _refuse_directed_jobs(settings, wiring.declared.keyspaces & keyspaces.keys())
         lease = Lease(keyspaces)
         app = worker.app
 
         def connect() -> SlotQueues:
             return open_queues(app.connection_for_read(), prefix=settings.key_prefix, socket_timeout=settings.patience)
 
-        connect().close()  # nothing is sent: a broker we have no driver for is refused here and now
+        queues = connect()
+        queues.close()  # nothing is sent: a broker we have no driver for is refused here and now
+        directed = [name for name in keyspaces if settings.directing(name) is not None]
+        if directed and not queues.guarantees.moves:
+            raise InvalidSettings(
+                f"keyspaces {', '.join(directed)} direct keys to workers (assign, pins): this broker cannot do that"
+            )
         courier = Courier(
             connect,
             self._report,
@@ -77,6 +86,8 @@ class Membership(bootsteps.StartStopStep):
             max_waiting=settings.max_waiting,
             max_attempts=settings.max_attempts,
             broker_grace=settings.broker_grace,
+            directed=directed,
+            unclaimed=self._unclaimed,
         )
         part = Part(
             hostname=worker.hostname,
@@ -91,6 +102,8 @@ class Membership(bootsteps.StartStopStep):
         open_store(where, DEFAULT_KEYSPACE).close()  # likewise
         part.store_url = where.as_uri()
         part.jobs = make_jobs(worker, part)
+        for name in directed:
+            part.directors[name] = self._make_director(part, name, keyspaces[name], where, connect)
         hooks = _Hooks(worker)
         for keyspace, slots in keyspaces.items():
             part.members[keyspace] = self._make_member(part, hooks, keyspace, slots, where)
@@ -100,7 +113,7 @@ class Membership(bootsteps.StartStopStep):
                 share_disabled_backend(app.tasks[name])
         for task in app.tasks.values():
             fence_retry(task)  # all: a message may bring a key of its own to a task without one
-        wiring.lease = lease
+        wiring.lease, wiring.worker = lease, worker.hostname
         self._watch = self._make_watch(part, worker)
         return part
 
@@ -123,13 +136,13 @@ class Membership(bootsteps.StartStopStep):
                 name=name,
                 origin=origin,
                 slots=slots,
-                hash=HASH_NAME,
+                hash=settings.hash_of(keyspace),
                 ttl=settings.lease_ttl,
                 margin=settings.lease_margin,
                 settle=settings.settle,
                 broker_grace=settings.broker_grace,
                 weight=settings.weight,
-                attributes=_attributes(),
+                attributes=_attributes(settings, keyspace),
                 dead_incarnation=dead_incarnation,
                 jitter=int(origin, 16) % 1000 / 1000,
             )
@@ -148,10 +161,29 @@ class Membership(bootsteps.StartStopStep):
             hooks,
             revoke_ttl=settings.revoke_ttl,
             revoke_limit=settings.revoke_limit,
+            director=part.directors.get(keyspace),
         )
 
+    def _make_director(self, part: Part, name: str, slots: int, where: Any, connect: Any) -> Director:
+        settings = part.settings
+        keyspace = settings.directing(name)
+        assert keyspace is not None
+
+        def open_it() -> Directory:
+            return open_directory(where, name, prefix=settings.key_prefix, socket_timeout=settings.patience)
+
+        def report(event: Event) -> None:
+            part.members[name].post(event)
+
+        return Director(keyspace, slots, part.hostname, open_it, connect, part.courier, report)
+
+    def _unclaimed(self, keyspace: str) -> None:
+        self._part.directors[keyspace].wake()
+
     def _report(self, keyspace: str, event: Event) -> None:
-        if self._part.jobs is not None:
+        if isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str):
+            self._part.directors[keyspace].report(event)
+        elif self._part.jobs is not None:
             self._part.jobs.report(keyspace, event)
         else:
             self._part.members[keyspace].post(event)
@@ -172,6 +204,8 @@ class Membership(bootsteps.StartStopStep):
         logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)
         if self._part.jobs is not None:
             self._part.jobs.start()
+        for director in self._part.directors.values():
+            director.start()
         for member in self._part.members.values():
             member.start()
 
@@ -241,11 +275,22 @@ def _keyspaces(settings: Settings, chosen: Any, named: set[str]) -> Mapping[str,
         return {name: slots or settings.slots_of(name) for name, slots in named_here.items()}
     if settings.keyspaces is not None:
         return settings.keyspaces
-    return {name: settings.slots_of(name) for name in sorted({DEFAULT_KEYSPACE, *named})}
+    return {name: settings.slots_of(name) for name in sorted({DEFAULT_KEYSPACE, *named, *settings.directed})}
 
 
-def _attributes() -> dict[str, str]:
-    return {"version": version("celery-sticky")}
+def _refuse_directed_jobs(settings: Settings, keyspaces: set[str]) -> None:
+    # A job is started by the owner of its slot, who has not claimed its key: tasks of it could run elsewhere meanwhile.
+    for name in sorted(keyspaces):
+        if settings.directing(name) is not None:
+            raise InvalidSettings(
+                f"keyspace {name!r} directs keys to workers (assign, pins), and has jobs, schedules or tickers, "
+                "but they run at the owners of slots: declare them in another keyspace"
+            )
+
+
+def _attributes(settings: Settings, keyspace: str) -> dict[str, str]:
+    own = {**(settings.attributes or {}), "version": version("celery-sticky")}
+    return own if settings.directing(keyspace) is None else {**own, DIRECT_QUEUE: "1"}
 
 
 def share_disabled_backend(task: Any) -> None:

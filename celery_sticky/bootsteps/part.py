@@ -9,6 +9,7 @@ from typing import Any
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.settings import Settings
 from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.director import Director
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.member import Member
 
@@ -29,6 +30,8 @@ class Part:
     members: dict[str, Member] = field(default_factory=dict)
     jobs: Any = None
     """The jobs' side of the slots (`bootsteps.jobs.WorkerJobs`); None where the app declares none."""
+    directors: dict[str, Director] = field(default_factory=dict)
+    """Of the keyspaces that direct keys to workers."""
     runs: dict[int, Any] = field(default_factory=dict)
     """The runs whose start is reserved and that have not ended."""
     store_url: str = ""

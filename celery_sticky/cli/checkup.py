@@ -12,7 +12,6 @@ from typing import Any
 from celery_sticky.cli.answers import ask
 from celery_sticky.cli.session import Session
 from celery_sticky.keyed import KeySpec
-from celery_sticky.keys import HASH_NAME
 from celery_sticky.ownership.view import View
 
 DESTINATION = ("queue", "exchange", "routing_key")
@@ -62,10 +61,11 @@ def member_findings(session: Session, timeout: float) -> Iterable[Finding]:
 
 def _view_findings(session: Session, keyspace: str, view: View) -> Iterable[Finding]:
     slots, here = session.settings.slots_of(keyspace), version("celery-sticky")
-    if (view.slots, view.hash) != (slots, HASH_NAME):
+    wanted = session.settings.hash_of(keyspace)
+    if (view.slots, view.hash) != (slots, wanted):
         yield wrong(
             f"keyspace {keyspace} was made with {view.slots} slots and {view.hash}, this app has {slots} and "
-            f"{HASH_NAME}: its workers refuse to start, and what it sends is buried"
+            f"{wanted}: its workers refuse to start, and what it sends is buried"
         )
     versions = {member.attributes.get("version", "unknown") for member in view.members.values()}
     if versions - {here}:

@@ -16,7 +16,7 @@ from celery_sticky.cli.checkup import Level, app_findings, member_findings, task
 from celery_sticky.cli.servers import leftovers, server_facts, server_findings
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import dash, json_option, show, table
-from celery_sticky.settings import SETTING, Settings
+from celery_sticky.settings import NAMES, SETTING, Settings
 
 LOOKS = {Level.WRONG: ("✗", "bold red"), Level.NOTE: ("!", "yellow")}
 
@@ -62,6 +62,8 @@ def _settings(session: Session) -> list[dict[str, Any]]:
     given = sticky_entries(session.app.conf)
     found = []
     for field in fields(Settings):
+        if SETTING + field.name not in NAMES:
+            continue
         value = getattr(session.settings, field.name)
         shown = session.store_at.as_uri() if field.name == "store" else dict(value) if _is_map(value) else value
         source = "app.conf" if SETTING + field.name in given else "the broker" if field.name == "store" else "default"

@@ -40,14 +40,19 @@ def init(ctx: click.Context, keyspace: str | None, force: bool, yes: bool, as_js
         done = [
             {
                 "keyspace": name,
-                **write_first(session.store(name), session.settings.slots_of(name), force=force),
+                **write_first(
+                    session.store(name),
+                    session.settings.slots_of(name),
+                    force=force,
+                    hash_name=session.settings.hash_of(name),
+                ),
             }
             for name in session.only(keyspace)
         ]
     show(ctx.obj, {"keyspaces": done}, _draw, as_json=as_json)
 
 
-def write_first(store: Store, slots: int, *, force: bool = False) -> dict[str, Any]:
+def write_first(store: Store, slots: int, *, force: bool = False, hash_name: str = HASH_NAME) -> dict[str, Any]:
     """Write a document without members, unless there is one.
 
     Raises:
@@ -59,7 +64,7 @@ def write_first(store: Store, slots: int, *, force: bool = False) -> dict[str, A
         return {"written": False, "slots": old.slots, "version": old.version}
     fresh = changes.fresh(
         slots=slots,
-        hash=HASH_NAME,
+        hash=hash_name,
         generation=changes.generation_after(old.generation if old else 0, reading.clock),
         version=old.version + 1 if old else 1,
         store_id=reading.store_id,

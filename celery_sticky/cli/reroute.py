@@ -13,6 +13,7 @@ from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.queues import Dead
+from celery_sticky.queues.base import dead_slot
 from celery_sticky.worker.envelope import Envelope, parse
 
 REWRITTEN = ("delivery_info", "delivery_tag", "body_encoding", "headers")
@@ -32,7 +33,7 @@ def retry_message(session: Session, keyspace: str, dead: Dead) -> str:
     slots = session.slots_of(home, session.store(home).read())
     stamp = Stamp(key, home, slot_for(key, slots), slots, time.time())
     queue = queue_name(home, stamp.slot, session.settings.key_prefix)
-    lies_in = int(dead.id.partition("-")[0])
+    lies_in = dead_slot(dead.id)
     if (home, stamp.slot) == (keyspace, lies_in) and _says(envelope, stamp):
         if not session.queues.exhume(keyspace, dead.id):
             raise ValueError("it is not there any more")

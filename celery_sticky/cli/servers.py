@@ -11,7 +11,7 @@ import redis
 from celery_sticky.cli.checkup import Finding, note, wrong
 from celery_sticky.cli.session import PATIENCE, Session
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.keys import is_slot_queue
+from celery_sticky.keys import Slot, place_of
 from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
 
@@ -115,36 +115,34 @@ def leftovers(session: Session) -> Iterable[Finding]:
     for keyspace in sorted({keyspace for keyspace, _ in standing}):
         reading = session.store(keyspace).read()
         slots = session.slots_of(keyspace, reading)
-        beyond = sorted(slot for name, slot in standing if name == keyspace and slot >= slots)
+        beyond = sorted(n for name, n in standing if name == keyspace and isinstance(n, int) and n >= slots)
         if beyond:
             count = sum(standing[keyspace, slot] for slot in beyond)
             yield wrong(
                 f"keyspace {keyspace}: {count} messages stand in {len(beyond)} slot queues from number {beyond[0]} on, "
                 f"but it has {slots} slots: they were sent with another sticky_slots"
             )
-        inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot < slots)
+        inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
         if inside and not (reading.view and reading.view.members):
             yield wrong(f"keyspace {keyspace}: {inside} messages wait, and no worker takes part in it")
 
 
-def _standing(session: Session) -> Counter[tuple[str, int]]:
+def _standing(session: Session) -> Counter[tuple[str, Slot]]:
     """Count the messages of all slot queues at the broker, also of keyspaces this app does not know."""
     prefix = session.settings.key_prefix
     layout = Layout.of(session.broker, prefix)
     client = client_from_connection(session.broker, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
-    places: set[tuple[str, int]] = set()
+    places: set[tuple[str, Slot]] = set()
     try:
         with translate_errors(BrokerUnavailable):
             for found in client.scan_iter(match=f"{_literal(layout.key_prefix + prefix)}.*", count=1000):
                 name = found.removeprefix(layout.key_prefix).partition(layout.separator)[0]
                 name = name.removesuffix(":flight").removesuffix(":deferred")
-                if is_slot_queue(name, prefix):
-                    _, _, tail = name.rpartition(f"{prefix}.")
-                    keyspace, _, slot = tail.rpartition(".")
-                    places.add((keyspace, int(slot)))
+                if (place := place_of(name, prefix)) is not None:
+                    places.add(place)
     finally:
         close_client(client)
-    counted: Counter[tuple[str, int]] = Counter()
+    counted: Counter[tuple[str, Slot]] = Counter()
     for keyspace in {keyspace for keyspace, _ in places}:
         for slot, depth in session.queues.depth(keyspace, [slot for name, slot in places if name == keyspace]).items():
             if total := depth.waiting + depth.deferred + depth.in_flight:

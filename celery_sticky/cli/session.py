@@ -48,7 +48,7 @@ class Session:
     def keyspaces(self) -> list[str]:
         """The keyspaces this app knows of: those of its settings, its tasks and its jobs."""
         named = {spec.keyspace for spec in self.tasks.all().values()} | self._wiring.declared.keyspaces
-        return sorted({*(self.settings.keyspaces or {DEFAULT_KEYSPACE}), *named})
+        return sorted({*(self.settings.keyspaces or {DEFAULT_KEYSPACE}), *named, *self.settings.directed})
 
     @cached_property
     def broker(self) -> Any:

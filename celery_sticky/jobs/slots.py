@@ -25,25 +25,30 @@ class SharedSlots:
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """See `Slots.open`."""
         # In the member's thread: the courier may say that it is open when this membership is over and the next begun.
-        self._terms[slot[1]] = self._lease.term(slot[0])
+        self._terms[_number(slot)] = self._lease.term(slot[0])
         self._courier.open(slot, epoch, incarnation)
 
     def stop(self, slot: SlotId) -> None:
         """See `Slots.stop`; the courier first: after it, it does not say any more that the slot was opened."""
         self._courier.stop(slot)
-        self._keeper.stop(slot[1])
+        self._keeper.stop(_number(slot))
 
     def close(self, slot: SlotId) -> None:
         """See `Slots.close`; the courier first, likewise."""
         self._courier.close(slot)
-        self._keeper.close(slot[1])
+        self._keeper.close(_number(slot))
 
     def report(self, event: Event) -> None:
         """Pass on what the courier says; must not wait."""
         match event:
-            case Drained(slot):
+            case Drained(int(slot)):
                 self._keeper.tasks_drained(slot)
                 return
-            case Opened(slot, epoch):
+            case Opened(int(slot), epoch):
                 self._keeper.open(slot, epoch, self._terms[slot])
         self._post(event)
+
+
+def _number(slot: SlotId) -> int:
+    assert isinstance(slot[1], int), "a member has no direct queues"
+    return slot[1]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from celery_sticky.ownership.plan import plan
-from celery_sticky.ownership.view import Member, MemberState, View
+from celery_sticky.ownership.view import DIRECT_QUEUE, Member, MemberState, View
 
 
 def fresh(
@@ -110,6 +110,17 @@ def release(view: View, name: str, slots: Collection[int]) -> View:
     return _next(_without_idle_leaver(_handed_over(view, slots), name))
 
 
+def depart(view: View, name: str) -> View:
+    """Remove a leaving member that has closed its direct queue.
+
+    Raises:
+        ValueError: it is not leaving, or still owns slots.
+    """
+    if _member(view, name).state is not MemberState.LEAVING or name in view.owner:
+        raise ValueError(f"{name} cannot depart: it is not leaving, or owns slots")
+    return _next(_without(view, name))
+
+
 def raise_epoch(view: View, slot: int, above: int) -> View:
     """Lift the epoch of a slot over a fence found at its queue; the owner stays."""
     epoch = list(view.epoch)
@@ -137,7 +148,8 @@ def _without(view: View, name: str) -> View:
 
 
 def _without_idle_leaver(view: View, name: str) -> View:
-    idle = view.members[name].state is MemberState.LEAVING and name not in view.owner
+    member = view.members[name]
+    idle = member.state is MemberState.LEAVING and name not in view.owner and DIRECT_QUEUE not in member.attributes
     return _without(view, name) if idle else view
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from celery_sticky.ownership.view import View
 
+Slot = int | str
+"""The number of a slot, or `@<worker>`: see `celery_sticky.keys`, which the rules do without."""
+
 # -- Events ------------------------------------------------------------------------------------
 
 
@@ -73,7 +76,7 @@ class BeatHeard:
 class Opened:
     """The courier has opened the slot under this epoch."""
 
-    slot: int
+    slot: Slot
     epoch: int
 
 
@@ -81,7 +84,7 @@ class Opened:
 class OpenRefused:
     """The slot's fence was found at this epoch, held by another tenure."""
 
-    slot: int
+    slot: Slot
     fence: int
 
 
@@ -89,7 +92,14 @@ class OpenRefused:
 class Drained:
     """Nothing of a stopped slot runs here any more, and every verdict is confirmed."""
 
-    slot: int
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class DirectClosed:
+    """This member leaves, and nothing of its direct queue is left here."""
+
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,7 @@ class LeaveAsked:
 
 Event = (
     Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | BeatHeard | Opened | OpenRefused | Drained
-    | BrokerDown | BrokerUp | LeaveAsked
+    | DirectClosed | BrokerDown | BrokerUp | LeaveAsked
 )  # fmt: skip
 
 

@@ -22,8 +22,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-SlotId = tuple[str, int]
-"""Keyspace and slot."""
+SlotId = tuple[str, int | str]
+"""Keyspace and slot, or the name of a direct queue."""
+
+KeyId = tuple[str, str]
+"""Keyspace and key."""
 
 REMEMBERED = 10_000
 """How many refused verdicts are kept, to settle their messages should they come back to this process."""
@@ -59,6 +62,16 @@ class Entry:
     """Counts hand-outs: a start that names an older turn is refused."""
     orphan: bool = False
     """Its slot was lost while it ran: others may have had the message since."""
+    claim: KeyId | None = None
+    """The key that this worker must have claimed before it may start; None: owning the slot is enough."""
+    pending: bool = False
+    """The key is not claimed yet: it waits, also at the head of its line."""
+    token: int = 0
+    """The fencing token of the claim."""
+    base: int = 0
+    """Of `attempts`, those marked in queues that it was moved from."""
+    withdrawn: bool = False
+    """It was taken out of its line: its message goes elsewhere."""
 
 
 @dataclass(slots=True)
@@ -78,6 +91,8 @@ class Gate:
         self._unmarked: deque[Entry] = deque()
         self._counted: list[Entry] = []
         self._verdicts: OrderedDict[Hashable, Any] = OrderedDict()
+        self.freed: list[Entry] = []
+        """Entries with a claim that are gone, until somebody takes them from here."""
         self.waiting = 0
         """Entries behind a locked key."""
         self.runnable = 0
@@ -230,7 +245,7 @@ class Gate:
     def put_back_all(self) -> None:
         """Make everything handed out but not started ready again, in order: those who held it have dropped it."""
         handed = [e for s in self._slots.values() for e in s.unstarted if e.stage is Stage.HANDED]
-        for entry in sorted(handed, key=lambda e: (e.slot, e.tag), reverse=True):
+        for entry in sorted(handed, key=lambda e: (e.slot[0], str(e.slot[1]), e.tag), reverse=True):
             self.put_back(entry, entry.turn)
 
     def end(self, entry: Entry) -> bool:
@@ -246,6 +261,25 @@ class Gate:
         entry.stage = Stage.ENDED
         self.out -= 1
         self.runnable -= 1
+        return True
+
+    def clear(self, entry: Entry, token: int) -> None:
+        """The key of `entry` is claimed: it may start when its turn comes."""
+        entry.pending, entry.token = False, token
+        if entry.stage is Stage.WAITING and self._lines[entry.key][0] is entry:
+            self._promote(entry)
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Take an entry that has not started out of its line, wherever it stands; False if it has.
+
+        Its message is settled under this tenure, as that of an ended one, and locks nothing meanwhile.
+        """
+        if entry.stage not in (Stage.WAITING, Stage.READY, Stage.HANDED):
+            return False
+        self._move_to_running(self._slots[entry.slot], entry)
+        self._leave_unstarted(entry)
+        self._prune(entry.key)
+        entry.stage, entry.withdrawn = Stage.ENDED, True
         return True
 
     def behind(self, entry: Entry) -> list[Entry]:
@@ -298,7 +332,10 @@ class Gate:
             return False
         state = self._slots[entry.slot]
         del state.running[entry]
-        self._leave_line(entry)
+        if entry.withdrawn:
+            entry.stage = Stage.GONE
+        else:
+            self._leave_line(entry)
         return not state.live and self._tidy(entry.slot, state)
 
     # -- verdicts that were refused ------------------------------------------------------------
@@ -336,6 +373,10 @@ class Gate:
     # -- inside --------------------------------------------------------------------------------
 
     def _make_ready(self, entry: Entry) -> None:
+        if entry.pending:
+            entry.stage = Stage.WAITING
+            self.waiting += 1
+            return
         entry.stage = Stage.READY
         self.runnable += 1
         if entry.attempts is None or entry.marked:
@@ -360,7 +401,7 @@ class Gate:
         else:
             self.runnable -= 1
             self.out -= entry.stage is Stage.HANDED
-        entry.stage = Stage.GONE
+        self._be_gone(entry)
 
     def _prune(self, key: Hashable) -> None:
         # A key may outlive a slot: its running task stays at the head, and entries of a later tenure stay behind it.
@@ -376,8 +417,13 @@ class Gate:
         if kept[0] is not first:
             self._promote(kept[0])
 
-    def _leave_line(self, entry: Entry) -> None:
+    def _be_gone(self, entry: Entry) -> None:
         entry.stage = Stage.GONE
+        if entry.claim is not None:
+            self.freed.append(entry)
+
+    def _leave_line(self, entry: Entry) -> None:
+        self._be_gone(entry)
         line = self._lines[entry.key]
         first = line[0]
         line.remove(entry)  # all but what had ended before it came stand in front
@@ -387,7 +433,7 @@ class Gate:
             self._promote(line[0])
 
     def _promote(self, entry: Entry) -> None:
-        if entry.stage is Stage.WAITING:  # else it has ended, and waits for its confirmation alone
+        if entry.stage is Stage.WAITING and not entry.pending:  # else it has ended, or waits for its claim
             self.waiting -= 1
             self._make_ready(entry)
 

@@ -27,6 +27,7 @@ from celery_sticky.ownership.events import (
     BeatHeard,
     BrokerDown,
     BrokerUp,
+    DirectClosed,
     Drained,
     Effect,
     Event,
@@ -110,6 +111,7 @@ class Machine:
         self._busy = False
         self._tries = 0
         self._changed = True
+        self._direct_closed = ""
 
     @property
     def slots(self) -> Mapping[int, SlotState]:
@@ -146,7 +148,7 @@ class Machine:
         times = [self._evicted_at(member) for member in self._others(view)] if self.trusts(now) else []
         if self._unowned_since is not None:
             times.append(self._unowned_since + self.terms.settle)
-        if self._holdings.outbid(view) or self._holdings.given(view):
+        if self._holdings.outbid(view) or self._holdings.given(view) or self._may_depart(view):
             times.append(self._swap_at)
         return [*times, self._leaves_at(view)]
 
@@ -188,13 +190,15 @@ class Machine:
                     self._read_at = now
             case BeatHeard(incarnation, counter):
                 self._watches.hear(incarnation, counter, now)
-            case Opened(slot, epoch):
+            case Opened(int(slot), epoch):
                 self._holdings.opened(slot, epoch)
-            case OpenRefused(slot, fence):
+            case OpenRefused(int(slot), fence):
                 if self._holdings.refused(slot, fence):
                     # It may be a later owner's: what its epoch means we must read before we outbid it.
                     self._read_at = now
-            case Drained(slot):
+            case DirectClosed(incarnation):
+                self._direct_closed = incarnation
+            case Drained(int(slot)):
                 self._holdings.drained(slot, self._view_of_ours, self.incarnation, effects)
             case BrokerDown():
                 self._broker_down_since = now if self._broker_down_since is None else self._broker_down_since
@@ -432,11 +436,18 @@ class Machine:
             new = changes.replan(new)
         if given := self._holdings.given(new) if terms.name in new.members else frozenset():
             new = changes.release(new, terms.name, sorted(given))
+        if self._may_depart(new):
+            new = changes.depart(new, terms.name)
         if new is view:
             return
         if untold := self._holdings.tell(given):
             effects.append(LoseSlots(untold))
         self._emit_swap(Swap(view, _one_step(view, new), self._watches.guard(silent)), effects)
+
+    def _may_depart(self, view: View) -> bool:
+        me = view.members.get(self.terms.name)
+        leaving = me is not None and me.state is MemberState.LEAVING and me.name not in view.owner
+        return leaving and self._direct_closed == self.incarnation
 
     def _leaves_at(self, view: View) -> float:
         """When this member is to become a leaving one."""

@@ -26,6 +26,9 @@ READABLE = 4096
 
 _NOBODY = -1
 
+DIRECT_QUEUE = "direct"
+"""The attribute of a member that has a direct queue: leaving, it stays until that is closed, not only its slots."""
+
 
 class MemberState(StrEnum):
     """Whether a member may be the target of slots."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from celery_sticky.keys import DIRECT, Slot
+
 
 @dataclass(frozen=True, slots=True)
 class Guarantees:
@@ -25,6 +27,8 @@ class Guarantees:
     """A message is never outside queue and in-flight record at once, however its reader dies."""
     deferred: bool
     """A message waits for its time in the broker."""
+    moves: bool = False
+    """A message goes from one queue of a keyspace to another in one step (`Act.MOVE`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Tenure:
     """A member's hold on a slot; the fence of a slot queue is set to exactly one tenure."""
 
     keyspace: str
-    slot: int
+    slot: Slot
     epoch: int
     incarnation: str
     open_count: int
@@ -46,6 +50,8 @@ class Act(StrEnum):
     BURY = "bury"
     MARK = "mark"
     UNMARK = "unmark"
+    MOVE = "move"
+    """Settled here, and at the back of another queue of the keyspace: one step, where the driver moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,11 @@ class Verdict:
     due: float = 0.0
     """DEFER: seconds since the epoch when the message goes to the back of its queue; its place is where it came due."""
     body: bytes | None = None
-    """DEFER: the envelope that takes its place (a retry with new arguments); None keeps the old one."""
+    """DEFER, MOVE: the envelope that takes its place (a retry with new arguments); None keeps the old one."""
     info: str = ""
     """BURY: a JSON object, kept with the message, with at least `reason`, `task`, `id`, `key`, `at` (seconds)."""
+    to: Slot = 0
+    """MOVE: where the message goes, in the priority list it came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +104,13 @@ class Fetched:
     """Verdicts that took place."""
     refused: list[Verdict] = field(default_factory=list)
     """Verdicts of a former tenure, or of a tag no longer in flight: nothing happened."""
-    marks: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    marks: dict[tuple[str, Slot, int], int] = field(default_factory=dict)
     """(keyspace, slot, tag) -> starts marked, this one included, for each confirmed MARK."""
-    drained: set[tuple[str, int]] = field(default_factory=set)
+    drained: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots (keyspace, slot) whose queue is empty now; `idle` names those of them that get a message."""
-    lost: set[tuple[str, int]] = field(default_factory=set)
+    lost: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots whose fence is not this tenure any more."""
-    due: dict[tuple[str, int], float] = field(default_factory=dict)
+    due: dict[tuple[str, Slot], float] = field(default_factory=dict)
     """Wanted slots with deferred messages -> when the next comes due, seconds since the epoch."""
 
 
@@ -158,7 +166,7 @@ class SlotQueues(Protocol):
             BrokerUnavailable: any part of it may have happened; open the slots again.
         """
 
-    def idle(self, timeout: float) -> set[tuple[str, int]]:
+    def idle(self, timeout: float) -> set[tuple[str, Slot]]:
         """Wait until a drained slot may have a message, `wake` is called, or `timeout` seconds are over.
 
         Returns the slots (keyspace, slot) to look at: each drained one that may have got a message since. A slot is
@@ -175,7 +183,7 @@ class SlotQueues(Protocol):
     def close_slot(self, tenure: Tenure) -> None:
         """Stop waiting for this slot in `idle`. What is in flight stays so until the next `open`."""
 
-    def depth(self, keyspace: str, slots: Collection[int]) -> Mapping[int, Depth]:
+    def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """Return how much stands in these slots, whoever owns them."""
 
     def dead(self, keyspace: str) -> Sequence[Dead]:
@@ -189,3 +197,13 @@ class SlotQueues(Protocol):
 
     def close(self) -> None:
         """Let go of every connection. May be called twice."""
+
+
+def dead_slot(dead_id: str) -> Slot | None:
+    """Return the slot of a buried message by its id; None: it is no such id."""
+    slot, _, tag = dead_id.rpartition("-")
+    if not (tag.isascii() and tag.isdigit()):
+        return None
+    if slot.isascii() and slot.isdigit():
+        return int(slot)
+    return slot if slot.startswith(DIRECT) else None

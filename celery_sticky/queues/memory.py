@@ -14,10 +14,21 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from celery_sticky.errors import Fenced
-from celery_sticky.keys import DEFAULT_PREFIX
-from celery_sticky.queues.base import Act, Dead, Delivery, Depth, Fetched, Guarantees, Tenure, Verdict, Want
+from celery_sticky.keys import DEFAULT_PREFIX, Slot, place_of
+from celery_sticky.queues.base import (
+    Act,
+    Dead,
+    Delivery,
+    Depth,
+    Fetched,
+    Guarantees,
+    Tenure,
+    Verdict,
+    Want,
+    dead_slot,
+)
 
-Place = tuple[str, int]
+Place = tuple[str, Slot]
 STEPS = (0, 3, 6, 9)
 
 
@@ -55,14 +66,16 @@ class MemoryBroker:
     def publish(self, queue: str | Place, body: bytes, priority: int = 0) -> None:
         """Put a message at the back of a slot queue, given by name or as (keyspace, slot)."""
         if isinstance(queue, str):
-            keyspace, _, number = queue.removeprefix(f"{self.prefix}.").rpartition(".")
-            queue = (keyspace, int(number))
+            place = place_of(queue, self.prefix)
+            if place is None:
+                raise ValueError(f"{queue!r} is no slot queue")
+            queue = place
         step = STEPS[bisect(STEPS, max(priority, 0)) - 1]
         with self.changed:
             self.slot(*queue).lists[step].append(_Message(step, body))
             self.changed.notify_all()
 
-    def slot(self, keyspace: str, number: int) -> _Slot:
+    def slot(self, keyspace: str, number: Slot) -> _Slot:
         """Return a slot, empty if it was never used."""
         place = (keyspace, number)
         if place not in self.slots:
@@ -79,7 +92,7 @@ def process_broker(prefix: str) -> MemoryBroker:
 class MemoryQueues:
     """A client of a `MemoryBroker`; see `SlotQueues` for what each verb does."""
 
-    guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True)
+    guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -138,7 +151,7 @@ class MemoryQueues:
         if self._drained.get(place) == tenure:
             del self._drained[place]
 
-    def depth(self, keyspace: str, slots: Collection[int]) -> Mapping[int, Depth]:
+    def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """Count."""
         with self.broker.changed:
             return {number: _depth(self.broker.slot(keyspace, number)) for number in slots}
@@ -152,11 +165,11 @@ class MemoryQueues:
     def exhume(self, keyspace: str, dead_id: str) -> bool:
         """Put it back, its marks forgotten."""
         with self.broker.changed:
-            found = self.broker.dead.get(keyspace, {}).pop(dead_id, None)
-            if found is None:
+            slot, found = dead_slot(dead_id), self.broker.dead.get(keyspace, {}).pop(dead_id, None)
+            if slot is None or found is None:
                 return False
             message = found[1]
-            self.broker.publish((keyspace, int(dead_id.partition("-")[0])), message.body, message.priority)
+            self.broker.publish((keyspace, slot), message.body, message.priority)
             return True
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
@@ -188,6 +201,8 @@ class MemoryQueues:
             deferred = _Message(message.priority, verdict.body or message.body)
             slot.deferred.append((verdict.due, tag, deferred))
             slot.deferred.sort(key=lambda item: item[:2])
+        elif verdict.act is Act.MOVE:
+            self.broker.publish((tenure.keyspace, verdict.to), verdict.body or message.body, message.priority)
         elif verdict.act is Act.BURY:
             dead = self.broker.dead.setdefault(tenure.keyspace, {})
             dead[f"{tenure.slot}-{tag}"] = (verdict.info, message)

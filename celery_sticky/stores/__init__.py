@@ -1,4 +1,4 @@
-"""Where the view of a keyspace is written down (the contract is `base`), and its jobs (`jobs`); and the drivers."""
+"""Where a keyspace is written down: its view (the contract is `base`), jobs (`jobs`), claims and pins (`directory`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from kombu import Connection
 
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.stores.base import Beat, Reading, Signal, Store
+from celery_sticky.stores.directory import Directory
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.memory import MemoryStore, memory_server
+from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.stores.memory_jobs import MemoryJobs, memory_job_server
 
-__all__ = ["Beat", "JobStore", "Reading", "Signal", "Store", "open_job_store", "open_store"]
+__all__ = [
+    "Beat",
+    "Directory",
+    "JobStore",
+    "Reading",
+    "Signal",
+    "Store",
+    "open_directory",
+    "open_job_store",
+    "open_store",
+]
 
 SCHEMES = "memory://, redis://, rediss://, redis+socket://, sentinel://"
 
@@ -42,6 +54,18 @@ def open_job_store(
     from celery_sticky.stores.redis.jobs import RedisJobs
 
     return RedisJobs(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
+
+
+def open_directory(
+    where: str | Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
+) -> Directory:
+    """Open the directory of one keyspace, as `open_store` does."""
+    connection = _connection(where)
+    if _is_memory(connection):
+        return MemoryDirectory(memory_server(connection.hostname or "", prefix), keyspace)
+    from celery_sticky.stores.redis.directory import RedisDirectory
+
+    return RedisDirectory(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
 
 
 def _connection(where: str | Connection) -> Connection:

@@ -17,6 +17,19 @@ from celery_sticky.stores.in_process import Client, Server
 
 
 @dataclass(slots=True)
+class DirectoryRecords:
+    """What is written down of a keyspace that directs keys."""
+
+    claims: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Key -> token and incarnation."""
+    pins: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Key -> incarnation and name."""
+    enlisted: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    token: int = 0
+
+
+@dataclass(slots=True)
 class Records:
     """What a server has written down, all of it."""
 
@@ -24,6 +37,7 @@ class Records:
     beats: dict[str, dict[str, int]] = field(default_factory=dict)
     revoked: dict[str, float] = field(default_factory=dict)
     """Task id -> when it expires; the newest is the last."""
+    directories: dict[str, DirectoryRecords] = field(default_factory=dict)
 
 
 class MemoryServer(Server[Records, Signal]):

@@ -24,6 +24,7 @@ from celery_sticky.testing.queue_steps import (
     bodies,
     bury,
     defer,
+    move,
     settle,
     take,
     tenure,
@@ -51,6 +52,61 @@ class SettleContract(QueueFixtures):
         assert (answer.refused, answer.confirmed, answer.deliveries) == ([end(delivery)], [], [])
         assert (answer.due, queues.dead("default")) == ({}, [])
         assert queues.depth("default", [7])[7].in_flight == 1
+
+    def test_moved_messages_stand_at_the_back_of_the_other_queue_in_their_order(
+        self, queues: SlotQueues, broker: Broker, publish: Publish
+    ) -> None:
+        self._needs_moves(queues)
+        there = tenure(slot="@bob@host.example")
+        broker.publish("default", there.slot, b"0")
+        publish(b"1", b"2", b"3")
+        first, second, third = take(queues, FIRST).deliveries
+        verdicts = [move(first, there.slot), move(second, there.slot, ODD), move(third, there.slot)]
+        assert settle(queues, *verdicts).confirmed == verdicts
+        assert queues.depth("default", [7, there.slot])[7].in_flight == 0
+        queues.open(there, ())
+        assert bodies(take(queues, there)) == [b"0", b"1", ODD, b"3"]
+
+    def test_a_moved_message_keeps_its_priority_and_loses_its_marks(
+        self, queues: SlotQueues, broker: Broker, publish: Publish
+    ) -> None:
+        self._needs_moves(queues)
+        broker.publish("default", 8, b"0")
+        publish(b"1", priority=3)
+        take(queues, FIRST)
+        queues.open(NEXT, ())
+        (suspect,) = take(queues, NEXT).deliveries
+        assert suspect.attempts == 0
+        settle(queues, move(suspect, 8))
+        queues.open(tenure(slot=8), ())
+        found = take(queues, tenure(slot=8)).deliveries
+        assert [(d.body, d.priority, d.attempts) for d in found] == [(b"0", 0, None), (b"1", 3, None)]
+
+    def test_nothing_moves_for_a_former_tenure(self, queues: SlotQueues, publish: Publish) -> None:
+        self._needs_moves(queues)
+        publish(b"1")
+        (delivery,) = take(queues, FIRST).deliveries
+        queues.open(NEXT, [delivery.tag])
+        assert settle(queues, move(delivery, 8)).refused == [move(delivery, 8)]
+        depths = queues.depth("default", [7, 8])
+        assert (depths[7].in_flight, depths[8].waiting) == (1, 0)
+
+    def test_who_waits_for_the_other_queue_hears_of_a_moved_message(
+        self, queues: SlotQueues, broker: Broker, publish: Publish
+    ) -> None:
+        self._needs_moves(queues)
+        there = tenure(slot="@me")
+        queues.open(there, ())
+        assert take(queues, there).drained == {("default", "@me")}
+        publish(b"1")
+        (delivery,) = take(queues, FIRST).deliveries
+        settle(queues, move(delivery, there.slot))
+        assert ("default", "@me") in queues.idle(LONG)
+
+    @staticmethod
+    def _needs_moves(queues: SlotQueues) -> None:
+        if not queues.guarantees.moves:
+            pytest.skip("this driver does not move messages between queues")
 
     @pytest.mark.parametrize("end", [ack, lambda d: defer(d, NOW, b"x"), bury], ids=["ack", "defer", "bury"])
     def test_only_the_first_verdict_of_a_delivery_counts(self, queues: SlotQueues, publish: Publish, end: End) -> None:

@@ -23,7 +23,7 @@ class Broker(Protocol):
     def driver(self) -> SlotQueues:
         """Return a new driver with a connection of its own."""
 
-    def publish(self, keyspace: str, slot: int, body: bytes, priority: int = 0) -> None:
+    def publish(self, keyspace: str, slot: int | str, body: bytes, priority: int = 0) -> None:
         """Put a message in a slot queue as a sender does."""
 
 
@@ -33,7 +33,7 @@ End = Callable[[Delivery], Verdict]
 
 
 def tenure(
-    slot: int = 7, epoch: int = 5, incarnation: str = "ann", count: int = 3, keyspace: str = "default"
+    slot: int | str = 7, epoch: int = 5, incarnation: str = "ann", count: int = 3, keyspace: str = "default"
 ) -> Tenure:
     """Return a tenure of the slot that the tests use most."""
     return Tenure(keyspace, slot, epoch, incarnation, count)
@@ -53,6 +53,11 @@ def ack(delivery: Delivery, under: Tenure | None = None) -> Verdict:
 def defer(delivery: Delivery, due: float, body: bytes | None = None) -> Verdict:
     """Return the verdict that a delivery has to wait."""
     return Verdict(Act.DEFER, delivery.tenure, delivery.tag, due=due, body=body)
+
+
+def move(delivery: Delivery, to: int | str, body: bytes | None = None) -> Verdict:
+    """Return the verdict that a delivery goes to another queue."""
+    return Verdict(Act.MOVE, delivery.tenure, delivery.tag, body=body, to=to)
 
 
 def bury(delivery: Delivery, info: str = "{}") -> Verdict:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from celery_sticky.errors import BrokerUnavailable, Fenced, StickyError
+from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.queues.base import Delivery, SlotQueues
@@ -20,6 +21,8 @@ from celery_sticky.worker.envelope import Envelope, parse
 from celery_sticky.worker.native import Section, start_thread
 
 logger = logging.getLogger("celery_sticky.courier")
+
+Answer = TypeVar("Answer")
 
 IDLE = 30.0
 """Seconds the courier idles at most, while nothing wakes it."""
@@ -58,7 +61,10 @@ class Courier:
         max_waiting: int,
         max_attempts: int,
         broker_grace: float,
+        directed: Collection[str] = (),
+        unclaimed: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._directed, self._unclaimed = frozenset(directed), unclaimed
         self._connect, self._report, self._trusted = connect, report, trusted
         self._keyspaces, self._broker_grace = keyspaces, broker_grace
         self._lock = Section()
@@ -72,6 +78,7 @@ class Courier:
         self._queues: SlotQueues | None = None
         self._running = True
         self._idling = False
+        self._decided = False
         self._down_since: float | None = None
 
     def start(self, host: Host) -> None:
@@ -119,6 +126,20 @@ class Courier:
         """Whether messages of the slot may start here."""
         with self._lock:
             return self._desk.gate.is_open(slot)
+
+    # -- for the directors ---------------------------------------------------------------------
+
+    def consult(self, ask: Callable[[Desk], Answer]) -> Answer:
+        """Return what the desk answers. `ask` must not wait for anything."""
+        with self._lock:
+            return ask(self._desk)
+
+    def decide(self, tell: Callable[[Desk], None]) -> None:
+        """Tell the desk what has been decided of keys. `tell` must not wait for anything."""
+        with self._lock:
+            tell(self._desk)
+            self._decided = True
+        self._wake()
 
     # -- for the Celery side -------------------------------------------------------------------
 
@@ -260,14 +281,20 @@ class Courier:
             verdicts = desk.verdicts(now)
             wants = desk.wants(now, company=bool(verdicts))
             self._idling = not (verdicts or wants or desk.to_open)
+            decided, self._decided = self._decided, False
         if verdicts or wants:
             fetched = queues.fetch(wants, verdicts, now)
             with self._lock:
                 desk.take_in(fetched, now)
             for delivery in fetched.deliveries:
                 self._admit(delivery, now)
+            if self._directed:
+                for keyspace in self._directed & {delivery.tenure.keyspace for delivery in fetched.deliveries}:
+                    self._unclaimed(keyspace)
             if desk.gate.has_ready:
                 self._host.ready()
+        elif decided and desk.gate.has_ready:
+            self._host.ready()
         # Busy or not, look which of the empty slots have got a message since.
         woken = queues.idle(self._idle_for(now) if self._idling else 0.0)
         with self._lock:
@@ -290,6 +317,8 @@ class Courier:
             entry.content = Item(delivery, envelope)
             entry.key = self._host.lock_of(slot, envelope)
             due = self._host.due_of(envelope)
+            if slot[0] in self._directed:
+                _direct(entry, envelope)
         except StickyError as error:
             logger.error("a message in slot %s of keyspace %s is buried: %s", slot[1], slot[0], error)
             with self._lock:
@@ -297,3 +326,12 @@ class Courier:
             return
         with self._lock:
             self._desk.admit(entry, due, now)
+
+
+def _direct(entry: Entry, envelope: Envelope) -> None:
+    """Note that the key has to be claimed, and what was counted where the message was before."""
+    stamp = Stamp.from_header(envelope.headers[STAMP_HEADER])
+    entry.claim = (stamp.keyspace, stamp.key)
+    if stamp.starts is not None:
+        entry.base = stamp.starts
+        entry.attempts = (entry.attempts or 0) + stamp.starts

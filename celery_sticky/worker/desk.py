@@ -11,10 +11,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
-from celery_sticky.ownership.gate import Entry, Gate, SlotId
+from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage
 from celery_sticky.queues.base import Act, Delivery, Fetched, Tenure, Verdict, Want
-from celery_sticky.worker.envelope import Envelope
+from celery_sticky.worker.envelope import Envelope, restamped
+from celery_sticky.worker.key_claims import KeyClaims
 from celery_sticky.worker.outbox import Outbox
 from celery_sticky.worker.rounds import Rounds
 
@@ -24,6 +26,8 @@ IN_A_SLOT = 4
 """Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
 AHEAD = 32
 """Runnable messages kept beyond what the pool can run at a time."""
+MOST_HOPS = 16
+"""How often a message may be passed on; each time for the sake of members or pins that have changed."""
 LONE_STARTS = 2
 """The last starts of a message before it is buried: no other one that may be to blame runs beside it."""
 
@@ -44,6 +48,7 @@ class End:
     due: float = 0.0
     body: bytes | None = None
     reason: str = ""
+    to: int | str = 0
 
 
 class Desk:
@@ -63,6 +68,7 @@ class Desk:
         max_attempts: int,
     ) -> None:
         self.gate = Gate()
+        self.claims = KeyClaims(self.gate)
         self.outbox = Outbox()
         self.rounds = Rounds()
         self.to_open: dict[SlotId, Tenure] = {}
@@ -178,12 +184,35 @@ class Desk:
 
     def again(self, entry: Entry, *, counted: bool) -> None:
         """A started task came to no end: give it another turn in its place, if the slot still is ours."""
+        if entry.claim is not None:
+            self.claims.prepare(entry)
         if not self.gate.again(entry, counted=counted) and not self.gate.kept(entry.slot):
             self._drained(entry.slot)
 
     def end(self, entry: Entry, end: End, now: float) -> bool:
         """The task has let go of its key. True if the verdict should not wait for the next round trip."""
         return self.gate.end(entry) and (self._put(entry, end, now) or self._in_a_hurry())
+
+    def move(self, entry: Entry, to: int | str, now: float) -> None:
+        """Pass a message that has not started on to another queue of its keyspace."""
+        stage, marked = entry.stage, entry.marked
+        if stage is Stage.ENDED or not self.gate.withdraw(entry):
+            return
+        item: Item = entry.content
+        stamp = dict(item.envelope.headers[STAMP_HEADER])
+        stamp["hops"] = hops = int(stamp.get("hops") or 0) + 1
+        if entry.attempts is not None:
+            stamp["starts"] = max(0, entry.attempts - marked)  # the coming start is none
+        if hops > MOST_HOPS:
+            reason = f"passed on {MOST_HOPS} times: the workers do not agree where its key belongs"
+            self._put(entry, End(Act.BURY, reason=reason), now)
+        else:
+            self._put(entry, End(Act.MOVE, body=restamped(item.delivery.body, stamp), to=to), now)
+
+    def refuse(self, entry: Entry, reason: str, now: float) -> None:
+        """Bury a message that has not started."""
+        if self.gate.withdraw(entry):
+            self._put(entry, End(Act.BURY, reason=reason), now)
 
     # -- what to say ---------------------------------------------------------------------------
 
@@ -226,7 +255,8 @@ class Desk:
 
     def _put(self, entry: Entry, end: End, now: float) -> bool:
         item: Item = entry.content
-        verdict = Verdict(end.act, item.delivery.tenure, entry.tag, end.due, end.body, self._info(entry, end, now))
+        info = self._info(entry, end, now)
+        verdict = Verdict(end.act, item.delivery.tenure, entry.tag, end.due, end.body, info, end.to)
         return self.outbox.put(entry, verdict, now)
 
     def _info(self, entry: Entry, end: End, now: float) -> str:
@@ -251,7 +281,7 @@ class Desk:
             entry = self.outbox.answered(verdict.tenure, verdict.tag)
             if verdict.act is Act.MARK:
                 attempts = fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag]
-                self._on_marked(entry, attempts, now)
+                self._on_marked(entry, attempts + entry.base, now)
                 continue
             self._settle(entry)
             if verdict.act is Act.DEFER and self.gate.is_open(entry.slot):
@@ -280,8 +310,12 @@ class Desk:
             self._put(entry, end, now)
         elif due is not None and due > now:
             self._put(entry, End(Act.DEFER, due=due), now)
-        else:
+        elif entry.claim is None:
             self.gate.add(entry)
+        else:
+            self.claims.prepare(entry)
+            if self.gate.add(entry):
+                self.claims.note(entry)
 
     def bury(self, entry: Entry, reason: str, now: float) -> None:
         """A delivery that cannot be read is buried at once."""
@@ -307,7 +341,7 @@ class Desk:
         item: Item = entry.content
         held = self._tenures.get(entry.slot) == verdict.tenure and item.delivery.tenure.epoch == verdict.tenure.epoch
         if not held and verdict.act is not Act.UNMARK:
-            end = End(verdict.act, verdict.due, verdict.body, "refused once")
+            end = End(verdict.act, verdict.due, verdict.body, "refused once", verdict.to)
             again = [e for e in self.gate.behind(entry) if e.content.delivery.body == item.delivery.body]
             for other in again:
                 self.gate.end_waiting(other)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from celery_sticky.errors import StickyError
+from celery_sticky.message import STAMP_HEADER
 
 
 class DamagedMessage(StickyError, ValueError):
@@ -33,6 +35,13 @@ class Envelope:
     def task_id(self) -> str:
         """The task's id, or empty."""
         return str(self.headers.get("id") or self.properties.get("correlation_id") or "")
+
+
+def restamped(raw: bytes, stamp: Mapping[str, Any]) -> bytes:
+    """Return the envelope with another stamp; its body is not touched."""
+    outer = json.loads(raw)
+    outer["headers"] = {**(outer.get("headers") or {}), STAMP_HEADER: stamp}
+    return json.dumps(outer).encode()
 
 
 def parse(raw: bytes) -> Envelope:

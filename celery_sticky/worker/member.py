@@ -92,6 +92,16 @@ class Hooks(Protocol):
         """These ids were revoked before this worker joined."""
 
 
+class Director(Protocol):
+    """What the member tells the director of a keyspace that directs keys. Called in the member's thread."""
+
+    def joining(self, incarnation: str) -> None:
+        """This worker is about to join; raise `StoreUnavailable` to have it try again."""
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Phase, incarnation or view have changed."""
+
+
 class Member:
     """One worker's membership in one keyspace."""
 
@@ -107,7 +117,9 @@ class Member:
         *,
         revoke_ttl: float,
         revoke_limit: int,
+        director: Director | None = None,
     ) -> None:
+        self._director = director
         self.keyspace = keyspace
         self.snapshot = Snapshot()
         self._terms, self._open_store = terms, open_store
@@ -224,10 +236,12 @@ class Member:
             machine.trust_until,
             machine.store_lost_since is not None,
         )
+        if self._director is not None and _changed(old, self.snapshot):
+            self._director.observe(self.snapshot)
 
     def _note_opened(self, event: Opened) -> None:
         machine = self._machine
-        if machine.slots.get(event.slot) is not SlotState.OPENING:
+        if not isinstance(event.slot, int) or machine.slots.get(event.slot) is not SlotState.OPENING:
             return
         self._lease.mark(self.keyspace, event.slot, open_here=True)
         if event.slot not in self._gained:
@@ -296,9 +310,15 @@ class Member:
             # Joining: the lock file must name us before others can see us, and revokes be known before slots are.
             self._claim.write(me.incarnation)
             self._hooks.learn_revokes(store.revoked())
+            if self._director is not None:
+                self._director.joining(me.incarnation)
         sent = boottime()
         return SwapDone(sent, new, store.swap(old, new, guard))
 
     def _share_revokes(self, store: Store) -> None:
         if fresh := self._hooks.fresh_revokes():
             store.revoke(fresh, ttl=self._revoke_ttl, limit=self._revoke_limit)
+
+
+def _changed(old: Snapshot, new: Snapshot) -> bool:
+    return (old.phase, old.incarnation) != (new.phase, new.incarnation) or old.view is not new.view

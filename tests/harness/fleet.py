@@ -36,7 +36,9 @@ class Fleet:
         """Write the first document of each keyspace, so that the first worker need not wait out a lease."""
         with Session(self.app) as session:
             for keyspace in session.keyspaces:
-                write_first(session.store(keyspace), session.settings.slots_of(keyspace))
+                settings = session.settings
+                hash_name = settings.hash_of(keyspace)
+                write_first(session.store(keyspace), settings.slots_of(keyspace), hash_name=hash_name)
         return self
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:

@@ -335,7 +335,7 @@ def test_doctor_tells_effective_settings_and_where_they_come_from(app: Any, sess
     settings = {one["name"]: (one["value"], one["source"]) for one in found["settings"]}
     assert settings["sticky_slots"] == (SLOTS, "app.conf") and settings["sticky_max_attempts"] == (5, "default")
     assert settings["sticky_store"][1] == "the broker"
-    assert found["guarantees"] == dict.fromkeys(("fenced", "ordered", "atomic", "deferred"), True)
+    assert found["guarantees"] == dict.fromkeys(("fenced", "ordered", "atomic", "deferred", "moves"), True)
     assert found["tasks"] == [
         {"task": "sync", "key": "its key, the argument 'tenant'", "keyspace": "default", "serial": True}
     ]

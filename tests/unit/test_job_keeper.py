@@ -138,6 +138,7 @@ class Worker:
     def _report(self, event: Event) -> None:
         self.reports.append(event)
         if isinstance(event, Drained):
+            assert isinstance(event.slot, int)
             self.drained.add(event.slot)
 
     def work(self) -> None:

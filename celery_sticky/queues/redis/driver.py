@@ -16,7 +16,8 @@ from typing import cast
 import redis
 
 from celery_sticky.errors import BrokerUnavailable, Fenced
-from celery_sticky.queues.base import Dead, Depth, Fetched, Guarantees, Tenure, Verdict, Want
+from celery_sticky.keys import Slot
+from celery_sticky.queues.base import Act, Dead, Depth, Fetched, Guarantees, Tenure, Verdict, Want, dead_slot
 from celery_sticky.queues.redis.drained import Drained, Place
 from celery_sticky.queues.redis.exchange import arguments, arrange, read
 from celery_sticky.queues.redis.layout import Layout
@@ -34,7 +35,7 @@ DEAD_PAGE = 200
 class RedisQueues:
     """Every verb but `wake` is for one thread. It connects at the first request."""
 
-    guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True)
+    guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
 
     def __init__(self, client: redis.Redis, layout: Layout, *, socket_timeout: float) -> None:
         self._layout = layout
@@ -72,6 +73,9 @@ class RedisQueues:
             place = (want.tenure.keyspace, want.tenure.slot)
             if place in fetched.drained:
                 self._drained.add(place, want.tenure)
+        for verdict in verdicts:
+            if verdict.act is Act.MOVE:
+                self._drained.got((verdict.tenure.keyspace, verdict.to))  # the server does not tell of our own changes
         if fetched.deliveries and not self._wire.tracking:
             self._pause = FIRST_PAUSE
             self._next_check = min(self._next_check, time.monotonic() + FIRST_PAUSE)
@@ -97,9 +101,9 @@ class RedisQueues:
         """See `SlotQueues.close_slot`."""
         self._drained.release((tenure.keyspace, tenure.slot), tenure)
 
-    def depth(self, keyspace: str, slots: Collection[int]) -> Mapping[int, Depth]:
+    def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """See `SlotQueues.depth`."""
-        numbers, depths = list(slots), dict[int, Depth]()
+        numbers, depths = list(slots), dict[Slot, Depth]()
         for start in range(0, len(numbers), DEPTH_CHUNK):
             chunk = numbers[start : start + DEPTH_CHUNK]
             keys = [self._layout.queue(keyspace, slot) for slot in chunk]
@@ -122,13 +126,13 @@ class RedisQueues:
 
     def exhume(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.exhume`."""
-        slot = dead_id.partition("-")[0]
-        if not (slot.isascii() and slot.isdigit()):
+        slot = dead_slot(dead_id)
+        if slot is None:
             return False
-        keys = [self._layout.dead(keyspace), self._layout.queue(keyspace, int(slot))]
+        keys = [self._layout.dead(keyspace), self._layout.queue(keyspace, slot)]
         done = self._run_one(self._exhume, keys, [self._layout.separator, dead_id]) == 1
         if done:
-            self._drained.got((keyspace, int(slot)))  # the server does not tell of our own changes
+            self._drained.got((keyspace, slot))  # the server does not tell of our own changes
         return done
 
     def drop(self, keyspace: str, dead_id: str) -> bool:

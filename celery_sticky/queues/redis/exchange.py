@@ -54,6 +54,8 @@ def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
             said.append(b"u%d" % verdict.tag)
         case Act.DEFER:
             said += (b"d%d" % verdict.tag, repr(verdict.due), verdict.body or b"")
+        case Act.MOVE:
+            said += (b"f%d" % verdict.tag, layout.queue(verdict.tenure.keyspace, verdict.to), verdict.body or b"")
         case Act.BURY:
             slot, keyspace = verdict.tenure.slot, verdict.tenure.keyspace
             said += (b"b%d" % verdict.tag, layout.dead(keyspace), f"{slot}-{verdict.tag}", verdict.info)

@@ -8,6 +8,7 @@
 --         'u' .. tag                              unmark
 --         'd' .. tag, due, body ('': unchanged)   defer
 --         'b' .. tag, dead key, dead id, info     bury
+--         'f' .. tag, queue, body ('': unchanged) move there
 -- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 and
 --       for each verdict: 0 refused, else 1 (a mark: starts marked so far)
 --       if wanted: 1 if the queue is empty now else 0, when the next deferred message comes due ('': there is none),
@@ -15,7 +16,7 @@
 
 local now, separator, steps = ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local CHUNK = 500 -- Lua cannot unpack many thousand arguments at once
-local VERDICT_ARGS = {a = 1, m = 1, u = 1, d = 3, b = 4}
+local VERDICT_ARGS = {a = 1, m = 1, u = 1, d = 3, b = 4, f = 3}
 
 local function list_of(queue, priority)
     return priority == '0' and queue or queue .. separator .. priority
@@ -53,6 +54,11 @@ local function bury(value, at)
     redis.call('ZADD', dead .. ':order', (tonumber(last[2]) or 0) + 1, id)
 end
 
+local function move(value, at)
+    local body = ARGV[at + 2] ~= '' and ARGV[at + 2] or body_of(value)
+    redis.call('LPUSH', list_of(ARGV[at + 1], string.match(value, '^%d+')), body)
+end
+
 local function settle(queue, at, has)
     local act, tag = string.sub(ARGV[at], 1, 1), string.sub(ARGV[at], 2)
     local flight = queue .. ':flight'
@@ -77,6 +83,8 @@ local function settle(queue, at, has)
         defer(queue, tag, value, at)
     elseif act == 'b' then
         bury(value, at)
+    elseif act == 'f' then
+        move(value, at)
     end
     redis.call('HDEL', flight, tag)
     if has.marks then

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from celery_sticky.errors import InvalidSettings
-from celery_sticky.keys import DEFAULT_PREFIX, queue_name
+from celery_sticky.keys import DEFAULT_PREFIX, Slot, queue_name
 from celery_sticky.redis_clients import key_prefix
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class Layout:
         """The priority steps as the scripts take them."""
         return json.dumps([str(step) for step in self.steps])
 
-    def queue(self, keyspace: str, slot: int) -> str:
+    def queue(self, keyspace: str, slot: Slot) -> str:
         """Return the key of a slot queue."""
         return self.key_prefix + queue_name(keyspace, slot, self.prefix)
 
-    def lists(self, keyspace: str, slot: int) -> list[str]:
+    def lists(self, keyspace: str, slot: Slot) -> list[str]:
         """Return the keys of the lists of a slot queue, one a priority step."""
         queue = self.queue(keyspace, slot)
         return [f"{queue}{self.separator}{step}" if step else queue for step in self.steps]

@@ -56,7 +56,7 @@ class WitnessedQueues(MemoryQueues):
                 self._witness.comes_due(message.body)
         super()._bring(want, now, fetched)
 
-    def _count(self, keyspace: str, slots: Collection[int]) -> None:
+    def _count(self, keyspace: str, slots: Collection[int | str]) -> None:
         for number in slots:
             slot = self.broker.slot(keyspace, number)
             waiting = sum(len(messages) for messages in slot.lists.values())

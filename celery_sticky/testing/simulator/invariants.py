@@ -111,10 +111,10 @@ class Witness:
     evicted: list[str] = field(default_factory=list)
     _places: int = 0
     _highest: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
-    _running: dict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
-    _books: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    _fences: dict[int, Tenure] = field(default_factory=dict)
-    _started: dict[int, tuple[int, str]] = field(default_factory=dict)
+    _running: dict[int | str, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    _books: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
+    _fences: dict[int | str, Tenure] = field(default_factory=dict)
+    _started: dict[int | str, tuple[int, str]] = field(default_factory=dict)
 
     # -- the broker ----------------------------------------------------------------------------
 
@@ -160,13 +160,13 @@ class Witness:
         progress.settled = True
         self._books[verdict.tenure.slot] -= 1
 
-    def brings(self, fetched: Fetched, fences: dict[int, Tenure | None]) -> None:
+    def brings(self, fetched: Fetched, fences: dict[int | str, Tenure | None]) -> None:
         """The broker has brought deliveries under these fences."""
         for delivery in fetched.deliveries:
             if delivery.tenure != (fence := fences[delivery.tenure.slot]):
                 raise Violation(Invariant.FORMER_TENURE, f"fetched by {delivery.tenure}, the fence is {fence}")
 
-    def counts(self, slot: int, there: int) -> None:
+    def counts(self, slot: int | str, there: int) -> None:
         """This many messages of a slot are at the broker."""
         if there != self._books[slot]:
             raise Violation(Invariant.LOST, f"slot {slot} has {there} messages and should have {self._books[slot]}")
@@ -203,7 +203,7 @@ class Witness:
             progress = self.tasks[run.body]
             progress.finished_by, progress.finished_at, progress.cut_off = run.process, run.process.world.now, False
 
-    def cuts_off(self, process: Process, slot: int, since: float) -> None:
+    def cuts_off(self, process: Process, slot: int | str, since: float) -> None:
         """A worker lost a slot while its connection to the broker was broken; nothing it said after `since` arrived."""
         for progress in self.tasks.values():
             if progress.finished_by is process and progress.slot == slot and progress.finished_at >= since:

@@ -1,0 +1,149 @@
+"""Where the keys of directed keyspaces belong, as a process knows that sends: never older than a second.
+
+And what a worker says itself: that it pins a key, or lets it go. Plain keyspaces are not asked about here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from celery_sticky.assignment import Keyspace, Unpinned, Worker, belongs, workers_of
+from celery_sticky.errors import InvalidSettings, KeyspaceMismatch, NotAMember, NotPinned, NoWorker, PinnedElsewhere
+from celery_sticky.keys import DIRECT, Slot, slot_for
+from celery_sticky.ownership.view import View
+from celery_sticky.settings import Settings
+from celery_sticky.stores.directory import NO_VERSION, Directory
+
+FRESH = 1.0
+"""Seconds for which what was read is used."""
+REMEMBERED = 10_000
+"""Keys of a keyspace whose pins are remembered."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was read of a keyspace."""
+
+    view: View | None = None
+    workers: tuple[Worker, ...] = ()
+    until: float = float("-inf")
+    pins: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Key -> incarnation (empty: none) and until when that is used."""
+
+
+class Places:
+    """Any thread may use it, also after a fork."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        open_directory: Callable[[str], Directory],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._open_directory, self._clock = settings, open_directory, clock
+        self._known: dict[str, _Known] = defaultdict(_Known)
+        self._idle: dict[tuple[int, str], deque[Directory]] = defaultdict(deque)
+
+    def of(self, keyspace: Keyspace, key: str) -> Slot:
+        """Return the queue that a key belongs to.
+
+        Raises:
+            StoreUnavailable: nothing was sent.
+            NoWorker, NotPinned, AssignmentFailed: it belongs to no queue now.
+            KeyspaceMismatch: its workers direct keys in another way than this process would.
+        """
+        now, known = self._clock(), self._known[keyspace.name]
+        if now >= known.until or (keyspace.pins and now >= known.pins.get(key, ("", now))[1]):
+            self._look(keyspace, key, known, now)
+        slots, view = self._settings().slots_of(keyspace.name), known.view
+        if view is not None:
+            return belongs(keyspace, key, slots, view, known.workers, known.pins.get(key, ("",))[0] or None)
+        if keyspace.unpinned == Unpinned.REFUSE:
+            raise NotPinned(f"key {key!r} of keyspace {keyspace.name!r} is pinned by no live worker")
+        if keyspace.assign is not None:
+            raise NoWorker(f"key {key!r}: no worker has taken part in keyspace {keyspace.name!r} yet")
+        return slot_for(key, slots)
+
+    def worker_for(self, keyspace: Keyspace, key: str) -> str | None:
+        """Return the worker that a key belongs to; None: it belongs to a slot that nobody owns."""
+        place = self.of(keyspace, key)
+        if isinstance(place, str):
+            return place.removeprefix(DIRECT)
+        view = self._known[keyspace.name].view
+        return view.owner[place] if view is not None else None
+
+    def pin(self, keyspace: Keyspace | None, worker: str | None, key: str, *, take: bool) -> None:
+        """Pin a key for the worker that this process belongs to.
+
+        Raises:
+            PinnedElsewhere, NotAMember, InvalidSettings, StoreUnavailable: it is not pinned.
+        """
+        name = _pinning(keyspace).name
+        if worker is None:
+            raise NotAMember(f"keyspace {name!r}: keys are pinned by workers, and this process belongs to none")
+        self._known[name].pins.pop(key, None)
+        with self._directory(name) as directory:
+            other = directory.pin(worker, key, take=take)
+        if other is not None:
+            raise PinnedElsewhere(
+                f"key {key!r} is pinned by worker {other!r}: let it unpin, or take the key with `take=True`"
+            )
+
+    def unpin(self, keyspace: Keyspace | None, worker: str | None, key: str) -> bool:
+        """Let a key go that the worker has pinned; False: it had not."""
+        name = _pinning(keyspace).name
+        if worker is None:
+            return False
+        self._known[name].pins.pop(key, None)
+        with self._directory(name) as directory:
+            return directory.unpin(worker, key)
+
+    def close(self) -> None:
+        """Let go of every connection. It may still be used."""
+        while self._idle:
+            for directory in self._idle.popitem()[1]:
+                directory.close()
+
+    def _look(self, keyspace: Keyspace, key: str, known: _Known, now: float) -> None:
+        view = known.view
+        version = NO_VERSION if view is None else (view.version, view.generation)
+        with self._directory(keyspace.name) as directory:
+            look = directory.look(version, [key] if keyspace.pins else [])
+        if look.changed:
+            if look.view is not None and look.view.hash != keyspace.hash_name:
+                raise KeyspaceMismatch(
+                    f"the workers of keyspace {keyspace.name!r} are configured with {look.view.hash!r}, "
+                    f"this process with {keyspace.hash_name!r}"
+                )
+            known.view, known.workers = look.view, workers_of(look.view) if look.view is not None else ()
+        known.until = now + FRESH
+        if keyspace.pins:
+            if len(known.pins) >= REMEMBERED:
+                known.pins.clear()
+            known.pins[key] = (look.pins.get(key, ""), now + FRESH)
+
+    @contextmanager
+    def _directory(self, keyspace: str) -> Iterator[Directory]:
+        # A directory is used by one thread at a time, and a connection is not shared with a forked child.
+        idle = self._idle[os.getpid(), keyspace]
+        try:
+            directory = idle.pop()
+        except IndexError:
+            directory = self._open_directory(keyspace)
+        try:
+            yield directory
+        except BaseException:
+            directory.close()
+            raise
+        idle.append(directory)
+
+
+def _pinning(keyspace: Keyspace | None) -> Keyspace:
+    if keyspace is None or not keyspace.pins:
+        raise InvalidSettings("keys of this keyspace cannot be pinned: declare it as `Keyspace(name, pins=True)`")
+    return keyspace

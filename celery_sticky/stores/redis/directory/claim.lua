@@ -1,0 +1,38 @@
+-- Claim keys for a member, if the document is the known one and the pins are as it thinks.
+-- ARGV: incarnation, call, known version, known generation, then for each: key, pin ('': nobody), run ('1' or '0')
+-- Reply: 'gone'; or 'changed' and the document (nil: none); or 'done', and for each key what is said of it and by whom
+local incarnation = ARGV[1]
+if not may_act(incarnation) or not in_turn(incarnation, ARGV[2]) then
+  return {'gone'}
+end
+local changed, document = compared(ARGV[3], ARGV[4])
+if changed then
+  return {'changed', document}
+end
+
+local time = redis.call('TIME')
+local token = math.max(tonumber(redis.call('HGET', CALLS, '') or 0), time[1] * 1000 + math.floor(time[2] / 1000))
+local reply = {'done'}
+local function say(said, value)
+  reply[#reply + 1] = said
+  reply[#reply + 1] = value
+end
+
+for i = 5, #ARGV, 3 do
+  local key, pin = ARGV[i], (pinned(ARGV[i]))
+  local _, held_by = holder(key)
+  if pin ~= ARGV[i + 1] then
+    say('pinned', pin)
+  elseif ARGV[i + 2] == '0' then
+    say('right', '')
+  elseif held_by and held_by ~= incarnation and lives(held_by) then
+    say('held', held_by)
+  else
+    token = token + 1
+    local written = string.format('%.0f', token)
+    redis.call('HSET', CLAIMS, key, written .. ' ' .. incarnation)
+    say('granted', written)
+  end
+end
+redis.call('HSET', CALLS, '', string.format('%.0f', token))
+return reply

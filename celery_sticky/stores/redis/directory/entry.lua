@@ -1,0 +1,47 @@
+-- In front of every script of the directory. All keys of a keyspace, in one order:
+--   <root>:view       hash  the ownership document: version, generation, store_id, document
+--   <root>:beats      hash  incarnation -> heartbeat counter: whoever has one lives
+--   <root>:claims     hash  key -> '<token> <incarnation>' of who may run it
+--   <root>:pins       hash  key -> '<incarnation> <worker>' of who has pinned it
+--   <root>:enlisted   hash  worker -> its last incarnation
+--   <root>:calls      hash  incarnation -> number of its last call; '' -> the last token
+local VIEW, BEATS, CLAIMS, PINS, ENLISTED, CALLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+
+local function lives(incarnation)
+  return redis.call('HEXISTS', BEATS, incarnation) == 1
+end
+
+-- The incarnation and the worker that have pinned a key; '' where nobody who lives has.
+local function pinned(key)
+  local incarnation, worker = string.match(redis.call('HGET', PINS, key) or '', '^(%S+) (.*)$')
+  if incarnation and lives(incarnation) then
+    return incarnation, worker
+  end
+  return '', ''
+end
+
+local function holder(key)
+  return string.match(redis.call('HGET', CLAIMS, key) or '', '^(%S+) (.*)$')
+end
+
+-- Whether the document is another one than the known one; and what of it the caller has to learn.
+local function compared(version, generation)
+  local stored = redis.call('HMGET', VIEW, 'version', 'generation')
+  if (stored[1] or '0') == version and (stored[2] or '0') == generation then
+    return false, false
+  end
+  return true, redis.call('HGET', VIEW, 'document')
+end
+
+-- A member of the keyspace in this run of the server: another run may have lost claims that are trusted still.
+local function may_act(incarnation)
+  return lives(incarnation) and redis.call('HGET', VIEW, 'store_id') == run_id()
+end
+
+local function in_turn(incarnation, call)
+  if tonumber(redis.call('HGET', CALLS, incarnation) or 0) >= tonumber(call) then
+    return false
+  end
+  redis.call('HSET', CALLS, incarnation, call)
+  return true
+end

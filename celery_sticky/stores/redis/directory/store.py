@@ -1,0 +1,106 @@
+"""The directory of a keyspace in Redis: `entry.lua` tells which keys there are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from celery_sticky.errors import NotAMember
+from celery_sticky.ownership.events import ViewChanged
+from celery_sticky.ownership.view import View
+from celery_sticky.redis_clients import key_prefix
+from celery_sticky.stores.directory import Answer, Claims, Look, Said, Version, Wish
+from celery_sticky.stores.redis.client import Client, script
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+VERBS = ("look", "claim", "release", "pin", "unpin", "enlist", "enlisted", "strike", "sweep")
+AT_ONCE = 500
+"""Keys that one script looks at."""
+
+
+class RedisDirectory(Client[ViewChanged]):
+    """See `celery_sticky.stores.directory.Directory`."""
+
+    def __init__(
+        self, connection: Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
+    ) -> None:
+        self._keyspace = keyspace
+        root = f"{key_prefix(connection)}{prefix}:{keyspace}"
+        self._keys = [f"{root}:{name}" for name in ("view", "beats", "claims", "pins", "enlisted", "calls")]
+        ahead = script("celery_sticky.stores.redis", "run_id") + script(__package__, "entry")
+        scripts = {verb: ahead + script(__package__, verb) for verb in VERBS}
+        super().__init__(connection, root, scripts, _signal, socket_timeout)
+
+    def look(self, known: Version, keys: Collection[str]) -> Look:
+        """See `Directory.look`."""
+        changed, document, *pins = self._ask("look", *known, *keys)
+        found = {key: pin.decode() for key, pin in zip(keys, pins, strict=True) if pin}
+        return Look(changed == 1, _view(document), found)
+
+    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish]) -> Claims:
+        """See `Directory.claim`."""
+        asked = [part for wish in wishes for part in (wish.key, wish.pin, int(wish.run))]
+        what, *rest = self._ask("claim", incarnation, call, *known, *asked)
+        match what:
+            case b"gone":
+                return Claims(member=False)
+            case b"changed":
+                return Claims(member=True, changed=True, view=_view(rest[0] if rest else None))
+        pairs = zip(rest[::2], rest[1::2], strict=True)
+        answers = {wish.key: _answer(*pair) for wish, pair in zip(wishes, pairs, strict=True)}
+        return Claims(member=True, answers=answers)
+
+    def release(self, incarnation: str, call: int, keys: Collection[str]) -> None:
+        """See `Directory.release`."""
+        self._ask("release", incarnation, call, *keys)
+
+    def pin(self, worker: str, key: str, *, take: bool) -> str | None:
+        """See `Directory.pin`."""
+        what, *rest = self._ask("pin", worker, key, int(take))
+        if what == b"gone":
+            raise NotAMember(f"worker {worker!r} is no live member of keyspace {self._keyspace!r} now")
+        return rest[0].decode() if what == b"held" else None
+
+    def unpin(self, worker: str, key: str) -> bool:
+        """See `Directory.unpin`."""
+        return bool(self._ask("unpin", worker, key) == 1)
+
+    def enlist(self, worker: str, incarnation: str) -> None:
+        """See `Directory.enlist`."""
+        self._ask("enlist", worker, incarnation)
+
+    def enlisted(self) -> Mapping[str, str]:
+        """See `Directory.enlisted`."""
+        flat = [part.decode() for part in self._ask("enlisted")]
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def strike(self, worker: str, incarnation: str) -> None:
+        """See `Directory.strike`."""
+        self._ask("strike", worker, incarnation)
+
+    def sweep(self, start: str = "0") -> str:
+        """See `Directory.sweep`."""
+        return str(self._ask("sweep", start, AT_ONCE).decode())
+
+    def _ask(self, verb: str, *args: Any) -> Any:
+        return self._run(verb, self._keys, args)
+
+
+def _view(document: bytes | None) -> View | None:
+    return None if document is None else View.from_bytes(document)
+
+
+def _answer(said: bytes, value: bytes) -> Answer:
+    what = Said(said.decode())
+    return Answer(what, token=int(value)) if what is Said.GRANTED else Answer(what, by=value.decode())
+
+
+def _signal(payload: bytes) -> ViewChanged | None:
+    with suppress(ValueError):
+        what, _, version = payload.decode().partition(":")
+        if what == "changed":
+            return ViewChanged(int(version))
+    return None

@@ -1,0 +1,6 @@
+-- Forget a worker, if this still is its last incarnation.
+-- ARGV: worker, incarnation
+if redis.call('HGET', ENLISTED, ARGV[1]) == ARGV[2] then
+  return redis.call('HDEL', ENLISTED, ARGV[1])
+end
+return 0

@@ -1,0 +1,146 @@
+"""The direct queues that a worker reads: its own, and those of workers that are gone and whose heir it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from celery_sticky.assignment import heir
+from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.keys import DIRECT, direct
+from celery_sticky.ownership.view import View
+from celery_sticky.queues.base import SlotQueues
+from celery_sticky.stores.directory import Directory
+from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.lease import boottime
+
+logger = logging.getLogger("celery_sticky.director")
+
+LOOK_EVERY = 5.0
+"""Seconds between two looks for direct queues of workers that are gone."""
+COUNTED_EVERY = 60.0
+"""Seconds between two looks whether they are empty."""
+KEPT = 3600.0
+"""Seconds that the empty queue of a worker that is gone is still looked after: a slow sender may know no better."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """A direct queue that is ours to read."""
+
+    epoch: int
+    empty_since: float | None = None
+
+
+class DirectQueues:
+    """Which of them are open here. Used by the director's thread, save for `close_all`."""
+
+    def __init__(self, keyspace: str, worker: str, connect: Callable[[], SlotQueues], courier: Courier) -> None:
+        self._name, self._worker, self._mine = keyspace, worker, direct(worker)
+        self._connect, self._courier = connect, courier
+        self._queues: dict[str, _Queue] = {}
+        self._fences: dict[str, int] = {}
+        self._enlisted: dict[str, str] = {}
+        self._look_at = self._count_at = 0.0
+        self._sweep_from: str | None = None
+        self._stopping = False
+
+    @property
+    def outbid(self) -> bool:
+        """Whether a queue was refused: its fence is another one's."""
+        return bool(self._fences)
+
+    def close_all(self) -> None:
+        """The membership is over. May be called from another thread; `forget_all` follows in ours."""
+        for name in list(self._queues):
+            self._courier.close((self._name, name))
+
+    def forget_all(self) -> None:
+        """The membership is over, or a new one has begun."""
+        self.close_all()
+        self._queues.clear()
+        self._fences.clear()
+        self._stopping = False
+
+    def members_changed(self) -> None:
+        """Somebody has come or gone: look whose heir we are, and for what names those that are gone."""
+        self._look_at, self._sweep_from = 0.0, "0"
+
+    def refused(self, name: str, fence: int) -> None:
+        """The broker has refused to open a queue: it is fenced at this epoch."""
+        self._fences[name] = max(fence, self._fences.get(name, 0))
+        if self._queues.pop(name, None) is not None:
+            logger.info("keyspace %s: queue %s is fenced at epoch %d", self._name, name, fence)
+
+    def drained(self, name: str) -> bool:
+        """Nothing of a stopped queue is left here; True if it is our own, for good."""
+        if name != self._mine or not self._stopping:
+            return False
+        self._queues.pop(name, None)
+        return True
+
+    def look_after(self, directory: Directory, view: View, incarnation: str, *, leaving: bool) -> bool:
+        """Open and close what is to be. True if our own queue is closed for good without more ado."""
+        now = boottime()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            self._enlisted = dict(directory.enlisted())
+        heritage = {direct(name) for name in self._enlisted if heir(view, name) == self._worker}
+        closed = leaving and self._stop_mine()
+        for name in heritage - self._queues.keys():
+            logger.info("keyspace %s: %s is gone: its direct queue is emptied from here", self._name, name)
+        for name in (heritage if leaving else heritage | {self._mine}) - self._queues.keys():
+            self._open(name, view, incarnation)
+        for name in self._queues.keys() - heritage - {self._mine}:
+            del self._queues[name]
+            self._courier.close((self._name, name))
+        self._fences = {name: fence for name, fence in self._fences.items() if name not in self._queues}
+        for name in self._fences.keys() - heritage - {self._mine}:
+            del self._fences[name]
+        if heritage:
+            self._tidy(directory, now)
+        return closed
+
+    def _open(self, name: str, view: View, incarnation: str) -> None:
+        if incarnation:
+            epoch = max(view.version, self._fences.get(name, 0) + 1)
+            self._queues[name] = _Queue(epoch)
+            self._courier.open((self._name, name), epoch, incarnation)
+
+    def _stop_mine(self) -> bool:
+        """Leaving: pass on what comes while something of the queue runs here, then close it. True: it is closed."""
+        place = (self._name, self._mine)
+        if self._stopping or self._courier.consult(lambda desk: desk.gate.busy(place)):
+            return False
+        self._stopping = True
+        if self._mine not in self._queues:
+            return True
+        self._courier.stop(place)
+        return False
+
+    def _tidy(self, directory: Directory, now: float) -> None:
+        if now >= self._count_at:
+            self._count_at = now + COUNTED_EVERY
+            with suppress(BrokerUnavailable):
+                self._forget_empty(directory, now)
+        if self._sweep_from is not None:
+            on = directory.sweep(self._sweep_from)
+            self._sweep_from = None if on == "0" else on
+
+    def _forget_empty(self, directory: Directory, now: float) -> None:
+        """Forget workers whose queue has been empty for long."""
+        queues = self._connect()
+        try:
+            names = [name for name in self._queues if name != self._mine]
+            for name, depth in queues.depth(self._name, names).items():
+                queue, worker = self._queues[str(name)], str(name).removeprefix(DIRECT)
+                if depth.waiting or depth.deferred or depth.in_flight:
+                    queue.empty_since = None
+                elif queue.empty_since is None:
+                    queue.empty_since = now
+                elif now >= queue.empty_since + KEPT:
+                    directory.strike(worker, self._enlisted.pop(worker, ""))
+        finally:
+            queues.close()

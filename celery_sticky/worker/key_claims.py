@@ -1,0 +1,194 @@
+"""Which keys of directed keyspaces this worker has something to do with, and which of them it may run. Pure.
+
+An entry of such a keyspace is let into the gate, and starts only when its key is claimed. While anything of a key is
+left here the claim is kept; whether the key still belongs here is asked anew now and then. Whoever shares this between
+threads holds the courier's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from celery_sticky.ownership.gate import Entry, Gate, KeyId, Stage
+
+REVIEW = 1.0
+"""Seconds after which it is looked whether a claimed key still belongs here."""
+UNSTARTED = (Stage.WAITING, Stage.READY, Stage.HANDED)
+
+
+@dataclass(slots=True)
+class Question:
+    """A key that something is to be decided of."""
+
+    key: str
+    pin: str
+    """Who has pinned it, as far as is known."""
+    claimed: bool
+    slots: Collection[int | str]
+    """Where its messages came from that have not started."""
+
+
+@dataclass(slots=True)
+class _Key:
+    entries: dict[Entry, None] = field(default_factory=dict)
+    """In the order in which they came."""
+    pin: str = ""
+    token: int = 0
+    """0: it is not claimed."""
+    asked: bool = False
+    """It may be claimed: a request was sent."""
+    elsewhere: bool = False
+    """It is claimed, and belongs to another worker now: what has started ends here, the rest goes."""
+    ask_at: float = 0.0
+
+
+class KeyClaims:
+    """The books of all directed keyspaces of a worker. `now` is in seconds on one clock."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._keys: dict[str, dict[str, _Key]] = {}
+        self._incarnations: dict[str, str] = {}
+        self._mine: dict[str, str] = {}
+        self._released: dict[str, set[str]] = {}
+
+    def serve(self, keyspace: str, incarnation: str, mine: str) -> None:
+        """This is who we are in the keyspace now, and our direct queue: what was claimed as another one is void."""
+        self._incarnations[keyspace], self._mine[keyspace] = incarnation, mine
+        self._released[keyspace] = set()
+        for known in self._keys.setdefault(keyspace, {}).values():
+            known.token, known.asked, known.elsewhere, known.ask_at = 0, False, False, 0.0
+            for entry in known.entries:
+                entry.pending = True  # those that have started go on; should one start again, it needs the claim anew
+
+    def incarnation(self, keyspace: str) -> str:
+        """Return who we are there."""
+        return self._incarnations.get(keyspace, "")
+
+    # -- entries -------------------------------------------------------------------------------
+
+    def prepare(self, entry: Entry) -> None:
+        """An entry is about to enter the gate, or to have another turn."""
+        keyspace, key = _claim_of(entry)
+        known = self._keys.get(keyspace, {}).get(key)
+        entry.pending = known is None or not known.token or known.elsewhere or self._foreign(entry)
+        if known is not None:
+            entry.token = known.token
+
+    def note(self, entry: Entry) -> None:
+        """The entry is in the gate."""
+        keyspace, key = _claim_of(entry)
+        known = self._keys.setdefault(keyspace, {}).setdefault(key, _Key())
+        known.entries[entry] = None
+        if entry.pending:
+            known.ask_at = 0.0
+
+    def take_in(self) -> None:
+        """Strike out what is gone from the gate."""
+        freed, self._gate.freed[:] = self._gate.freed[:], []
+        for entry in freed:
+            if entry.stage is not Stage.GONE and not entry.withdrawn:
+                continue
+            keyspace, key = _claim_of(entry)
+            known = self._keys[keyspace].get(key)
+            if known is None:
+                continue
+            known.entries.pop(entry, None)
+            if not known.entries:
+                del self._keys[keyspace][key]
+                if known.asked:
+                    self._released[keyspace].add(key)
+
+    def __len__(self) -> int:
+        return sum(len(keys) for keys in self._keys.values())
+
+    # -- what to ask ---------------------------------------------------------------------------
+
+    def questions(self, keyspace: str, now: float, most: int) -> list[Question]:
+        """Return keys of which something is to be decided now."""
+        self.take_in()
+        found: list[Question] = []
+        for key, known in self._keys.get(keyspace, {}).items():
+            if len(found) == most:
+                break
+            if now < known.ask_at:
+                continue
+            slots = {entry.slot[1] for entry in known.entries if entry.stage in UNSTARTED}
+            if slots:
+                found.append(Question(key, known.pin, bool(known.token), slots))
+        return found
+
+    def review(self, keyspace: str) -> None:
+        """The members have changed: ask of every key again."""
+        for known in self._keys.get(keyspace, {}).values():
+            known.ask_at = 0.0
+
+    def asking(self, keyspace: str, keys: Iterable[str]) -> None:
+        """These keys are about to be claimed: whether the answer comes or not, they may be ours after it."""
+        for key in keys:
+            if (known := self._keys[keyspace].get(key)) is not None:
+                known.asked = True
+                self._released[keyspace].discard(key)
+            else:
+                self._released[keyspace].add(key)
+
+    def to_release(self, keyspace: str) -> list[str]:
+        """Return keys of which nothing is left here, and that we may have claimed."""
+        self.take_in()
+        gone, known = self._released.get(keyspace, set()), self._keys.get(keyspace, {})
+        for key in gone & known.keys():
+            gone.discard(key)  # it has come back, and nobody has given it back meanwhile
+            known[key].asked = True
+        return list(gone)
+
+    def released(self, keyspace: str, keys: Iterable[str]) -> None:
+        """These were given back."""
+        self._released[keyspace].difference_update(keys)
+
+    # -- what was answered ---------------------------------------------------------------------
+
+    def unstarted(self, keyspace: str, key: str) -> list[Entry]:
+        """Return the entries of a key that have not started, in order."""
+        known = self._keys[keyspace].get(key)
+        return [entry for entry in known.entries if entry.stage in UNSTARTED] if known is not None else []
+
+    def pinned(self, keyspace: str, key: str, pin: str) -> None:
+        """The key is pinned by this incarnation, or (empty) by nobody: ask again with that in mind."""
+        if (known := self._keys[keyspace].get(key)) is not None:
+            known.pin, known.ask_at = pin, 0.0
+
+    def ask_at(self, keyspace: str, key: str, when: float) -> None:
+        """Ask of this key again then."""
+        if (known := self._keys[keyspace].get(key)) is not None:
+            known.ask_at = when
+
+    def granted(self, keyspace: str, key: str, token: int, now: float) -> None:
+        """The key is claimed: let its entries start."""
+        known = self._keys[keyspace].get(key)
+        if known is None:
+            return
+        known.token, known.elsewhere, known.ask_at = token, False, now + REVIEW
+        for entry in list(known.entries):
+            if entry.pending and not self._foreign(entry):
+                self._gate.clear(entry, token)
+
+    def reviewed(self, keyspace: str, key: str, now: float, *, elsewhere: bool) -> None:
+        """The key is claimed still, and belongs here, or elsewhere by now."""
+        known = self._keys[keyspace].get(key)
+        if known is None:
+            return
+        if elsewhere or not known.elsewhere:
+            known.elsewhere, known.ask_at = elsewhere, now + REVIEW
+        else:
+            self.granted(keyspace, key, known.token, now)
+
+    def _foreign(self, entry: Entry) -> bool:
+        """Whether it comes from the direct queue of another worker: nothing of that runs here."""
+        keyspace, slot = entry.slot
+        return isinstance(slot, str) and slot != self._mine.get(keyspace)
+
+
+def _claim_of(entry: Entry) -> KeyId:
+    assert entry.claim is not None
+    return entry.claim

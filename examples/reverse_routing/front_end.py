@@ -1,0 +1,108 @@
+"""A front end: a Celery worker that holds WebSocket clients. It pins their ids, so what is sent to them comes here."""
+
+import asyncio
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from celery import Celery
+from celery.signals import worker_ready, worker_shutting_down
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from celery_sticky import Keyspace, NotAMember, PinnedElsewhere, Sticky, StoreUnavailable
+
+redis = os.environ.get("BROKER_URL", "redis://localhost:6379/0")
+prefix = {"global_keyprefix": os.environ.get("KEY_PREFIX", "reverse-routing:")}
+
+app = Celery("front_end", broker=redis, backend=redis)
+app.conf.update(
+    broker_transport_options=prefix,
+    result_backend_transport_options=prefix,
+    sticky_lease_ttl=3.0,  # short, so that the example is: what waits at a dead front end moves after 4 s
+    sticky_lease_margin=0.8,
+    sticky_settle=0.5,
+)
+sticky = Sticky(app)
+sticky.keyspace(Keyspace("clients", pins=True, unpinned="refuse"))
+
+connections: dict[str, ServerConnection] = {}
+"""Client -> its connection, if this process holds it."""
+changing = asyncio.Lock()
+"""Connections and pins change together."""
+
+
+@app.task(
+    key="client",
+    keyspace="clients",
+    bind=True,
+    autoretry_for=(KeyError, ConnectionClosed, TimeoutError),  # it has just left: the retry goes where it is then
+    default_retry_delay=1,
+)
+def push(self, client, text):
+    connection = connections[client]
+    asyncio.run_coroutine_threadsafe(deliver(connection, text), connection.loop).result(timeout=10)
+    return f"delivered by {self.request.sticky.worker}"
+
+
+async def deliver(connection: ServerConnection, text: str) -> None:
+    async with asyncio.timeout(5):
+        await connection.send(text)
+        await (await connection.ping())  # what is sent on a connection comes in order: the answer says that both came
+
+
+async def hold(connection: ServerConnection) -> None:
+    """Hold a client, whose first message is its id, until it goes."""
+    with suppress(ConnectionClosed):
+        client = await connection.recv()
+        try:
+            async with changing:
+                connections[client] = connection  # before the pin: something may be sent to it at once
+                await asyncio.to_thread(sticky.pin, client, "clients", take=True)
+            await connection.send("welcome")
+            async for _ in connection:
+                pass  # what clients say is of no interest here
+        except (NotAMember, StoreUnavailable):
+            await connection.close(1013, "try again later")
+        finally:
+            async with changing:
+                if connections.get(client) is connection:  # else it has come back already
+                    del connections[client]
+                    await asyncio.to_thread(sticky.unpin, client, "clients")
+
+
+async def keep_pins() -> None:
+    """Pin every client again now and then: a worker that has lost its lease has lost its pins."""
+    while True:
+        await asyncio.sleep(5)
+        for client, connection in list(connections.items()):
+            try:
+                async with changing:
+                    if connections.get(client) is connection:
+                        await asyncio.to_thread(sticky.pin, client, "clients")
+            except PinnedElsewhere:  # it has gone there, and this connection has not noticed yet
+                await connection.close()
+            except (NotAMember, StoreUnavailable):
+                pass  # next time
+
+
+async def serve_clients() -> None:
+    loop = asyncio.get_running_loop()
+    port = int(os.environ.get("PORT", "0"))
+    async with serve(hold, "127.0.0.1", port) as server:
+        if "PORT_FILE" in os.environ:
+            Path(os.environ["PORT_FILE"]).write_text(str(server.sockets[0].getsockname()[1]))
+
+        @worker_shutting_down.connect(weak=False)
+        def close(**_):  # clients go to another front end, while this one finishes its tasks
+            loop.call_soon_threadsafe(server.close)
+
+        pins = asyncio.create_task(keep_pins())
+        await server.wait_closed()
+        pins.cancel()
+
+
+@worker_ready.connect
+def start(**_):
+    threading.Thread(target=asyncio.run, args=[serve_clients()], daemon=True).start()

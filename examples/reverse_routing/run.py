@@ -1,0 +1,149 @@
+"""Sends to six WebSocket clients at two front ends, while they move. Exit status 1 if a text is lost or astray."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import redis
+from celery.result import AsyncResult
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from celery_sticky import NotPinned
+
+CLIENTS = ("ada", "bob", "cyd", "dan", "eve", "fay")
+HERE = Path(__file__).parent
+
+
+def celery(*words: str) -> list[str]:
+    return [sys.executable, "-m", "celery", "-A", "front_end", *words]
+
+
+def start(name: str, folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PORT_FILE": str(folder / f"{name}.port")}
+    words = ("worker", "-n", f"{name}@%h", "-P", "threads", "-c", "4", "--without-gossip", "--without-mingle")
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(celery(*words), cwd=HERE, env=environment, stdout=log, stderr=log)
+
+
+def wait(what: str, happened: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > until:
+            raise SystemExit(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+class Client:
+    """A WebSocket client, and what it was sent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connection: ClientConnection | None = None
+        self.received: list[str] = []
+
+    def connect(self, port: int) -> None:
+        """Connect, again if it was connected, and wait until the front end has it."""
+        old = self.connection
+        wait(f"a front end takes {self.name}", lambda: self._is_taken(port))
+        if old is not None:
+            old.close()
+
+    def _is_taken(self, port: int) -> bool:
+        welcome, answered = threading.Event(), threading.Event()
+
+        def listen() -> None:
+            with suppress(ConnectionClosed), connect(f"ws://127.0.0.1:{port}", proxy=None) as connection:
+                self.connection = connection
+                connection.send(self.name)
+                for text in connection:
+                    if text == "welcome":  # not always the first: it is pinned before
+                        welcome.set()
+                        answered.set()
+                    else:
+                        self.received.append(text)
+            answered.set()  # the front end has said that it cannot have it now
+
+        threading.Thread(target=listen, daemon=True).start()
+        return answered.wait(10) and welcome.is_set()
+
+
+def main(folder: Path) -> int:
+    prefix = os.environ["KEY_PREFIX"] = f"reverse-routing-{os.getpid()}:"
+    sys.path.insert(0, str(HERE))
+    from front_end import app, push
+
+    clients = {name: Client(name) for name in CLIENTS}
+    sent: dict[str, list[str]] = {name: [] for name in CLIENTS}
+
+    def send(names: Iterable[str], text: str) -> dict[str, AsyncResult]:
+        """Send to clients by their names: nothing here knows where they are."""
+        for name in names:
+            sent[name].append(f"{text}, {name}")
+        return {name: push.delay(name, sent[name][-1]) for name in names}
+
+    def show(results: dict[str, AsyncResult]) -> None:
+        for name, result in results.items():
+            print(f"  to {name}: {result.get(timeout=30)}")
+
+    subprocess.run(celery("sticky", "init"), cwd=HERE, check=True, stdout=subprocess.DEVNULL)
+    front_ends = {name: start(name, folder) for name in ("one", "two")}
+    try:
+        ports = {}
+        for name in front_ends:
+            file = folder / f"{name}.port"
+            wait(f"{name} serves clients", lambda file=file: file.exists() and file.read_text() != "")
+            ports[name] = int(file.read_text())
+
+        for name in CLIENTS:
+            clients[name].connect(ports["one" if name in ("ada", "bob", "cyd") else "two"])
+        print("ada, bob and cyd are at one, dan, eve and fay at two")
+        show(send(CLIENTS, "hello"))
+
+        clients["ada"].connect(ports["two"])
+        print("ada is at two")
+        show(send(["ada"], "hello again"))
+
+        front_ends["one"].kill()
+        early = send(["bob"], "where are you")
+        for name in ("bob", "cyd"):
+            clients[name].connect(ports["two"])
+        print("one is killed (SIGKILL), bob and cyd are at two")
+        show(send(CLIENTS, "still there"))
+        print("and what was sent to bob before he was at two")
+        show(early)
+
+        with suppress(NotPinned):
+            push.delay("gus", "hello")
+            raise SystemExit("gus is nowhere, and could be sent to")
+        print("to gus, who is nowhere: refused")
+
+        time.sleep(0.5)  # for what should not arrive
+    finally:
+        for worker in front_ends.values():
+            worker.terminate()
+        for worker in front_ends.values():
+            worker.wait()
+        with redis.Redis.from_url(app.conf.broker_url) as server:
+            for key in server.scan_iter(f"{prefix}*"):
+                server.delete(key)
+
+    # As a set: a text that was on its way when its front end was killed is sent again.
+    wrong = [name for name in CLIENTS if set(clients[name].received) != set(sent[name])]
+    for name in wrong:
+        print(f"{name} was sent {sent[name]} and received {clients[name].received}")
+    print(
+        f"{sum(map(len, sent.values()))} texts sent, {len(wrong)} of {len(CLIENTS)} clients missed one or got another's"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        sys.exit(main(Path(made)))

@@ -1,0 +1,234 @@
+"""The contract of directories on every driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from harness.store_servers import InMemory, Private, Standing
+
+from celery_sticky.errors import NotAMember
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import View
+from celery_sticky.stores import Store, open_directory, open_store
+from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Directory, Said, Wish
+from celery_sticky.stores.memory import MemoryServer, MemoryStore
+from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.store_contract import StoreServer, first_view, joined
+
+
+def version(view: View) -> tuple[int, int]:
+    return view.version, view.generation
+
+
+class Place:
+    """A store and directories beside it, at one server."""
+
+    def __init__(self, server: StoreServer[Any], open_it: Callable[[], Directory]) -> None:
+        self.server, self.open_it = server, open_it
+        self.store: Store = server.connect("default", "one")
+        self.directory = open_it()
+        self.view = joined(self.store, joined(self.store, first_view(self.store), "a"), "b")
+        self.calls = 0
+        for name in "ab":
+            self.directory.enlist(name, f"{name}-1")
+
+    def ask(self, incarnation: str, *wishes: Wish, view: View | None = None) -> Claims:
+        self.calls += 1
+        return self.directory.claim(incarnation, self.calls, version(view or self.view), wishes)
+
+    def claim(self, incarnation: str, key: str, pin: str = "") -> Answer:
+        return self.ask(incarnation, Wish(key, pin, run=True)).answers[key]
+
+    def release(self, incarnation: str, *keys: str) -> None:
+        self.calls += 1
+        self.directory.release(incarnation, self.calls, keys)
+
+    def evict(self, name: str) -> None:
+        new = changes.evict(self.view, name)
+        assert self.store.swap(self.view, new)
+        self.view = new
+
+    def close(self) -> None:
+        self.store.close()
+        self.directory.close()
+
+
+class DirectoryContract:
+    """What every directory does."""
+
+    @pytest.fixture
+    def place(self) -> Iterator[Place]:
+        raise NotImplementedError
+
+    def test_a_key_is_one_workers_to_run_until_it_is_given_back(self, place: Place) -> None:
+        first = place.claim("a-1", "k")
+        assert first.said is Said.GRANTED and first.token > 0
+        assert place.claim("b-1", "k") == Answer(Said.HELD, by="a-1")
+        place.release("b-1", "k")
+        assert place.claim("b-1", "k") == Answer(Said.HELD, by="a-1"), "only who has it can give it back"
+        place.release("a-1", "k")
+        assert place.claim("b-1", "k").token > first.token
+
+    def test_of_two_claims_at_once_one_is_granted(self, place: Place) -> None:
+        wishes = [Wish(f"k{i}", "", run=True) for i in range(200)]
+
+        def claim(name: str) -> Claims:
+            directory = place.open_it()
+            try:
+                return directory.claim(f"{name}-1", 1, version(place.view), wishes)
+            finally:
+                directory.close()
+
+        with ThreadPoolExecutor(2) as threads:
+            a, b = threads.map(claim, "ab")
+        for wish in wishes:
+            said = {a.answers[wish.key].said, b.answers[wish.key].said}
+            assert said == {Said.GRANTED, Said.HELD}
+
+    def test_claimed_again_by_the_same_it_gets_a_higher_token(self, place: Place) -> None:
+        assert place.claim("a-1", "k").token < place.claim("a-1", "k").token
+
+    def test_an_eviction_makes_claims_and_pins_void(self, place: Place) -> None:
+        place.directory.pin("a", "p", take=False)
+        token = place.claim("a-1", "k").token
+        place.evict("a")
+        assert place.claim("b-1", "k").token > token
+        assert place.directory.look(NO_VERSION, ["p"]).pins == {}
+        assert place.directory.pin("b", "p", take=False) is None
+        assert not place.ask("a-1", Wish("x", "", run=True)).member
+        with pytest.raises(NotAMember):
+            place.directory.pin("a", "x", take=True)
+
+    def test_a_claim_thought_out_with_other_members_is_refused_and_tells_them(self, place: Place) -> None:
+        old = place.view
+        place.evict("b")
+        claims = place.ask("a-1", Wish("k", "", run=True), view=old)
+        assert claims == Claims(member=True, changed=True, view=place.view)
+        place.release("a-1", "k")
+        assert place.claim("a-1", "k").said is Said.GRANTED
+
+    def test_a_claim_thought_out_with_another_pin_is_refused_and_tells_it(self, place: Place) -> None:
+        place.directory.pin("b", "k", take=False)
+        assert place.claim("a-1", "k") == Answer(Said.PINNED, by="b-1")
+        assert place.claim("b-1", "k", pin="b-1").said is Said.GRANTED
+        place.directory.unpin("b", "k")
+        assert place.claim("b-1", "k", pin="b-1") == Answer(Said.PINNED)
+
+    def test_who_does_not_want_to_run_a_key_claims_nothing(self, place: Place) -> None:
+        assert place.ask("a-1", Wish("k", "", run=False)).answers == {"k": Answer(Said.RIGHT)}
+        assert place.claim("b-1", "k").said is Said.GRANTED
+        assert place.ask("a-1", Wish("k", "", run=False)).answers == {"k": Answer(Said.RIGHT)}
+
+    def test_a_request_that_arrives_late_changes_nothing(self, place: Place) -> None:
+        place.claim("a-1", "k")
+        place.directory.release("a-1", place.calls, ["k"])
+        assert place.claim("b-1", "k").said is Said.HELD, "a release from before the claim"
+        assert not place.directory.claim("a-1", place.calls - 1, version(place.view), [Wish("x", "", run=True)]).member
+        assert place.claim("b-1", "x").said is Said.GRANTED
+
+    def test_many_keys_are_answered_each_by_itself(self, place: Place) -> None:
+        place.claim("b-1", "k1")
+        place.directory.pin("b", "k2", take=False)
+        answers = place.ask("a-1", *(Wish(f"k{i}", "", run=i != 3) for i in range(5))).answers
+        said = [answers[f"k{i}"].said for i in range(5)]
+        assert said == [Said.GRANTED, Said.HELD, Said.PINNED, Said.RIGHT, Said.GRANTED]
+        assert answers["k0"].token < answers["k4"].token
+
+    def test_keys_may_have_any_text(self, place: Place) -> None:
+        for key in ("a b", "ä\n", "%s", "x" * 1024):
+            assert place.directory.pin("a", key, take=False) is None
+            assert place.directory.look(version(place.view), [key]).pins == {key: "a-1"}
+            assert place.claim("a-1", key, pin="a-1").said is Said.GRANTED
+
+    def test_a_pinned_key_is_told_refused_taken_and_let_go(self, place: Place) -> None:
+        directory = place.directory
+        assert directory.pin("a", "k", take=False) is None
+        assert directory.pin("a", "k", take=False) is None
+        assert directory.pin("b", "k", take=False) == "a"
+        assert directory.look(version(place.view), ["k", "other"]).pins == {"k": "a-1"}
+        assert not directory.unpin("b", "k")
+        assert directory.pin("b", "k", take=True) is None
+        assert not directory.unpin("a", "k")
+        assert directory.unpin("b", "k") and not directory.unpin("b", "k")
+
+    def test_a_look_tells_the_document_only_where_it_has_changed(self, place: Place) -> None:
+        assert not place.directory.look(version(place.view), []).changed
+        look = place.directory.look(NO_VERSION, [])
+        assert look.changed and look.view == place.view
+
+    def test_workers_are_enlisted_and_struck_out_by_incarnation(self, place: Place) -> None:
+        assert place.directory.enlisted() == {"a": "a-1", "b": "b-1"}
+        place.directory.enlist("a", "a-2")
+        place.directory.strike("a", "a-1")
+        assert place.directory.enlisted()["a"] == "a-2"
+        place.directory.strike("a", "a-2")
+        assert place.directory.enlisted() == {"b": "b-1"}
+
+    def test_a_sweep_removes_what_is_void_and_nothing_else(self, place: Place) -> None:
+        for name in "ab":
+            place.claim(f"{name}-1", f"{name}-key")
+            place.directory.pin(name, f"{name}-pin", take=False)
+        place.evict("a")
+        on = place.directory.sweep()
+        while on != "0":
+            on = place.directory.sweep(on)
+        assert place.claim("b-1", "a-key").said is Said.GRANTED
+        assert place.directory.look(NO_VERSION, ["b-pin"]).pins == {"b-pin": "b-1"}
+        assert not place.directory.claim("b-1", 1, version(place.view), []).member, "the calls of the living are known"
+
+    def test_a_change_of_the_document_is_heard(self, place: Place) -> None:
+        assert not place.directory.watch(0.0)
+        place.evict("a")
+        heard = place.directory.watch(10.0)
+        while not heard:
+            heard = place.directory.watch(10.0)
+
+
+class FaultyDirectoryContract(DirectoryContract):
+    """For servers that may be hurt."""
+
+    def test_another_run_of_the_server_grants_nothing_until_there_is_a_fresh_document(self, place: Place) -> None:
+        place.claim("a-1", "k")
+        place.server.restart()
+        place.close()
+        place.store, place.directory = place.server.connect("default", "one"), place.open_it()
+        assert not place.ask("b-1", Wish("x", "", run=True)).member, "it may have lost the claims of its last moments"
+        with pytest.raises(NotAMember):
+            place.directory.pin("a", "x", take=True)
+        fresh = replace(changes.fresh(slots=8, hash="h", generation=2, version=9, store_id=""))
+        fresh = replace(fresh, store_id=place.store.read().store_id)
+        assert place.store.swap(place.view, fresh)
+        place.view = joined(place.store, fresh, "c")
+        assert place.claim("c-1", "k").said is Said.GRANTED
+
+
+class TestMemory(FaultyDirectoryContract):
+    @pytest.fixture
+    def place(self) -> Iterator[Place]:
+        server = InMemory[Any](MemoryServer, MemoryStore)
+        server.connect("default", "one")
+        place = Place(server, lambda: MemoryDirectory(server.servers["one"], "default"))
+        yield place
+        place.close()
+
+
+class TestStandingRedis(DirectoryContract):
+    @pytest.fixture
+    def place(self, redis_url: str) -> Iterator[Place]:
+        place = Place(Standing(redis_url, open_store), lambda: open_directory(redis_url, "default", prefix="one"))
+        yield place
+        place.close()
+
+
+class TestValkey(FaultyDirectoryContract):
+    @pytest.fixture
+    def place(self, valkey: Callable[..., ValkeyServer]) -> Iterator[Place]:
+        server = valkey(appendonly=True)
+        place = Place(Private(server, open_store), lambda: open_directory(server.url, "default", prefix="one"))
+        yield place
+        place.close()

@@ -1,0 +1,91 @@
+"""Keyspaces that direct keys to workers, and tasks in them that write their runs into the history."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_sticky import Job, Keyspace, Sticky, Worker, jump
+from celery_sticky.keys import hash_key
+from celery_sticky.testing.recorder import Recorder
+
+
+def rendezvous(key: str, workers: Sequence[Worker]) -> Worker:
+    """Give a key to the worker whose name makes the highest hash with it: the least moves."""
+    return max(workers, key=lambda worker: hash_key(f"{worker.name} {key}".encode()))
+
+
+def quarrel(key: str, workers: Sequence[Worker]) -> Worker:
+    """Never be of one mind with the other workers: each process takes itself for the right one to ask next."""
+    here = os.environ.get("STICKY_TEST_SAYS")
+    return next((worker for worker in workers if worker.name.partition("@")[0] == here), workers[0])
+
+
+def broken(key: str, workers: Sequence[Worker]) -> Any:
+    """Fail, or name a stranger."""
+    if key == "raise":
+        raise LookupError("no such shard")
+    return "a stranger" if key == "stranger" else workers[0].name
+
+
+KEYSPACES = (
+    Keyspace("jumped", assign=jump),
+    Keyspace("custom", assign=rendezvous),
+    Keyspace("pinned", pins=True),
+    Keyspace("strict", pins=True, unpinned="refuse"),
+    Keyspace("both", assign=jump, pins=True),
+    Keyspace("broken", assign=broken),
+    Keyspace("quarrel", assign=quarrel),
+)
+
+
+def register(app: Celery, history: Path) -> None:
+    """Declare the keyspaces, and define for each a task `<keyspace>.record`."""
+    recorder, sticky = Recorder(history), Sticky.of(app)
+    for keyspace in KEYSPACES:
+        sticky.keyspace(keyspace)
+        _define(app, recorder, keyspace.name)
+
+    @sticky.job("front", keyspace=os.environ.get("STICKY_TEST_JOB_IN", "default"))
+    async def front(job: Job) -> None:
+        """A front end that holds the client of its key for as long as it runs."""
+        await asyncio.to_thread(sticky.pin, job.key, "pinned")
+        async for _ in job.inbox:
+            pass
+
+    @app.task(name="pin", shared=False)
+    def pin(key: str, keyspace: str, take: bool = False) -> int:
+        """Pin a key where this task runs."""
+        sticky.pin(key, keyspace, take=take)
+        return os.getpid()
+
+    @app.task(name="unpin", shared=False)
+    def unpin(key: str, keyspace: str) -> bool:
+        """Let a key go where this task runs."""
+        return sticky.unpin(key, keyspace)
+
+
+def _define(app: Celery, recorder: Recorder, name: str) -> None:
+    @app.task(name=f"{name}.record", shared=False, key="key", keyspace=name, bind=True, max_retries=3)
+    def record(self: Task, key: str, n: int, seconds: float = 0.0, retry_in: float | None = None) -> int:
+        """Run for `seconds` under `key`; its slot is not noted, for epochs are the key's here."""
+        sticky = self.request.sticky
+        hostname = str(self.request.hostname)
+        with recorder.run(key, n, self.request.id, worker=hostname, keyspace=name, epoch=sticky.epoch):
+            time.sleep(seconds)
+            if retry_in is not None and not self.request.retries:
+                raise self.retry(countdown=retry_in)
+        return n
+
+    @app.task(name=f"{name}.kill", shared=False, key="key", keyspace=name, bind=True)
+    def kill(self: Task, key: str, n: int) -> None:
+        """Kill the whole worker."""
+        with recorder.run(key, n, self.request.id, worker=str(self.request.hostname), keyspace=name):
+            os.kill(os.getppid(), 9)
+            time.sleep(60)

@@ -1,0 +1,269 @@
+"""Which keys a worker may run: entries of a directed keyspace in the desk, against the memory broker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from celery_sticky.errors import Fenced
+from celery_sticky.message import STAMP_HEADER
+from celery_sticky.ownership.gate import Entry
+from celery_sticky.queues.base import Act
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.worker.desk import MOST_HOPS, Desk, End
+from celery_sticky.worker.desk import Item as DeskItem
+from celery_sticky.worker.envelope import parse
+from celery_sticky.worker.key_claims import REVIEW
+
+KS, MINE, DEAD, OTHER = "ks", "@me", "@dead", "@you"
+NOW = 1000.0
+ACK = End(Act.ACK)
+
+
+class Worker:
+    """A desk whose courier does everything at once; messages are `<key><n>`."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker, self.queues = broker, MemoryQueues(broker)
+        self.desk = Desk(lambda *_: None, worker="w", concurrency=lambda: 4, max_waiting=100, max_attempts=3)
+        self.claims = self.desk.claims
+        self.claims.serve(KS, "me-1", MINE)
+        self.open(MINE)
+
+    def open(self, slot: int | str, epoch: int = 1, incarnation: str = "me-1") -> None:
+        self.desk.open((KS, slot), epoch, incarnation)
+        while (opening := self.desk.next_to_open()) is not None:
+            try:
+                self.queues.open(*opening)
+            except Fenced as fenced:
+                self.desk.fenced(opening[0], fenced.epoch)
+            else:
+                self.desk.opened(opening[0])
+
+    def turn(self) -> None:
+        fetched = self.queues.fetch(self.desk.wants(NOW, company=True), self.desk.verdicts(NOW + 60), NOW)
+        self.desk.take_in(fetched, NOW)
+        for delivery in fetched.deliveries:
+            envelope = parse(delivery.body)
+            stamp = envelope.headers[STAMP_HEADER]
+            base = stamp.get("starts")
+            attempts = delivery.attempts if base is None else (delivery.attempts or 0) + base
+            slot = (KS, delivery.tenure.slot)
+            entry = Entry(slot, delivery.tag, stamp["key"], DeskItem(delivery, envelope), attempts)
+            entry.claim, entry.base = (KS, stamp["key"]), base or 0
+            self.desk.admit(entry, None, NOW)
+
+    def start(self) -> dict[str, Entry]:
+        started = {}
+        for entry in self.desk.take(10, lambda _: True):
+            assert self.desk.gate.start(entry, entry.turn, trusted=True)
+            started[entry.content.envelope.task_id] = entry
+        return started
+
+    def asked(self, now: float = NOW) -> list[str]:
+        return [question.key for question in self.claims.questions(KS, now, 100)]
+
+    def grant(self, key: str, token: int = 7) -> None:
+        self.claims.asking(KS, [key])
+        self.claims.granted(KS, key, token, NOW)
+
+    def move_all(self, key: str, to: int | str) -> None:
+        for entry in self.claims.unstarted(KS, key):
+            self.desk.move(entry, to, NOW)
+
+
+def publish(broker: MemoryBroker, slot: int | str, *names: str, **stamp: Any) -> None:
+    for name in names:
+        headers = {"task": "t", "id": name, STAMP_HEADER: {"key": name[0], **stamp}}
+        envelope = {"headers": headers, "properties": {"body_encoding": "base64"}, "body": "W10="}
+        broker.publish((KS, slot), json.dumps(envelope).encode())
+
+
+def standing(broker: MemoryBroker, slot: int | str) -> list[str]:
+    return [json.loads(message.body)["headers"]["id"] for message in broker.slot(KS, slot).waiting]
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    broker = MemoryBroker()
+    publish(broker, MINE, "a1", "b1", "a2")
+    return broker
+
+
+@pytest.fixture
+def worker(broker: MemoryBroker) -> Worker:
+    worker = Worker(broker)
+    worker.turn()
+    return worker
+
+
+def test_nothing_of_a_key_starts_before_it_is_claimed(worker: Worker) -> None:
+    assert worker.start() == {} and worker.asked() == ["a", "b"]
+    worker.grant("a", 7)
+    started = worker.start()
+    assert list(started) == ["a1"] and started["a1"].token == 7
+    worker.desk.end(started["a1"], ACK, NOW)
+    worker.turn()
+    assert list(worker.start()) == ["a2"], "under the same claim"
+
+
+def test_what_waits_for_a_claim_does_not_use_up_the_window(worker: Worker) -> None:
+    assert (worker.desk.gate.runnable, worker.desk.gate.waiting) == (0, 3)
+    worker.grant("a")
+    assert (worker.desk.gate.runnable, worker.desk.gate.waiting) == (1, 2)
+
+
+def test_a_key_is_given_back_when_nothing_of_it_is_left_here(worker: Worker) -> None:
+    worker.grant("a")
+    for name in ("a1", "a2"):
+        assert worker.claims.to_release(KS) == []
+        worker.desk.end(worker.start()[name], ACK, NOW)
+        worker.turn()
+    assert worker.claims.to_release(KS) == ["a"]
+    worker.claims.released(KS, ["a"])
+    assert worker.claims.to_release(KS) == [] and worker.asked() == ["b"]
+
+
+def test_a_key_that_comes_back_before_it_is_given_back_is_claimed_anew(worker: Worker, broker: MemoryBroker) -> None:
+    worker.grant("b")
+    worker.desk.end(worker.start()["b1"], ACK, NOW)
+    worker.turn()
+    assert worker.claims.to_release(KS) == ["b"]
+    publish(broker, MINE, "b2")
+    worker.desk.rounds.note([(KS, MINE)])
+    worker.turn()
+    assert worker.start() == {}, "the request may be on its way"
+    assert worker.claims.to_release(KS) == [] and "b" in worker.asked()
+
+
+def test_messages_that_belong_elsewhere_go_there_in_their_order_and_lock_nothing(
+    worker: Worker, broker: MemoryBroker
+) -> None:
+    publish(broker, OTHER, "a0")
+    worker.move_all("a", OTHER)
+    assert standing(broker, OTHER) == ["a0"], "not before the broker is told"
+    worker.turn()
+    assert standing(broker, OTHER) == ["a0", "a1", "a2"]
+    assert not broker.slot(KS, MINE).flight.keys() - {2} and worker.desk.gate.keys == 1
+    hops = [json.loads(m.body)["headers"][STAMP_HEADER].get("hops") for m in broker.slot(KS, OTHER).waiting]
+    assert hops == [None, 1, 1]
+
+
+def test_what_runs_stays_and_what_waits_behind_it_goes(worker: Worker, broker: MemoryBroker) -> None:
+    worker.grant("a")
+    started = worker.start()
+    worker.move_all("a", OTHER)
+    worker.turn()
+    assert standing(broker, OTHER) == ["a2"]
+    assert worker.claims.to_release(KS) == [], "a1 runs"
+    worker.desk.end(started["a1"], ACK, NOW)
+    worker.turn()
+    assert worker.claims.to_release(KS) == ["a"]
+
+
+def test_a_claimed_key_is_looked_at_again_and_then_takes_no_more(worker: Worker, broker: MemoryBroker) -> None:
+    worker.grant("a")
+    worker.start()
+    assert "a" not in worker.asked(NOW + REVIEW - 0.1) and "a" in worker.asked(NOW + REVIEW)
+    worker.claims.reviewed(KS, "a", NOW, elsewhere=True)
+    publish(broker, MINE, "a3")
+    worker.desk.rounds.note([(KS, MINE)])
+    worker.turn()
+    (late,) = [e for e in worker.claims.unstarted(KS, "a") if e.content.envelope.task_id == "a3"]
+    assert late.pending and "a" in worker.asked()
+    worker.claims.reviewed(KS, "a", NOW, elsewhere=False)
+    assert not late.pending
+
+
+def test_nothing_of_a_dead_workers_queue_runs_here(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    publish(broker, DEAD, "c1", "a9")
+    worker.open(DEAD)
+    worker.turn()
+    worker.grant("c")
+    worker.grant("a")
+    assert list(worker.start()) == ["a1"]
+    assert [q.slots for q in worker.claims.questions(KS, NOW + REVIEW, 9) if q.key == "c"] == [{DEAD}]
+    worker.move_all("c", MINE)
+    worker.turn()
+    worker.desk.rounds.note([(KS, MINE)])
+    worker.turn()
+    assert list(worker.start()) == ["c1"]
+
+
+def test_as_another_incarnation_every_key_is_claimed_anew(worker: Worker) -> None:
+    worker.grant("a")
+    worker.desk.close((KS, MINE))
+    worker.claims.serve(KS, "me-2", MINE)
+    worker.open(MINE, 2, "me-2")
+    worker.turn()
+    assert worker.start() == {} and set(worker.asked()) == {"a", "b"}
+
+
+def test_a_run_that_came_to_no_end_needs_the_claim_again(worker: Worker) -> None:
+    worker.grant("a")
+    started = worker.start()
+    worker.claims.serve(KS, "me-2", MINE)
+    worker.desk.again(started["a1"], counted=False)
+    assert worker.start() == {}
+    worker.grant("a", 9)
+    assert [entry.token for entry in worker.start().values()] == [9]
+
+
+def test_after_so_many_hops_a_message_is_buried(broker: MemoryBroker) -> None:
+    publish(broker, MINE, "z1", hops=MOST_HOPS - 1)
+    publish(broker, MINE, "z2", hops=MOST_HOPS)
+    worker = Worker(broker)
+    worker.turn()
+    worker.move_all("z", OTHER)
+    worker.turn()
+    assert standing(broker, OTHER) == ["z1"]
+    (dead,) = worker.queues.dead(KS)
+    assert "do not agree" in json.loads(dead.info)["reason"]
+
+
+def test_starts_are_counted_through_all_the_queues_a_message_goes_through(broker: MemoryBroker) -> None:
+    publish(broker, DEAD, "p1")
+    worker = Worker(broker)
+    for life in range(3):
+        queues = broker.slot(KS, DEAD)
+        assert queues.waiting, life
+        worker.open(DEAD, epoch=2 * life + 1, incarnation=f"x-{life}")
+        worker.turn()  # in flight with one that dies
+        worker.desk.close((KS, DEAD))
+        worker.open(DEAD, epoch=2 * life + 2)
+        worker.turn()
+        worker.move_all("p", OTHER)
+        worker.turn()
+        stamp = json.loads(broker.slot(KS, OTHER).waiting[0].body)["headers"][STAMP_HEADER]
+        assert stamp["starts"] == 0, "found in flight, but not marked"
+        broker.publish((KS, DEAD), broker.slot(KS, OTHER).lists[0].pop().body)
+
+
+def test_a_mark_counts_what_was_counted_elsewhere(broker: MemoryBroker) -> None:
+    publish(broker, MINE, "q1", starts=1)
+    publish(broker, MINE, "r1", starts=2)
+    worker = Worker(broker)
+    worker.turn()
+    worker.grant("q")
+    worker.grant("r")
+    assert worker.start() == {}, "they are marked first"
+    worker.turn()
+    worker.turn()
+    started = worker.start()
+    assert list(started) == ["q1"]
+    worker.desk.end(started["q1"], ACK, NOW)
+    worker.turn()
+    worker.turn()
+    (dead,) = worker.queues.dead(KS)
+    assert json.loads(dead.info)["id"] == "r1", "three starts are the limit"
+
+
+def test_a_message_that_no_queue_takes_is_buried_with_its_reason(worker: Worker) -> None:
+    for entry in worker.claims.unstarted(KS, "a"):
+        worker.desk.refuse(entry, "pinned by nobody", NOW)
+    worker.turn()
+    assert [json.loads(dead.info)["reason"] for dead in worker.queues.dead(KS)] == ["pinned by nobody"] * 2
+    assert worker.claims.to_release(KS) == [] and len(worker.claims) == 1

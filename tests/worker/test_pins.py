@@ -1,0 +1,209 @@
+"""Pinned keys with real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from harness.directed_fleet import SLOTS, DirectedFleet
+from harness.keyed_fleet import node
+
+from celery_sticky import Sticky, slot_for
+from celery_sticky.errors import InvalidSettings, NotAMember, NotPinned, PinnedElsewhere
+from celery_sticky.testing.waiting import wait_until
+
+Directed = Callable[..., DirectedFleet]
+
+
+def test_a_pinned_key_runs_where_it_is_pinned_and_nowhere_else(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b")
+    for i in range(8):
+        fleet.on("ab"[i % 2], "pin", f"k{i}", "pinned")
+    for _ in range(3):
+        for i in range(8):
+            fleet.call(f"k{i}")
+    fleet.wait_finished()
+    for i in range(8):
+        assert fleet.ran(f"k{i}") == ["ab"[i % 2]] * 3
+    assert fleet.judge().ok, fleet.judge().describe()
+
+
+def test_unpinned_again_a_key_goes_to_the_owner_of_its_slot(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b")
+    view = fleet.view()
+    keys = [f"k{i}" for i in range(12)]
+    owners = {key: str(view.owner[slot_for(key, SLOTS)]).partition("@")[0] for key in keys}
+    assert set(owners.values()) == {"a", "b"}
+    other = {"a": "b", "b": "a"}
+    for key in keys:
+        fleet.on(other[owners[key]], "pin", key, "pinned")
+        fleet.call(key)
+    fleet.wait_finished()
+    assert all(fleet.ran(key) == [other[owners[key]]] for key in keys)
+    for key in keys:
+        assert fleet.on(other[owners[key]], "unpin", key, "pinned")
+        assert not fleet.on(other[owners[key]], "unpin", key, "pinned")
+        fleet.call(key)  # perhaps still to the worker that had pinned it, which passes it on
+    fleet.wait_finished()
+    assert all(fleet.ran(key) == [other[owners[key]], owners[key]] for key in keys)
+    assert fleet.judge().ok and not fleet.steps_back()
+
+
+def test_pinned_while_it_runs_elsewhere_a_key_waits_for_its_running_task(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b")
+    fleet.on("a", "pin", "k", "pinned")
+    fleet.call("k", 3.0)
+    for _ in range(3):
+        fleet.call("k")
+    wait_until(lambda: fleet.ran("k") == ["a"], 30, "it runs")
+    fleet.on("b", "pin", "k", "pinned", True)
+    fleet.call("k")
+    fleet.wait_finished()
+    assert fleet.ran("k") == ["a", "b", "b", "b", "b"]
+    judged = fleet.judge()
+    assert not judged.overlaps and not judged.duplicates, judged.describe()
+
+
+def test_a_key_pinned_elsewhere_is_refused_and_can_be_taken(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b")
+    fleet.on("a", "pin", "k", "pinned")
+    fleet.on("a", "pin", "k", "pinned")
+    with pytest.raises(PinnedElsewhere, match=f"pinned by worker '{node('a')}'"):
+        fleet.on("b", "pin", "k", "pinned")
+    fleet.on("b", "pin", "k", "pinned", True)
+    assert not fleet.on("a", "unpin", "k", "pinned")
+    fleet.call("k")
+    fleet.wait_finished()
+    assert fleet.ran("k") == ["b"]
+
+
+def test_when_the_worker_that_pinned_it_dies_a_key_is_free(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b")
+    for i in range(6):
+        fleet.on("b", "pin", f"k{i}", "pinned")
+        fleet.call(f"k{i}", 0.3)
+        fleet.call(f"k{i}")
+    fleet.workers["b"].kill()
+    fleet.workers["b"].wait_gone()
+    fleet.wait_members("a")
+    fleet.wait_finished()
+    wait_until(lambda: fleet.empty("b"), 30, "its queue is emptied")
+    for i in range(6):
+        fleet.on("a", "pin", f"k{i}", "pinned")
+        fleet.call(f"k{i}")
+    fleet.wait_finished()
+    judged = fleet.judge()
+    assert not judged.overlaps and not judged.lost, judged.describe()
+    assert all(fleet.ran(f"k{i}")[-1] == "a" for i in range(6)) and not fleet.dead()
+
+
+def test_a_worker_frozen_past_its_lease_has_pinned_nothing(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b")
+    fleet.on("b", "pin", "k", "pinned")
+    fleet.workers["b"].freeze()
+    fleet.wait_members("a")
+    fleet.call("k")
+    fleet.wait_finished()
+    assert fleet.ran("k") == ["a"]
+    fleet.workers["b"].thaw()
+    fleet.wait_members("a", "b")
+    fleet.on("b", "pin", "k", "pinned")
+    fleet.call("k")
+    fleet.wait_finished()
+    assert fleet.ran("k") == ["a", "b"], "pinned anew it comes back"
+
+
+def test_a_keyspace_may_refuse_keys_that_nobody_has_pinned(directed: Directed) -> None:
+    fleet = directed("strict")
+    fleet.up("a", "b")
+    with pytest.raises(NotPinned, match="key 'k' of keyspace 'strict' is pinned by no live worker"):
+        fleet.call("k")
+    fleet.on("b", "pin", "k", "strict")
+    wait_until(lambda: sends(fleet, "k"), 30, "the sender has heard of it")
+    fleet.call("k", 1.0)
+    fleet.call("k")
+    wait_until(lambda: fleet.ran("k"), 30, "it runs")
+    fleet.workers["b"].kill()
+    fleet.workers["b"].wait_gone()
+    fleet.wait_members("a")
+    wait_until(lambda: not sends(fleet, "k"), 30, "the sender has heard of it")
+    wait_until(lambda: len(fleet.dead()) >= 2, 30, "what waited for it is buried")
+    assert all("pinned by no live worker" in one.info for one in fleet.dead())
+
+
+def sends(fleet: DirectedFleet, key: str) -> bool:
+    """Whether a sender finds a worker for the key."""
+    try:
+        return bool(Sticky.of(fleet.app).worker_for(key, fleet.keyspace))
+    except NotPinned:
+        return False
+
+
+def test_a_pin_goes_before_the_function(directed: Directed) -> None:
+    fleet = directed("both")
+    fleet.up("a", "b")
+    keys = [f"k{i}" for i in range(6)]
+    for key in keys:
+        fleet.call(key)
+    fleet.wait_finished()
+    assert {fleet.ran(key)[0] for key in keys} == {"a", "b"}
+    for key in keys:
+        fleet.on("a", "pin", key, "both")
+    wait_until(
+        lambda: all(Sticky.of(fleet.app).worker_for(key, "both") == node("a") for key in keys), 30, "it is known"
+    )
+    for key in keys:
+        fleet.call(key)
+    fleet.wait_finished()
+    assert all(fleet.ran(key)[1] == "a" for key in keys) and fleet.judge().ok
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+def test_pinned_from_the_main_process(directed: Directed, pool: str) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b", pool=pool)
+    assert fleet.on("a", "pin", "k0", "pinned") == fleet.workers["a"].pid
+    fleet.on("b", "pin", "k1", "pinned")
+    for _ in range(3):
+        fleet.call("k0")
+        fleet.call("k1")
+    fleet.wait_finished()
+    assert (fleet.ran("k0"), fleet.ran("k1")) == (["a"] * 3, ["b"] * 3)
+    assert fleet.judge().ok, fleet.judge().describe()
+
+
+def test_pinned_from_a_job_the_key_comes_to_the_worker_of_the_job(directed: Directed) -> None:
+    fleet = directed("pinned")
+    fleet.up("a", "b", keyspaces="pinned,default")
+    sticky = Sticky.of(fleet.app)
+    keys = [f"k{i}" for i in range(6)]
+    for key in keys:
+        sticky.jobs.dispatch("front", key)
+    homes = {job.key: job.worker for job in sticky.jobs.list("front")}
+    assert set(homes.values()) == {node("a"), node("b")}
+    for key in keys:
+        fleet.call(key)
+    fleet.wait_finished()
+    assert {key: node(fleet.ran(key)[0]) for key in keys} == homes
+
+
+def test_where_keys_are_directed_no_jobs_can_be_declared(directed: Directed) -> None:
+    fleet = directed("pinned")
+    worker = fleet.worker("a", ready=False, env={"STICKY_TEST_JOB_IN": "pinned"})
+    worker.wait_for_log("keyspace 'pinned' directs keys to workers.*declare them in another keyspace", 30)
+    assert worker.wait() != 0
+
+
+def test_only_a_worker_can_pin(directed: Directed) -> None:
+    fleet = directed("pinned")
+    with pytest.raises(NotAMember, match="this process belongs to none"):
+        Sticky.of(fleet.app).pin("k", "pinned")
+    with pytest.raises(InvalidSettings, match="cannot be pinned"):
+        Sticky.of(fleet.app).pin("k")
+    assert not Sticky.of(fleet.app).unpin("k", "pinned")

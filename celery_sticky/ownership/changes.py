@@ -80,13 +80,13 @@ def succeed(view: View, member: Member) -> View:
     mine = view.owned_by(member.name)
     epoch = tuple(epoch + (slot in mine) for slot, epoch in enumerate(view.epoch))
     members = {**view.members, member.name: replace(member, joined=view.version + 1)}
-    return _next(_planned(replace(view, members=members, epoch=epoch)))
+    return _next(_planned_if_warm(replace(view, members=members, epoch=epoch)))
 
 
 def leave(view: View, name: str) -> View:
     """Make a member the target of nothing; it keeps what it owns until released, and is removed if that is nothing."""
     leaving = replace(_member(view, name), state=MemberState.LEAVING)
-    planned = _planned(replace(view, members={**view.members, name: leaving}))
+    planned = _planned_if_warm(replace(view, members={**view.members, name: leaving}))
     return _next(_without_idle_leaver(planned, name))
 
 
@@ -151,6 +151,11 @@ def _without_idle_leaver(view: View, name: str) -> View:
     member = view.members[name]
     idle = member.state is MemberState.LEAVING and name not in view.owner and DIRECT_QUEUE not in member.attributes
     return _without(view, name) if idle else view
+
+
+def _planned_if_warm(view: View) -> View:
+    """While nobody owns a slot, a cold start settles: whoever comes again or leaves meanwhile does not end that."""
+    return _planned(view) if any(view.owner) else view
 
 
 def _planned(view: View) -> View:

@@ -96,6 +96,8 @@ class Machine:
         self._watches = Watches()
         self.leaving = False
         self.store_lost_since: float | None = None
+        self._lost_look: tuple[tuple[int, int] | None, float] = (None, now)
+        self._look_sent = now
         self._joins = 0
         self._contact = now
         self._read_at: float | None = now
@@ -276,8 +278,6 @@ class Machine:
         # After a gap in our own contact nothing can be concluded from what looked the same before and after.
         if now - self._contact > self.terms.ttl / 2:
             self._watches.restart(now)
-            if self.store_lost_since is not None:
-                self.store_lost_since = now
         self._contact = now
 
     # -- the view ------------------------------------------------------------------------------
@@ -287,6 +287,8 @@ class Machine:
         return self.view if self.phase is Phase.IN else None
 
     def _adopt(self, view: View, now: float, effects: list[Effect]) -> None:
+        if self.view is not None and self.view.generation != view.generation:
+            self._unowned_since = None  # a fresh document settles anew
         self.view = view
         self._changed = True
         self._newest = (view.generation, view.version)
@@ -321,10 +323,12 @@ class Machine:
         effects.append(Say(f"no longer a member: {why}"))
 
     def _on_store_lost(self, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:
-        if self.store_lost_since is None:
+        found = None if view is None else (view.generation, view.version)
+        if self.store_lost_since is None or self._may_have_missed_a_document(found, now):
             self.store_lost_since = now
             what = "there is no document" if view is None else "the document is not of this store, or an older copy"
             effects.append(Say(f"{what}: a fresh one is written in {self._patience:.1f} s"))
+        self._lost_look = found, self._look_sent
         self._read_at = self._later(now, self.terms.ttl / 12)
         if now < self.store_lost_since + self._patience or (self.leaving and self.phase is Phase.OUT):
             return
@@ -338,6 +342,14 @@ class Machine:
             epochs=self._highest_epoch + 1,
         )
         self._emit_swap(Swap(view, new, {}), effects)
+
+    def _may_have_missed_a_document(self, found: tuple[int, int] | None, now: float) -> bool:
+        """Whether somebody may have become an owner by a document that was written and lost since our last look.
+
+        Nobody owns anything by a fresh document before it has settled: one that we could not see was never that old.
+        """
+        before, look_sent = self._lost_look
+        return found != before or now > look_sent + max(self.terms.settle, self.terms.ttl / 6)
 
     # -- asking the store ----------------------------------------------------------------------
 
@@ -354,6 +366,7 @@ class Machine:
         elif self._read_at is not None:
             if now >= self._read_at:
                 self._busy = True
+                self._look_sent = now
                 effects.append(Read())
         elif self.view is None or self.store_lost_since is not None:
             self._read_at = now + self.terms.ttl / 12

@@ -198,6 +198,13 @@ def test_the_first_to_join_owns_everything_at_once() -> None:
     assert view.settled
 
 
+def test_who_comes_again_or_leaves_while_a_cold_start_settles_does_not_end_that() -> None:
+    cold = join(join(start(4), member("a"), settle=True), member("b"), settle=True)
+    for after in (succeed(cold, member("a", "2")), leave(cold, "b")):
+        assert after.owner == after.target == (None,) * 4
+        assert replan(after).settled and None not in replan(after).owner
+
+
 def test_a_cold_start_gives_nothing_away_before_it_plans() -> None:
     view = join(join(start(), member("a"), settle=True), member("b"), settle=True)
     assert view.unowned == frozenset(range(12))

@@ -534,6 +534,35 @@ def test_a_store_that_is_lost_once_more_is_waited_for_once_more() -> None:
     assert kinds(bench.run(TTL / 6 + 0.2), Swap)
 
 
+def test_a_document_that_came_between_two_losses_restarts_the_wait() -> None:
+    """Who joined it may trust its lease still, though we have never seen it as this store's."""
+    bench = Bench(None)
+    bench.run(PATIENCE - 0.5)
+    bench.view = replace(document("b", generation=7), store_id="another run's")
+    assert not kinds(bench.run(PATIENCE - 1), Swap)
+    assert kinds(bench.run(TTL / 6 + 2), Swap)
+
+
+def test_looks_at_a_lost_store_that_are_too_far_apart_restart_the_wait() -> None:
+    """A document may have come, settled, and gone between them."""
+    bench = Bench(None)
+    bench.run(PATIENCE - 0.5)
+    bench.now += max(SETTLE, TTL / 6) + 0.1
+    assert not kinds(bench.run(PATIENCE - 1), Swap)
+    assert kinds(bench.run(TTL / 6 + 2), Swap)
+
+
+def test_a_fresh_document_settles_anew_however_long_the_one_before_had_no_owners() -> None:
+    bench = Bench(document()).join()
+    bench.run(SETTLE - 0.5)
+    assert bench.view is not None
+    fresh = changes.fresh(slots=SLOTS, hash="h", generation=9, version=bench.view.version + 1, store_id=STORE)
+    bench.put(changes.join(fresh, Member("b", "bx"), settle=True))
+    bench.give(ViewChanged(fresh.version + 1))
+    assert not kinds(bench.run(SETTLE - 0.5), OpenSlot)
+    assert kinds(bench.run(1.5), OpenSlot)
+
+
 def test_a_generation_grows_with_the_stores_own_clock() -> None:
     bench = Bench(None)
     bench.run(PATIENCE + TTL)

@@ -18,7 +18,8 @@ from kombu import Connection, Exchange, Producer, Queue
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import queue_name
 from celery_sticky.queues import Act, Verdict, Want, open_queues
-from celery_sticky.queues.redis import Layout, RedisQueues
+from celery_sticky.queues.redis import Layout, RedisQueues, driver
+from celery_sticky.queues.redis.wire import Wire
 from celery_sticky.redis_clients import client_from_connection
 from celery_sticky.testing.queue_steps import (
     AGAIN,
@@ -93,6 +94,43 @@ def test_a_server_that_forgot_the_scripts_gets_them_again(redis_url: str, connec
         queues.open(tenure(count=count), ())
         client.script_flush()
         assert take(queues, tenure(count=count)).lost == set()
+
+
+def test_a_message_between_the_fetch_and_the_look_is_found_at_once(
+    redis_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drained slot is read in the same go as it is fetched from; what came in between is not pushed any more."""
+    monkeypatch.setattr(driver, "SWEEP_SECONDS", 1000.0)
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    _swept(queues)
+    call = Wire.call
+
+    def apart(wire: Wire, *requests: bytes) -> list[object]:
+        first = call(wire, requests[0])
+        client.lpush(QUEUE, "1")
+        return [*first, *(reply for request in requests[1:] for reply in call(wire, request))]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Wire, "call", apart)
+        assert take(queues, FIRST).drained == {HERE}
+    assert queues.idle(LONG) == {HERE}
+
+
+def test_a_slot_drained_by_a_script_that_had_to_be_sent_again_wakes(
+    redis_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look in the same go was then before the script, which disarms what it reads."""
+    monkeypatch.setattr(driver, "SWEEP_SECONDS", 1000.0)
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    _swept(queues)
+    client.lpush(QUEUE, "1")
+    client.script_flush()
+    assert bodies(take(queues, FIRST)) == [b"1"]
+    assert queues.idle(0) == set()
+    client.lpush(QUEUE, "2")
+    assert queues.idle(LONG) == {HERE}
 
 
 def test_after_a_killed_connection_nothing_is_lost_and_slots_wake_again(redis_url: str, connect: Connect) -> None:
@@ -339,6 +377,13 @@ def test_the_driver_waits_without_blocking_under_every_kind_of_thread(valkey: St
     command = [sys.executable, "-W", "ignore", str(LOOP), patch, server.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def _swept(queues: RedisQueues) -> None:
+    """Open the slot, and have all lists read: from here on, for as long as `SWEEP_SECONDS`, only what is heard counts."""
+    queues.open(FIRST, ())
+    take(queues, FIRST)
+    assert queues.idle(0) == set()
 
 
 def _kill(client: Any, queues: RedisQueues) -> None:

@@ -28,6 +28,8 @@ from celery_sticky.queues.redis.wire import Wire
 SWEEP_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 """Seconds between two looks where the server does not push."""
+LOOKED_AT = 4
+"""Slots that are read in the same go as they are fetched from: so few are likely to be empty after it."""
 DEPTH_CHUNK = 64
 DEAD_PAGE = 200
 
@@ -64,15 +66,19 @@ class RedisQueues:
         """See `SlotQueues.fetch`."""
         if not wants and not verdicts:
             return Fetched()
-        for want in wants:
-            self._drained.remove((want.tenure.keyspace, want.tenure.slot))
+        places = [(want.tenure.keyspace, want.tenure.slot) for want in wants]
+        for place in places:
+            self._drained.remove(place)
         parts = arrange(wants, verdicts)
         keys = [self._layout.queue(part.tenure.keyspace, part.tenure.slot) for part in parts]
-        fetched = read(parts, self._run(self._fetch, keys, arguments(parts, self._layout, now)))
-        for want in wants:
-            place = (want.tenure.keyspace, want.tenure.slot)
+        look = [self._drained.request(places)] if 0 < len(places) <= LOOKED_AT and self._wire.tracking else []
+        reply, *counts = self._call(self._fetch, keys, arguments(parts, self._layout, now), look)
+        fetched = read(parts, cast(Sequence[object], reply))
+        for place, want in zip(places, wants, strict=True):
             if place in fetched.drained:
                 self._drained.add(place, want.tenure)
+        if counts == [0]:
+            self._drained.unchecked.difference_update(places)
         for verdict in verdicts:
             if verdict.act is Act.MOVE:
                 self._drained.got((verdict.tenure.keyspace, verdict.to))  # the server does not tell of our own changes
@@ -168,10 +174,16 @@ class RedisQueues:
         return cast(Sequence[object], self._run_one(script, keys, said))
 
     def _run_one(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> object:
-        (reply,) = self._wire.call(script.request(keys, said))
-        if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):
-            (reply,) = self._wire.call(script.full_request(keys, said))
-        return self._answered(reply)
+        return self._call(script, keys, said)[0]
+
+    def _call(
+        self, script: Script, keys: Sequence[Argument], said: Sequence[Argument], after: Sequence[bytes] = ()
+    ) -> list[object]:
+        """Return the replies to a script and to what is asked after it; its own alone if it had to be sent again."""
+        replies = self._wire.call(script.request(keys, said), *after)
+        if isinstance(replies[0], ServerError) and str(replies[0]).startswith("NOSCRIPT"):
+            replies = self._wire.call(script.full_request(keys, said))
+        return [self._answered(reply) for reply in replies]
 
     def _ask(self, *requests: bytes) -> list[object]:
         return [self._answered(reply) for reply in self._wire.call(*requests)]

@@ -156,6 +156,13 @@ class _Guard:
             raise BrokerUnavailable(f"Redis: {type(error).__name__}: {error}") from error
 
 
+def _selector() -> selectors.BaseSelector:
+    # For two sockets and one look, poll(2) is one system call, and epoll five. A monkey-patched process has its own.
+    if selectors.DefaultSelector is getattr(selectors, "EpollSelector", None):
+        return selectors.PollSelector()
+    return selectors.DefaultSelector()
+
+
 class _Waker:
     """Ends a wait from another thread through a pair of sockets: the one way that every event loop can wait for."""
 
@@ -167,7 +174,7 @@ class _Waker:
     def wait(self, timeout: float, other: socket.socket | None) -> tuple[bool, bool]:
         """Wait until `wake` was called or `other` can be read; return which."""
         # Made anew each time: a selector kept for long breaks when the event loop of a monkey-patched process changes.
-        with selectors.DefaultSelector() as selector:
+        with _selector() as selector:
             selector.register(self._near, selectors.EVENT_READ)
             if other is not None:
                 selector.register(other, selectors.EVENT_READ)

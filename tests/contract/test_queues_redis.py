@@ -380,7 +380,7 @@ def test_the_driver_waits_without_blocking_under_every_kind_of_thread(valkey: St
 
 
 def _swept(queues: RedisQueues) -> None:
-    """Open the slot, and have all lists read: from here on, for as long as `SWEEP_SECONDS`, only what is heard counts."""
+    """Open the slot and have all lists read: from here on, for `SWEEP_SECONDS`, only what is heard counts."""
     queues.open(FIRST, ())
     take(queues, FIRST)
     assert queues.idle(0) == set()

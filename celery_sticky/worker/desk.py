@@ -27,8 +27,8 @@ IN_A_SLOT = 4
 """Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
 MOST_HOPS = 16
 """How often a message may be passed on; each time for the sake of members or pins that have changed."""
-LONE_STARTS = 2
-"""The last starts of a message before it is buried: no other one that may be to blame runs beside it."""
+LONE_MARKS = 2
+"""The last marks of a message, at its last start and when it is buried: no other marked one runs beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Desk:
 
     def verdicts(self, now: float) -> list[Verdict]:
         """Return the verdicts that go now."""
-        due = self.gate.unmarked(self._concurrency(), wary=max(1, self._max_attempts - LONE_STARTS))
+        due = self.gate.unmarked(self._concurrency(), wary=max(0, self._max_attempts - LONE_MARKS))
         marks = [self._put(entry, End(Act.MARK), now) for entry in due]
         goes_at = self.outbox.goes_at
         if goes_at is None or not (marks or now >= goes_at or self._in_a_hurry()):

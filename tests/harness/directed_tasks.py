@@ -84,8 +84,9 @@ def _define(app: Celery, recorder: Recorder, name: str) -> None:
         return n
 
     @app.task(name=f"{name}.kill", shared=False, key="key", keyspace=name, bind=True)
-    def kill(self: Task, key: str, n: int) -> None:
+    def kill(self: Task, key: str, n: int, seconds: float = 0.0) -> None:
         """Kill the whole worker."""
         with recorder.run(key, n, self.request.id, worker=str(self.request.hostname), keyspace=name):
+            time.sleep(seconds)
             os.kill(os.getppid(), 9)
             time.sleep(60)

@@ -23,7 +23,7 @@ ACK = End(Act.ACK)
 class Worker:
     """A desk whose courier does everything at once. Bodies are `<key>:<n>`."""
 
-    def __init__(self, broker: MemoryBroker, incarnation: str = "w-0") -> None:
+    def __init__(self, broker: MemoryBroker, incarnation: str = "w-0", max_attempts: int = 2) -> None:
         self.reports: list[Event] = []
         self.incarnation = incarnation
         self.broker = broker
@@ -33,7 +33,7 @@ class Worker:
             worker="w",
             concurrency=lambda: 2,
             max_waiting=100,
-            max_attempts=2,
+            max_attempts=max_attempts,
         )
 
     def open(self, epoch: int) -> None:
@@ -262,6 +262,26 @@ def test_a_task_that_never_comes_to_an_end_is_marked_and_buried_at_the_limit(bro
     assert sorted(worker.start()) == ["a:2"]
 
 
+def test_where_a_message_may_start_twice_only_its_second_start_is_a_lone_one(broker: MemoryBroker) -> None:
+    """Guards: a neighbour that was in flight at each death of a poison's two workers is not buried with it."""
+    for epoch, starts in ((1, ["a:1", "b:1"]), (2, ["a:1"])):
+        worker = Worker(broker, f"w-{epoch}")
+        worker.open(epoch)
+        worker.turn()
+        worker.turn()  # marks what was in flight at the worker before
+        assert sorted(worker.start()) == starts, "and the worker dies"
+    survivor = Worker(broker, "w-3")
+    survivor.open(3)
+    ran = []
+    for _ in range(9):
+        survivor.turn()
+        for name, entry in survivor.start().items():
+            ran.append(name)
+            survivor.desk.end(entry, ACK, NOW)
+    assert reasons(survivor) == ["started 2 times and never came to an end: its process died each time"]
+    assert sorted(ran) == ["a:2", "b:1"]
+
+
 def test_what_waits_for_a_broker_that_is_away_too_long_is_given_up_unless_it_runs(broker: MemoryBroker) -> None:
     worker = Worker(broker)
     worker.open(1)
@@ -298,7 +318,7 @@ def suspects(broker: MemoryBroker) -> Worker:
     dead = Worker(broker, "dead-0")
     dead.open(1)
     dead.turn()
-    worker = Worker(broker)
+    worker = Worker(broker, max_attempts=3)
     worker.open(2)
     worker.turn()
     worker.turn()

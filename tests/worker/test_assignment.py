@@ -186,8 +186,8 @@ def test_a_retry_and_a_task_with_an_eta_outlive_their_worker(directed: Directed)
 def test_poison_is_buried_and_takes_nobody_along(directed: Directed) -> None:
     fleet = directed("jumped", sticky_max_attempts=2)
     fleet.up("a", "b", "c", "d")
-    fleet.call("poison", task="kill")
-    fleet.publish_many(40, 20, 0.01)
+    fleet.call("poison", 0.3, task="kill")  # when others are fetched, so that they are suspects too
+    fleet.publish_many(40, 20, 0.4)
     wait_until(fleet.dead, 90, f"it is buried\n{fleet}", 0.1)
     wait_until(lambda: {e.key for e in fleet.judge().lost} == {"poison"}, 60, "all else has run", 0.1)
     (dead,) = fleet.dead()

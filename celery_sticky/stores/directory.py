@@ -15,11 +15,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
 
 Version = tuple[int, int]
 """Version and generation of a document."""
 NO_VERSION: Version = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PinMoved:
+    """Hint for one incarnation: the pin of a key that it has claimed, or that it had pinned, has changed."""
+
+    incarnation: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +107,14 @@ class Directory(Protocol):
     def pin(self, worker: str, key: str, *, take: bool) -> str | None:
         """Pin a key for the worker of this name; return the name of the live worker that has it instead, or None.
 
-        `take`: whoever has it. It lasts as long as the worker's incarnation.
+        `take`: whoever has it. It lasts as long as the worker's incarnation. Who has claimed the key is told by a hint.
 
         Raises:
             NotAMember: no live incarnation of this name is enlisted.
         """
 
     def unpin(self, worker: str, key: str) -> bool:
-        """Let a key go; False if it was not pinned by this worker."""
+        """Let a key go; False if it was not pinned by this worker. Who has claimed it is told by a hint."""
 
     def enlist(self, worker: str, incarnation: str) -> None:
         """Note that there is a direct queue of this worker, and who it is now."""
@@ -119,8 +128,8 @@ class Directory(Protocol):
     def sweep(self, start: str = "0") -> str:
         """Remove what names incarnations without a counter, a part at a time; return where to go on, "0" at the end."""
 
-    def watch(self, timeout: float) -> Collection[object]:
-        """Wait at most `timeout` seconds for a change of the document; empty: time is up, or `wake` was called.
+    def watch(self, timeout: float) -> Collection[ViewChanged | PinMoved]:
+        """Wait at most `timeout` seconds for a change of document or pins; empty: time is up, or `wake` was called.
 
         Signals are hints: they may be lost, late, repeated. The first call subscribes, and returns at once.
         """

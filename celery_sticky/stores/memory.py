@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Beat, Reading, Signal
+from celery_sticky.stores.directory import PinMoved
 from celery_sticky.stores.in_process import Client, Server
 
 
@@ -40,7 +41,11 @@ class Records:
     directories: dict[str, DirectoryRecords] = field(default_factory=dict)
 
 
-class MemoryServer(Server[Records, Signal]):
+Heard = Signal | PinMoved
+"""What is heard at a server: by stores, and by directories."""
+
+
+class MemoryServer(Server[Records, Heard]):
     """What the stores of one process share."""
 
     def __init__(self) -> None:
@@ -53,8 +58,12 @@ def memory_server(name: str, prefix: str) -> MemoryServer:
     return MemoryServer()
 
 
-class MemoryStore(Client[Records, Signal]):
+class MemoryStore(Client[Records, Heard]):
     """A client of a `MemoryServer`, for one keyspace: see `celery_sticky.stores.base.Store`."""
+
+    def watch(self, timeout: float) -> Sequence[Signal]:
+        """See `Store.watch`: what is for directories is not passed on, but may end it."""
+        return [signal for signal in super().watch(timeout) if not isinstance(signal, PinMoved)]
 
     def read(self) -> Reading:
         """See `Store.read`."""

@@ -8,18 +8,17 @@ from collections.abc import Collection, Mapping, Sequence
 from celery_sticky.errors import NotAMember
 from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
-from celery_sticky.stores.base import Signal
-from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Look, Said, Version, Wish
+from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Look, PinMoved, Said, Version, Wish
 from celery_sticky.stores.in_process import Client
-from celery_sticky.stores.memory import DirectoryRecords, Records
+from celery_sticky.stores.memory import DirectoryRecords, Heard, Records
 
 
-class MemoryDirectory(Client[Records, Signal]):
+class MemoryDirectory(Client[Records, Heard]):
     """A client of a `MemoryServer`, for one keyspace: see `celery_sticky.stores.directory.Directory`."""
 
-    def watch(self, timeout: float) -> Sequence[Signal]:
+    def watch(self, timeout: float) -> Sequence[ViewChanged | PinMoved]:
         """See `Directory.watch`: heartbeats are not passed on, but may end it."""
-        return [signal for signal in super().watch(timeout) if isinstance(signal, ViewChanged)]
+        return [signal for signal in super().watch(timeout) if isinstance(signal, ViewChanged | PinMoved)]
 
     def look(self, known: Version, keys: Collection[str]) -> Look:
         """See `Directory.look`."""
@@ -71,6 +70,8 @@ class MemoryDirectory(Client[Records, Signal]):
             if pinned and pinned != incarnation and not take:
                 return book.pins[key][1]
             book.pins[key] = (incarnation, worker)
+            if pinned != incarnation:
+                self._tell_holder(key)
             return None
 
     def unpin(self, worker: str, key: str) -> bool:
@@ -80,6 +81,7 @@ class MemoryDirectory(Client[Records, Signal]):
             mine = book.pins.get(key) == (book.enlisted.get(worker, ""), worker)
             if mine:
                 del book.pins[key]
+                self._tell_holder(key)
             return mine
 
     def enlist(self, worker: str, incarnation: str) -> None:
@@ -107,6 +109,11 @@ class MemoryDirectory(Client[Records, Signal]):
             book.pins = {key: pin for key, pin in book.pins.items() if self._lives(pin[0])}
             book.calls = {name: call for name, call in book.calls.items() if self._lives(name)}
             return "0"
+
+    def _tell_holder(self, key: str) -> None:
+        holder = self._book().claims.get(key, (0, ""))[1]
+        if self._lives(holder):
+            self._server.signal(self._keyspace, PinMoved(holder, key))
 
     def _book(self) -> DirectoryRecords:
         return self._records().directories.setdefault(self._keyspace, DirectoryRecords())

@@ -22,7 +22,7 @@ from celery_sticky.ownership.gate import Entry
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.queues.base import SlotQueues
-from celery_sticky.stores.directory import NO_VERSION, Answer, Directory, Said, Wish
+from celery_sticky.stores.directory import NO_VERSION, Answer, Directory, PinMoved, Said, Wish
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.desk import Desk
 from celery_sticky.worker.direct_queues import DirectQueues
@@ -164,7 +164,9 @@ class Director:
             self._give_back(directory)
         busy = self._courier.consult(lambda desk: len(desk.claims))
         pause = 0.0 if more or self._inbox else PAUSE if busy or self._leaving or self._queues.outbid else IDLE
-        directory.watch(pause)
+        for heard in directory.watch(pause):
+            if isinstance(heard, PinMoved) and heard.incarnation == self._incarnation:
+                self._courier.consult(lambda desk, key=heard.key: desk.claims.doubt(self._name, key))  # type: ignore[misc]
 
     def _take_in(self, event: Event | _Observed) -> None:
         match event:

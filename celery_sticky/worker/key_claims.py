@@ -39,7 +39,7 @@ class _Key:
     asked: bool = False
     """It may be claimed: a request was sent."""
     elsewhere: bool = False
-    """It is claimed, and belongs to another worker now: what has started ends here, the rest goes."""
+    """It is claimed, and belongs to another worker now, or may: what has started ends here, the rest goes, or waits."""
     ask_at: float = 0.0
 
 
@@ -123,6 +123,18 @@ class KeyClaims:
         """The members have changed: ask of every key again."""
         for known in self._keys.get(keyspace, {}).values():
             known.ask_at = 0.0
+
+    def doubt(self, keyspace: str, key: str) -> None:
+        """The key's pin has changed: ask of it at once, and start nothing before the answer that is not next already.
+
+        It is a hint. Where it is lost, the key is asked of in `REVIEW` seconds.
+        """
+        known = self._keys.get(keyspace, {}).get(key)
+        if known is None:
+            return
+        known.elsewhere, known.ask_at = True, 0.0
+        for entry in known.entries:
+            entry.pending = entry.pending or entry.stage is Stage.WAITING
 
     def asking(self, keyspace: str, keys: Iterable[str]) -> None:
         """These keys are about to be claimed: whether the answer comes or not, they may be ours after it."""

@@ -14,7 +14,7 @@ from celery_sticky.errors import NotAMember
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import View
 from celery_sticky.stores import Store, open_directory, open_store
-from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Directory, Said, Wish
+from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Directory, PinMoved, Said, Wish
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.server import ValkeyServer
@@ -180,6 +180,28 @@ class DirectoryContract:
         assert place.claim("b-1", "a-key").said is Said.GRANTED
         assert place.directory.look(NO_VERSION, ["b-pin"]).pins == {"b-pin": "b-1"}
         assert not place.directory.claim("b-1", 1, version(place.view), []).member, "the calls of the living are known"
+
+    def test_who_has_claimed_a_key_hears_that_its_pin_has_changed(self, place: Place) -> None:
+        directory, other = place.directory, place.open_it()
+        directory.watch(0.0)
+        directory.pin("a", "k:1", take=False)  # claimed by nobody
+        place.claim("a-1", "k:1", pin="a-1")
+        other.pin("a", "k:1", take=False)  # nothing new
+        other.pin("b", "k:1", take=False)  # refused
+        for change in (
+            lambda: other.pin("b", "k:1", take=True),
+            lambda: other.unpin("b", "k:1"),
+            lambda: other.pin("a", "k:1", take=False),
+        ):
+            change()
+            heard = directory.watch(10.0)
+            while not heard:
+                heard = directory.watch(10.0)
+            assert heard == [PinMoved("a-1", "k:1")]
+        place.release("a-1", "k:1")
+        other.unpin("a", "k:1")
+        assert not directory.watch(0.0)
+        other.close()
 
     def test_a_change_of_the_document_is_heard(self, place: Place) -> None:
         assert not place.directory.watch(0.0)

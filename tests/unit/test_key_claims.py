@@ -267,3 +267,21 @@ def test_a_message_that_no_queue_takes_is_buried_with_its_reason(worker: Worker)
     worker.turn()
     assert [json.loads(dead.info)["reason"] for dead in worker.queues.dead(KS)] == ["pinned by nobody"] * 2
     assert worker.claims.to_release(KS) == [] and len(worker.claims) == 1
+
+
+def test_a_key_in_doubt_starts_nothing_more_until_it_was_asked_about_again(
+    worker: Worker, broker: MemoryBroker
+) -> None:
+    worker.grant("a")
+    started = worker.start()
+    assert list(started) == ["a1"] and worker.asked() == ["b"]
+    worker.claims.doubt(KS, "a")
+    worker.claims.doubt(KS, "unknown")
+    worker.desk.end(started["a1"], ACK, NOW)
+    publish(broker, MINE, "a3")
+    worker.desk.rounds.note([(KS, MINE)])
+    worker.turn()
+    worker.turn()
+    assert worker.start() == {} and "a" in worker.asked()
+    worker.claims.reviewed(KS, "a", NOW, elsewhere=False)
+    assert list(worker.start()) == ["a2"], "it belongs here still"

@@ -38,6 +38,14 @@ local function may_act(incarnation)
   return lives(incarnation) and redis.call('HGET', VIEW, 'store_id') == run_id()
 end
 
+-- A hint to the incarnation that has claimed a key, if it lives: its pin has changed.
+local function tell_holder(channel, key)
+  local _, held_by = holder(key)
+  if held_by and lives(held_by) then
+    redis.call('PUBLISH', channel, 'pin:' .. held_by .. ':' .. key)
+  end
+end
+
 local function in_turn(incarnation, call)
   if tonumber(redis.call('HGET', CALLS, incarnation) or 0) >= tonumber(call) then
     return false

@@ -10,7 +10,7 @@ from celery_sticky.errors import NotAMember
 from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.redis_clients import key_prefix
-from celery_sticky.stores.directory import Answer, Claims, Look, Said, Version, Wish
+from celery_sticky.stores.directory import Answer, Claims, Look, PinMoved, Said, Version, Wish
 from celery_sticky.stores.redis.client import Client, script
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ AT_ONCE = 500
 """Keys that one script looks at."""
 
 
-class RedisDirectory(Client[ViewChanged]):
+class RedisDirectory(Client[ViewChanged | PinMoved]):
     """See `celery_sticky.stores.directory.Directory`."""
 
     def __init__(
@@ -59,14 +59,14 @@ class RedisDirectory(Client[ViewChanged]):
 
     def pin(self, worker: str, key: str, *, take: bool) -> str | None:
         """See `Directory.pin`."""
-        what, *rest = self._ask("pin", worker, key, int(take))
+        what, *rest = self._ask("pin", self._channel, worker, key, int(take))
         if what == b"gone":
             raise NotAMember(f"worker {worker!r} is no live member of keyspace {self._keyspace!r} now")
         return rest[0].decode() if what == b"held" else None
 
     def unpin(self, worker: str, key: str) -> bool:
         """See `Directory.unpin`."""
-        return bool(self._ask("unpin", worker, key) == 1)
+        return bool(self._ask("unpin", self._channel, worker, key) == 1)
 
     def enlist(self, worker: str, incarnation: str) -> None:
         """See `Directory.enlist`."""
@@ -98,9 +98,11 @@ def _answer(said: bytes, value: bytes) -> Answer:
     return Answer(what, token=int(value)) if what is Said.GRANTED else Answer(what, by=value.decode())
 
 
-def _signal(payload: bytes) -> ViewChanged | None:
+def _signal(payload: bytes) -> ViewChanged | PinMoved | None:
     with suppress(ValueError):
-        what, _, version = payload.decode().partition(":")
-        if what == "changed":
-            return ViewChanged(int(version))
+        match payload.decode().split(":", 2):
+            case ["changed", version]:
+                return ViewChanged(int(version))
+            case ["pin", incarnation, key]:
+                return PinMoved(incarnation, key)
     return None

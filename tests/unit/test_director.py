@@ -1,0 +1,190 @@
+"""The director with a real courier, against the memory store and the memory broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_sticky.assignment import Keyspace
+from celery_sticky.keys import direct, slot_for
+from celery_sticky.message import STAMP_HEADER, Stamp
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.events import Event
+from celery_sticky.ownership.gate import Entry, SlotId
+from celery_sticky.ownership.machine import Phase
+from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
+from celery_sticky.queues.base import Act
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.stores.memory import MemoryServer, MemoryStore
+from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.testing.waiting import wait_until
+from celery_sticky.worker import key_claims
+from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.desk import End
+from celery_sticky.worker.director import Director
+from celery_sticky.worker.envelope import Envelope
+from celery_sticky.worker.member import Snapshot
+
+KS, SLOTS = "pinned", 8
+
+
+class World:
+    """A store, a broker, and workers of one keyspace with pins."""
+
+    def __init__(self) -> None:
+        self.server, self.broker = MemoryServer(), MemoryBroker()
+        self.store = MemoryStore(self.server, KS)
+        self.directory = MemoryDirectory(self.server, KS)
+        self.view: View | None = None
+        self.workers: dict[str, Worker] = {}
+
+    def write(self, change: Callable[[View], View]) -> None:
+        """Replace the document, and tell every worker."""
+        old = self.view
+        first = changes.fresh(slots=SLOTS, hash="h", generation=1, version=1, store_id=self.server.run_id)
+        self.view = change(old or first)
+        assert self.store.swap(old, self.view)
+        for worker in self.workers.values():
+            worker.see(self.view)
+
+    def up(self, name: str, keyspace: Keyspace) -> Worker:
+        """Start a worker."""
+        self.workers[name] = worker = Worker(self, name, keyspace)
+        worker.join(1)
+        return worker
+
+    def evict(self, name: str) -> None:
+        """Take a worker out of the view."""
+        self.write(lambda view: changes.evict(view, name))
+
+    def send(self, worker: str, *ids: str) -> None:
+        """Put messages `<key><n>` into the direct queue of a worker."""
+        for one in ids:
+            stamp = Stamp(one[0], KS, slot_for(one[0], SLOTS), SLOTS, 0.0).to_header()
+            headers = {"task": "t", "id": one, STAMP_HEADER: stamp}
+            body = {"headers": headers, "properties": {"body_encoding": "base64"}, "body": "W10="}
+            self.broker.publish((KS, direct(worker)), json.dumps(body).encode())
+
+
+class Worker:
+    """A courier, a director, and a pool that the test plays."""
+
+    def __init__(self, world: World, name: str, keyspace: Keyspace) -> None:
+        self.world, self.name, self.incarnation = world, name, ""
+        self.courier = Courier(
+            lambda: MemoryQueues(world.broker),
+            self._report,
+            lambda _: True,
+            keyspaces=(KS,),
+            worker=name,
+            max_waiting=100,
+            max_attempts=5,
+            broker_grace=30.0,
+            directed=(KS,),
+            unclaimed=lambda _: self.director.wake(),
+        )
+        self.director = Director(
+            keyspace,
+            SLOTS,
+            name,
+            lambda: MemoryDirectory(world.server, KS),
+            lambda: MemoryQueues(world.broker),
+            self.courier,
+            lambda event: None,
+        )
+        self.courier.start(self)
+        self.director.start()
+
+    def _report(self, _keyspace: str, event: Event) -> None:
+        if isinstance(getattr(event, "slot", None), str):
+            self.director.report(event)
+
+    def join(self, count: int) -> None:
+        """Be a member, for the `count`th time."""
+        self.incarnation = f"{self.name}-{count}"
+        self.director.joining(self.incarnation)
+        self.world.write(
+            lambda view: changes.join(view, Member(self.name, self.incarnation, attributes={DIRECT_QUEUE: "1"}))
+        )
+
+    def see(self, view: View) -> None:
+        """Learn of a view."""
+        there = self.name in view.members and view.members[self.name].incarnation == self.incarnation
+        self.director.observe(Snapshot(Phase.IN if there else Phase.OUT, self.incarnation, view))
+
+    def start(self) -> dict[str, Entry]:
+        """Start what may start."""
+        started = {}
+        for entry in self.courier.take(10):
+            assert self.courier.start_entry(entry, entry.turn)
+            started[entry.content.envelope.task_id] = entry
+        return started
+
+    def started(self, *ids: str) -> list[Entry]:
+        """Wait until these have started."""
+        started: dict[str, Entry] = {}
+
+        def all_there() -> bool:
+            started.update(self.start())
+            return started.keys() >= set(ids)
+
+        wait_until(all_there, 10, f"{ids} start at {self.name}", 0.005)
+        assert sorted(started) == sorted(ids)
+        return [started[one] for one in ids]
+
+    def close(self) -> None:
+        """End the threads."""
+        self.director.finish(5.0)
+        self.courier.shutdown(5.0)
+
+    # -- the courier's host --------------------------------------------------------------------
+
+    def concurrency(self) -> int:
+        return 4
+
+    def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
+        return (slot[0], envelope.headers[STAMP_HEADER]["key"])
+
+    def due_of(self, envelope: Envelope) -> None:
+        return None
+
+    def ready(self) -> None:
+        """The test takes when it likes."""
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    for worker in made.workers.values():
+        worker.close()
+
+
+def test_a_key_that_was_taken_over_starts_nothing_more_where_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards: who has claimed a key hears of its new pin at once, not at the next review."""
+    monkeypatch.setattr(key_claims, "REVIEW", 3600.0)
+    keyspace = Keyspace(KS, pins=True)
+    a, b = world.up("a", keyspace), world.up("b", keyspace)
+    world.directory.pin("a", "k", take=False)
+    world.send("a", "k1", "k2", "k3")
+    (running,) = a.started("k1")
+    world.directory.pin("b", "k", take=True)
+    wait_until(lambda: len(standing(world, "b")) == 2, 10, "what has not started goes to b", 0.005)
+    world.send("a", "k4")
+    wait_until(lambda: len(standing(world, "b")) == 3, 10, "so does what comes now", 0.005)
+    assert not a.start() and not b.start(), "the key is claimed until its task has ended"
+    a.courier.end(running, End(Act.ACK))
+    for name in ("k2", "k3", "k4"):
+        (running,) = b.started(name)
+        b.courier.end(running, End(Act.ACK))
+
+
+def standing(world: World, worker: str) -> list[Any]:
+    """Return what stands in the direct queue of a worker, or is in flight there."""
+    slot = world.broker.slot(KS, direct(worker))
+    return [*slot.flight.values(), *slot.waiting]

@@ -28,7 +28,7 @@ from celery_sticky.ownership.machine import Terms
 from celery_sticky.ownership.view import DIRECT_QUEUE
 from celery_sticky.queues import SlotQueues, open_queues
 from celery_sticky.settings import OnLeaseLoss, Settings, read_keyspaces
-from celery_sticky.signals import slots_gained, slots_lost
+from celery_sticky.signals import pins_lost, slots_gained, slots_lost
 from celery_sticky.stores import Directory, Store, open_directory, open_store
 from celery_sticky.worker.claim import Claim, runtime_dir
 from celery_sticky.worker.courier import Courier
@@ -175,7 +175,10 @@ class Membership(bootsteps.StartStopStep):
         def report(event: Event) -> None:
             part.members[name].post(event)
 
-        return Director(keyspace, slots, part.hostname, open_it, connect, part.courier, report)
+        def tell_lost(keys: frozenset[str]) -> None:
+            pins_lost.send(sender=part.hostname, keyspace=name, keys=keys)
+
+        return Director(keyspace, slots, part.hostname, open_it, connect, part.courier, report, tell_lost)
 
     def _unclaimed(self, keyspace: str) -> None:
         self._part.directors[keyspace].wake()
@@ -198,7 +201,7 @@ class Membership(bootsteps.StartStopStep):
             return
         signals.worker_shutting_down.connect(self._leave, weak=False)
         self._leave_before_cold_shutdown(worker)
-        share_with_threads(slots_gained, slots_lost)  # logging is set up by now
+        share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
         self._watch.start()
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
         logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)

@@ -126,7 +126,19 @@ class Directory(Protocol):
         """Forget a worker, if this still is its last incarnation."""
 
     def sweep(self, start: str = "0") -> str:
-        """Remove what names incarnations without a counter, a part at a time; return where to go on, "0" at the end."""
+        """Remove what names incarnations without a counter, a part at a time; return where to go on, "0" at the end.
+
+        Which pins it removes is kept for `lost`.
+        """
+
+    def lost(self, worker: str, incarnations: Collection[str]) -> Collection[str]:
+        """Return keys that these incarnations of a worker had pinned, and that another worker or a sweep has ended.
+
+        Not those that the worker has pinned anew. They are kept until `forget`, or for a day.
+        """
+
+    def forget(self, incarnations: Collection[str], keys: Collection[str]) -> None:
+        """The worker knows that these pins of its incarnations are lost."""
 
     def watch(self, timeout: float) -> Collection[ViewChanged | PinMoved]:
         """Wait at most `timeout` seconds for a change of document or pins; empty: time is up, or `wake` was called.

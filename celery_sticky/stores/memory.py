@@ -27,6 +27,8 @@ class DirectoryRecords:
     """Key -> incarnation and name."""
     enlisted: dict[str, str] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, set[str]] = field(default_factory=dict)
+    """Incarnation -> keys whose pins it has lost; here for ever."""
     token: int = 0
 
 

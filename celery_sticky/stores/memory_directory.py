@@ -43,7 +43,7 @@ class MemoryDirectory(Client[Records, Heard]):
             return Answer(Said.PINNED, by=pin)
         if not wish.run:
             return Answer(Said.RIGHT)
-        holder = book.claims.get(wish.key, (0, ""))[1]
+        holder = self._holder(wish.key)
         if holder != incarnation and self._lives(holder):
             return Answer(Said.HELD, by=holder)
         book.token = max(book.token + 1, int(time.time() * 1000))
@@ -69,19 +69,25 @@ class MemoryDirectory(Client[Records, Heard]):
             pinned = self._pin(key)
             if pinned and pinned != incarnation and not take:
                 return book.pins[key][1]
+            former, other = book.pins.get(key, (incarnation, worker))
+            if other != worker:
+                book.lost.setdefault(former, set()).add(key)
+            book.lost.get(incarnation, set()).discard(key)
             book.pins[key] = (incarnation, worker)
             if pinned != incarnation:
-                self._tell_holder(key)
+                self._tell(key, {pinned, self._holder(key)})
             return None
 
     def unpin(self, worker: str, key: str) -> bool:
         """See `Directory.unpin`."""
         with self._server.changed:
             book = self._book()
-            mine = book.pins.get(key) == (book.enlisted.get(worker, ""), worker)
+            incarnation = book.enlisted.get(worker, "")
+            book.lost.get(incarnation, set()).discard(key)
+            mine = book.pins.get(key) == (incarnation, worker)
             if mine:
                 del book.pins[key]
-                self._tell_holder(key)
+                self._tell(key, {self._holder(key)})
             return mine
 
     def enlist(self, worker: str, incarnation: str) -> None:
@@ -106,14 +112,33 @@ class MemoryDirectory(Client[Records, Heard]):
         with self._server.changed:
             book = self._book()
             book.claims = {key: claim for key, claim in book.claims.items() if self._lives(claim[1])}
-            book.pins = {key: pin for key, pin in book.pins.items() if self._lives(pin[0])}
+            for key, (incarnation, _) in list(book.pins.items()):
+                if not self._lives(incarnation):
+                    del book.pins[key]
+                    book.lost.setdefault(incarnation, set()).add(key)
             book.calls = {name: call for name, call in book.calls.items() if self._lives(name)}
             return "0"
 
-    def _tell_holder(self, key: str) -> None:
-        holder = self._book().claims.get(key, (0, ""))[1]
-        if self._lives(holder):
-            self._server.signal(self._keyspace, PinMoved(holder, key))
+    def lost(self, worker: str, incarnations: Collection[str]) -> Collection[str]:
+        """See `Directory.lost`."""
+        with self._server.changed:
+            book = self._book()
+            keys = {key for incarnation in incarnations for key in book.lost.get(incarnation, ())}
+            return {key for key in keys if not (self._pin(key) and book.pins[key][1] == worker)}
+
+    def forget(self, incarnations: Collection[str], keys: Collection[str]) -> None:
+        """See `Directory.forget`."""
+        with self._server.changed:
+            for incarnation in incarnations:
+                self._book().lost.get(incarnation, set()).difference_update(keys)
+
+    def _holder(self, key: str) -> str:
+        return self._book().claims.get(key, (0, ""))[1]
+
+    def _tell(self, key: str, incarnations: Collection[str]) -> None:
+        for incarnation in incarnations:
+            if self._lives(incarnation):
+                self._server.signal(self._keyspace, PinMoved(incarnation, key))
 
     def _book(self) -> DirectoryRecords:
         return self._records().directories.setdefault(self._keyspace, DirectoryRecords())

@@ -28,6 +28,7 @@ from celery_sticky.worker.desk import Desk
 from celery_sticky.worker.direct_queues import DirectQueues
 from celery_sticky.worker.key_claims import Question
 from celery_sticky.worker.lease import boottime
+from celery_sticky.worker.lost_pins import LostPins
 from celery_sticky.worker.member import Snapshot
 from celery_sticky.worker.native import start_thread
 
@@ -77,6 +78,7 @@ class Director:
         connect: Callable[[], SlotQueues],
         courier: Courier,
         report: Callable[[Event], None],
+        pins_lost: Callable[[frozenset[str]], None],
     ) -> None:
         self.keyspace = keyspace
         self._name, self._slots, self._worker, self._mine = keyspace.name, slots, worker, direct(worker)
@@ -90,6 +92,7 @@ class Director:
         self._incarnation = ""
         self._calls = 0
         self._queues = DirectQueues(keyspace.name, worker, connect, courier)
+        self._lost_pins = LostPins(worker, pins_lost)
         self._known_as = ""
         self._running = True
         self._ended = False
@@ -162,10 +165,13 @@ class Director:
             self._look_after_queues(directory, self._view)
             more = self._decide(directory)
             self._give_back(directory)
+            if self.keyspace.pins:
+                self._lost_pins.look_after(directory)
         busy = self._courier.consult(lambda desk: len(desk.claims))
         pause = 0.0 if more or self._inbox else PAUSE if busy or self._leaving or self._queues.outbid else IDLE
         for heard in directory.watch(pause):
             if isinstance(heard, PinMoved) and heard.incarnation == self._incarnation:
+                self._lost_pins.moved()
                 self._courier.consult(lambda desk, key=heard.key: desk.claims.doubt(self._name, key))  # type: ignore[misc]
 
     def _take_in(self, event: Event | _Observed) -> None:
@@ -174,6 +180,8 @@ class Director:
                 if snapshot.incarnation != self._known_as or snapshot.phase is not Phase.IN:
                     self._known_as = snapshot.incarnation
                     self._queues.forget_all()
+                if snapshot.phase is Phase.IN:
+                    self._lost_pins.joined(snapshot.incarnation)
                 if snapshot.view is not None:
                     self._adopt(snapshot.view)
             case OpenRefused(str(name), fence):

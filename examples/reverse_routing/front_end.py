@@ -12,6 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from celery_sticky import Keyspace, NotAMember, PinnedElsewhere, Sticky, StoreUnavailable
+from celery_sticky.signals import pins_lost
 
 redis = os.environ.get("BROKER_URL", "redis://localhost:6379/0")
 prefix = {"global_keyprefix": os.environ.get("KEY_PREFIX", "reverse-routing:")}
@@ -72,19 +73,18 @@ async def hold(connection: ServerConnection) -> None:
                     await asyncio.to_thread(sticky.unpin, client, "clients")
 
 
-async def keep_pins() -> None:
-    """Pin every client again now and then: a worker that has lost its lease has lost its pins."""
-    while True:
-        await asyncio.sleep(5)
-        for client, connection in list(connections.items()):
-            try:
-                async with changing:
-                    if connections.get(client) is connection:
-                        await asyncio.to_thread(sticky.pin, client, "clients")
-            except PinnedElsewhere:  # it has gone there, and this connection has not noticed yet
-                await connection.close()
-            except (NotAMember, StoreUnavailable):
-                pass  # next time
+async def pin_again(clients: frozenset[str]) -> None:
+    """Pin again what we hold: another front end has taken these, or this worker had lost its lease."""
+    for client in clients:
+        connection = connections.get(client)
+        if connection is None:
+            continue
+        try:
+            async with changing:
+                if connections.get(client) is connection:
+                    await asyncio.to_thread(sticky.pin, client, "clients")
+        except (PinnedElsewhere, NotAMember, StoreUnavailable):
+            await connection.close(1013, "try again later")  # or it is elsewhere, and this connection is a dead one
 
 
 async def serve_clients() -> None:
@@ -98,9 +98,11 @@ async def serve_clients() -> None:
         def close(**_):  # clients go to another front end, while this one finishes its tasks
             loop.call_soon_threadsafe(server.close)
 
-        pins = asyncio.create_task(keep_pins())
+        @pins_lost.connect(weak=False)
+        def pins_are_lost(keys, **_):
+            asyncio.run_coroutine_threadsafe(pin_again(keys), loop)
+
         await server.wait_closed()
-        pins.cancel()
 
 
 @worker_ready.connect

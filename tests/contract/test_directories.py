@@ -12,7 +12,7 @@ from harness.store_servers import InMemory, Private, Standing
 
 from celery_sticky.errors import NotAMember
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.view import View
+from celery_sticky.ownership.view import Member, View
 from celery_sticky.stores import Store, open_directory, open_store
 from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Directory, PinMoved, Said, Wish
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
@@ -202,6 +202,50 @@ class DirectoryContract:
         other.unpin("a", "k:1")
         assert not directory.watch(0.0)
         other.close()
+
+    def test_a_pin_that_another_takes_is_lost_until_that_is_known_or_it_is_pinned_anew(self, place: Place) -> None:
+        directory = place.directory
+        for key in "klmn":
+            directory.pin("a", key, take=False)
+            directory.pin("b", key, take=True)
+        assert set(directory.lost("a", ["a-1"])) == set("klmn") and not directory.lost("b", ["b-1"])
+        directory.pin("a", "l", take=True)
+        directory.unpin("a", "m")
+        assert set(directory.lost("a", ["a-1"])) == {"k", "n"} and set(directory.lost("b", ["b-1"])) == {"l"}
+        directory.forget(["a-1"], ["k"])
+        assert set(directory.lost("a", ["a-1"])) == {"n"}
+        directory.unpin("a", "l")
+        assert set(directory.lost("a", ["a-1"])) == {"n"}, "what is let go is not lost"
+
+    def test_who_has_pinned_a_key_hears_that_it_was_taken(self, place: Place) -> None:
+        directory, other = place.directory, place.open_it()
+        directory.pin("a", "k", take=False)
+        directory.watch(0.0)
+        other.pin("b", "k", take=True)
+        heard = directory.watch(10.0)
+        while not heard:
+            heard = directory.watch(10.0)
+        assert heard == [PinMoved("a-1", "k")]
+        other.close()
+
+    def test_an_eviction_loses_every_pin_however_it_is_removed(self, place: Place) -> None:
+        directory = place.directory
+        for key in ("again", "swept", "other", "gone"):
+            directory.pin("a", key, take=False)
+        directory.unpin("a", "gone")
+        place.evict("a")
+        directory.pin("b", "other", take=False)
+        on = directory.sweep()
+        while on != "0":
+            on = directory.sweep(on)
+        assert set(directory.lost("a", ["a-1"])) == {"again", "swept", "other"}
+        new = changes.join(place.view, Member("a", "a-2"))
+        assert place.store.swap(place.view, new)
+        directory.enlist("a", "a-2")
+        directory.pin("a", "again", take=False)
+        assert set(directory.lost("a", ["a-2", "a-1"])) == {"swept", "other"}
+        directory.forget(["a-2", "a-1"], ["swept", "other"])
+        assert not directory.lost("a", ["a-2", "a-1"])
 
     def test_a_change_of_the_document_is_heard(self, place: Place) -> None:
         assert not place.directory.watch(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.waiting import wait_until
-from celery_sticky.worker import key_claims
+from celery_sticky.worker import director, key_claims, lost_pins
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.desk import End
 from celery_sticky.worker.director import Director
@@ -74,6 +75,7 @@ class Worker:
 
     def __init__(self, world: World, name: str, keyspace: Keyspace) -> None:
         self.world, self.name, self.incarnation = world, name, ""
+        self.lost: list[list[str]] = []
         self.courier = Courier(
             lambda: MemoryQueues(world.broker),
             self._report,
@@ -94,6 +96,7 @@ class Worker:
             lambda: MemoryQueues(world.broker),
             self.courier,
             lambda event: None,
+            lambda keys: self.lost.append(sorted(keys)),
         )
         self.courier.start(self)
         self.director.start()
@@ -188,3 +191,60 @@ def standing(world: World, worker: str) -> list[Any]:
     """Return what stands in the direct queue of a worker, or is in flight there."""
     slot = world.broker.slot(KS, direct(worker))
     return [*slot.flight.values(), *slot.waiting]
+
+
+def test_pins_that_another_worker_takes_are_told(world: World) -> None:
+    keyspace = Keyspace(KS, pins=True)
+    a, b = world.up("a", keyspace), world.up("b", keyspace)
+    for key in "klm":
+        world.directory.pin("a", key, take=False)
+    world.directory.unpin("a", "m")
+    world.directory.pin("b", "k", take=True)
+    wait_until(lambda: a.lost == [["k"]], 2, "it is told at once", 0.005)
+    world.directory.pin("b", "m", take=True)
+    world.directory.pin("b", "l", take=True)
+    wait_until(lambda: a.lost == [["k"], ["l"]], 2, "once each, and not what it had let go", 0.005)
+    assert not b.lost
+
+
+def test_a_hint_that_was_lost_is_made_good(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_pins, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(director, "IDLE", 0.1)
+    monkeypatch.setattr(world.server, "signal", lambda *_, **__: None)
+    keyspace = Keyspace(KS, pins=True)
+    a, _ = world.up("a", keyspace), world.up("b", keyspace)
+    world.directory.pin("a", "k", take=False)
+    world.directory.pin("b", "k", take=True)
+    wait_until(lambda: a.lost == [["k"]], 5, "it is told in the end", 0.005)
+
+
+def test_pins_of_an_incarnation_that_is_gone_are_told_when_the_worker_is_back_and_may_pin(world: World) -> None:
+    keyspace = Keyspace(KS, pins=True)
+    a, b = world.up("a", keyspace), world.up("b", keyspace)
+    for key in "klmn":
+        world.directory.pin("a", key, take=False)
+    world.evict("a")
+    world.directory.pin("b", "k", take=False)
+    time.sleep(0.1)
+    assert not a.lost
+    a.join(2)
+    wait_until(lambda: a.lost == [["k", "l", "m", "n"]], 5, "all are told", 0.005)
+    world.directory.pin("a", "l", take=False)
+    world.evict("a")
+    a.join(3)
+    wait_until(lambda: a.lost[1:] == [["l"]], 5, "and of the next incarnation its own", 0.005)
+    assert not b.lost
+
+
+def test_another_process_of_the_same_name_has_lost_nothing(world: World) -> None:
+    keyspace = Keyspace(KS, pins=True)
+    former = world.up("a", keyspace)
+    world.directory.pin("a", "k", take=False)
+    world.evict("a")
+    former.close()
+    worker = Worker(world, "a", keyspace)
+    world.workers["a"] = worker
+    worker.join(2)
+    world.directory.pin("a", "l", take=False)
+    wait_until(lambda: worker.director._lost_pins._look_at > 0, 5, "it has looked")
+    assert not worker.lost

@@ -102,21 +102,30 @@ def test_when_the_worker_that_pinned_it_dies_a_key_is_free(directed: Directed) -
     assert all(fleet.ran(f"k{i}")[-1] == "a" for i in range(6)) and not fleet.dead()
 
 
-def test_a_worker_frozen_past_its_lease_has_pinned_nothing(directed: Directed) -> None:
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_worker_frozen_past_its_lease_has_pinned_nothing_and_is_told_so(directed: Directed, pool: str) -> None:
     fleet = directed("pinned")
-    fleet.up("a", "b")
-    fleet.on("b", "pin", "k", "pinned")
-    fleet.workers["b"].freeze()
+    a, b = fleet.up("a", "b", pool=pool)
+    for key in ("k", "taken", "let go"):
+        fleet.on("b", "pin", key, "pinned")
+    fleet.on("b", "unpin", "let go", "pinned")
+    b.freeze()
     fleet.wait_members("a")
     fleet.call("k")
     fleet.wait_finished()
     assert fleet.ran("k") == ["a"]
-    fleet.workers["b"].thaw()
+    fleet.on("a", "pin", "taken", "pinned")
+    b.thaw()
     fleet.wait_members("a", "b")
-    fleet.on("b", "pin", "k", "pinned")
+    b.wait_for_log(r"lost in pinned: \['k', 'taken'\]", 30)
+    wait_until(lambda: Sticky.of(fleet.app).worker_for("k", "pinned") == node("b"), 30, "it was pinned anew")
+    assert Sticky.of(fleet.app).worker_for("taken", "pinned") == node("a")
     fleet.call("k")
     fleet.wait_finished()
     assert fleet.ran("k") == ["a", "b"], "pinned anew it comes back"
+    fleet.on("a", "pin", "k", "pinned", True)
+    b.wait_for_log(r"lost in pinned: \['k'\]", 30)
+    assert "lost in" not in a.log
 
 
 def test_a_keyspace_may_refuse_keys_that_nobody_has_pinned(directed: Directed) -> None:

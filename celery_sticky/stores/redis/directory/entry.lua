@@ -5,15 +5,22 @@
 --   <root>:pins       hash  key -> '<incarnation> <worker>' of who has pinned it
 --   <root>:enlisted   hash  worker -> its last incarnation
 --   <root>:calls      hash  incarnation -> number of its last call; '' -> the last token
+--   <root>:lost:<incarnation>  set  keys that it had pinned until another or a sweep ended that; kept for a day
 local VIEW, BEATS, CLAIMS, PINS, ENLISTED, CALLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local LOST, KEPT = KEYS[7] .. ':', 86400
 
 local function lives(incarnation)
   return redis.call('HEXISTS', BEATS, incarnation) == 1
 end
 
--- The incarnation and the worker that have pinned a key; '' where nobody who lives has.
+-- The incarnation and the worker that are written down as having pinned a key, dead or alive.
+local function pinner(key)
+  return string.match(redis.call('HGET', PINS, key) or '', '^(%S+) (.*)$')
+end
+
+-- Those that have pinned it; '' where nobody who lives has.
 local function pinned(key)
-  local incarnation, worker = string.match(redis.call('HGET', PINS, key) or '', '^(%S+) (.*)$')
+  local incarnation, worker = pinner(key)
   if incarnation and lives(incarnation) then
     return incarnation, worker
   end
@@ -38,12 +45,16 @@ local function may_act(incarnation)
   return lives(incarnation) and redis.call('HGET', VIEW, 'store_id') == run_id()
 end
 
--- A hint to the incarnation that has claimed a key, if it lives: its pin has changed.
-local function tell_holder(channel, key)
-  local _, held_by = holder(key)
-  if held_by and lives(held_by) then
-    redis.call('PUBLISH', channel, 'pin:' .. held_by .. ':' .. key)
+-- A hint to an incarnation, if it lives: the pin of a key that it has to do with has changed.
+local function tell(channel, incarnation, key)
+  if incarnation and lives(incarnation) then
+    redis.call('PUBLISH', channel, 'pin:' .. incarnation .. ':' .. key)
   end
+end
+
+local function note_lost(incarnation, key)
+  redis.call('SADD', LOST .. incarnation, key)
+  redis.call('EXPIRE', LOST .. incarnation, KEPT)
 end
 
 local function in_turn(incarnation, call)

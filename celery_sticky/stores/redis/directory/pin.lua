@@ -1,18 +1,26 @@
 -- Pin a key for a worker.
 -- ARGV: channel, worker, key, take ('1' or '0')
 -- Reply: {'gone'}, {'done'}, or {'held', the worker that has it}
-local worker, key = ARGV[2], ARGV[3]
+local channel, worker, key = ARGV[1], ARGV[2], ARGV[3]
 local incarnation = redis.call('HGET', ENLISTED, worker)
 if not incarnation or not may_act(incarnation) then
   return {'gone'}
 end
-local by, other = pinned(key)
-if by == incarnation then
+local former, other = pinner(key)
+if former == incarnation then
   return {'done'}
 end
-if by ~= '' and ARGV[4] == '0' then
+if former and ARGV[4] == '0' and lives(former) then
   return {'held', other}
 end
+if former and other ~= worker then
+  note_lost(former, key)
+end
+redis.call('SREM', LOST .. incarnation, key)
 redis.call('HSET', PINS, key, incarnation .. ' ' .. worker)
-tell_holder(ARGV[1], key)
+local _, held_by = holder(key)
+tell(channel, held_by, key)
+if former ~= held_by then
+  tell(channel, former, key)
+end
 return {'done'}

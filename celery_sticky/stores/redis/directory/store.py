@@ -16,7 +16,7 @@ from celery_sticky.stores.redis.client import Client, script
 if TYPE_CHECKING:
     from kombu import Connection
 
-VERBS = ("look", "claim", "release", "pin", "unpin", "enlist", "enlisted", "strike", "sweep")
+VERBS = ("look", "claim", "release", "pin", "unpin", "enlist", "enlisted", "strike", "sweep", "lost", "forget")
 AT_ONCE = 500
 """Keys that one script looks at."""
 
@@ -29,7 +29,7 @@ class RedisDirectory(Client[ViewChanged | PinMoved]):
     ) -> None:
         self._keyspace = keyspace
         root = f"{key_prefix(connection)}{prefix}:{keyspace}"
-        self._keys = [f"{root}:{name}" for name in ("view", "beats", "claims", "pins", "enlisted", "calls")]
+        self._keys = [f"{root}:{name}" for name in ("view", "beats", "claims", "pins", "enlisted", "calls", "lost")]
         ahead = script("celery_sticky.stores.redis", "run_id") + script(__package__, "entry")
         scripts = {verb: ahead + script(__package__, verb) for verb in VERBS}
         super().__init__(connection, root, scripts, _signal, socket_timeout)
@@ -84,6 +84,17 @@ class RedisDirectory(Client[ViewChanged | PinMoved]):
     def sweep(self, start: str = "0") -> str:
         """See `Directory.sweep`."""
         return str(self._ask("sweep", start, AT_ONCE).decode())
+
+    def lost(self, worker: str, incarnations: Collection[str]) -> Collection[str]:
+        """See `Directory.lost`."""
+        return {key.decode() for key in self._ask("lost", worker, *incarnations)}
+
+    def forget(self, incarnations: Collection[str], keys: Collection[str]) -> None:
+        """See `Directory.forget`."""
+        remaining = list(keys)
+        while remaining:
+            part, remaining = remaining[:AT_ONCE], remaining[AT_ONCE:]
+            self._ask("forget", len(incarnations), *incarnations, *part)
 
     def _ask(self, verb: str, *args: Any) -> Any:
         return self._run(verb, self._keys, args)

@@ -1,12 +1,15 @@
 -- Remove a part of what names incarnations that live no more.
 -- ARGV: where to start, how many to look at
 -- Reply: where to go on; '0' at the end
-local function sweep(hash, start, count, incarnation_of)
+local function sweep(hash, start, count, incarnation_of, note)
   local page = redis.call('HSCAN', hash, start, 'COUNT', count)
   for i = 1, #page[2], 2 do
     local incarnation = incarnation_of(page[2][i], page[2][i + 1])
     if incarnation ~= '' and not lives(incarnation) then
       redis.call('HDEL', hash, page[2][i])
+      if note then
+        note(incarnation, page[2][i])
+      end
     end
   end
   return page[1]
@@ -18,7 +21,7 @@ if which ~= 'p' then
   local on = sweep(CLAIMS, start, ARGV[2], function(_, value) return string.match(value, '^%S+ (.*)$') end)
   return on == '0' and 'p0' or on
 end
-local on = sweep(PINS, start, ARGV[2], function(_, value) return string.match(value, '^%S+') end)
+local on = sweep(PINS, start, ARGV[2], function(_, value) return string.match(value, '^%S+') end, note_lost)
 if on == '0' then
   sweep(CALLS, '0', 100000, function(incarnation) return incarnation end)
   return '0'

@@ -1,9 +1,15 @@
 -- Let a pinned key go, if it is this worker's.
 -- ARGV: channel, worker, key
-local incarnation = redis.call('HGET', ENLISTED, ARGV[2])
-if incarnation and redis.call('HGET', PINS, ARGV[3]) == incarnation .. ' ' .. ARGV[2] then
-  redis.call('HDEL', PINS, ARGV[3])
-  tell_holder(ARGV[1], ARGV[3])
-  return 1
+local channel, worker, key = ARGV[1], ARGV[2], ARGV[3]
+local incarnation = redis.call('HGET', ENLISTED, worker)
+if not incarnation then
+  return 0
 end
-return 0
+redis.call('SREM', LOST .. incarnation, key)
+if pinner(key) ~= incarnation then
+  return 0
+end
+redis.call('HDEL', PINS, key)
+local _, held_by = holder(key)
+tell(channel, held_by, key)
+return 1

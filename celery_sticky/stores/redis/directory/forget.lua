@@ -1,0 +1,9 @@
+-- Pins that were lost are known to be.
+-- ARGV: how many incarnations, incarnations, keys
+local first_key = 2 + tonumber(ARGV[1])
+for i = 2, first_key - 1 do
+  for k = first_key, #ARGV do
+    redis.call('SREM', LOST .. ARGV[i], ARGV[k])
+  end
+end
+return 1

@@ -1,0 +1,49 @@
+"""Pins that have ended without this worker's doing: taken by another worker, or gone with an incarnation of ours.
+
+Any process of a worker may pin a key, so none of them knows all its pins. What ends a pin notes it in the directory,
+under the incarnation that had it; whoever was that incarnation looks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_sticky.stores.directory import Directory
+from celery_sticky.worker.lease import boottime
+
+LOOK_EVERY = 5.0
+"""Seconds between two looks: the hint that there is something to see may be lost."""
+
+
+class LostPins:
+    """Tells the application of them. Used by the director's thread."""
+
+    def __init__(self, worker: str, tell: Callable[[frozenset[str]], None]) -> None:
+        self._worker, self._tell = worker, tell
+        self._incarnations: list[str] = []
+        self._look_at = 0.0
+
+    def joined(self, incarnation: str) -> None:
+        """This is who we are now; what we have pinned as another one is lost."""
+        if incarnation not in self._incarnations:
+            self._incarnations.append(incarnation)
+            self._look_at = 0.0
+
+    def moved(self) -> None:
+        """The pin of a key has changed that was ours, perhaps."""
+        self._look_at = 0.0
+
+    def look_after(self, directory: Directory) -> None:
+        """Tell what has been lost, while we are a member: so that receivers may pin again."""
+        now = boottime()
+        if now < self._look_at:
+            return
+        if len(self._incarnations) > 1:
+            on = directory.sweep()  # what has not been taken over is noted as lost by this, unless it was before
+            while on != "0":
+                on = directory.sweep(on)
+        if keys := directory.lost(self._worker, self._incarnations):
+            self._tell(frozenset(keys))
+            directory.forget(self._incarnations, keys)
+        del self._incarnations[:-1]
+        self._look_at = now + LOOK_EVERY

@@ -10,7 +10,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +24,7 @@ from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
 from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
-from celery_sticky.errors import InvalidKey
+from celery_sticky.errors import InvalidKey, StickyError
 from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
 from celery_sticky.ownership.gate import Entry, SlotId
@@ -85,6 +85,7 @@ class Delivery(bootsteps.StartStopStep):
         self._green = consumer.pool.is_green
         self._inline = consumer.hub is not None and not self._part.has_processes and not consumer.pool.is_green
         shield_flush(consumer.pool, self._part.runs)
+        self._part.refusals.dispatcher = consumer.event_dispatcher
         if not self._started:
             self._started = True
             self._part.courier.start(self)
@@ -174,6 +175,10 @@ class Delivery(bootsteps.StartStopStep):
             self._drain()
         else:
             self._wake_loop()
+
+    def refused(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
+        """These were buried before they could start: tell whoever waits for them."""
+        self._part.refusals.tell(messages)
 
     # -- in Celery's loop ----------------------------------------------------------------------
 

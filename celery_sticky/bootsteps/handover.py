@@ -59,5 +59,6 @@ class Handover(bootsteps.StartStopStep):
         for director in part.directors.values():
             director.finish(PATIENCE)
         part.courier.shutdown(PATIENCE)
+        part.refusals.finish(PATIENCE)
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")

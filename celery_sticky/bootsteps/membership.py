@@ -20,6 +20,7 @@ from celery_sticky.bootsteps.children import Children
 from celery_sticky.bootsteps.interrupts import Interrupts
 from celery_sticky.bootsteps.jobs import make_jobs
 from celery_sticky.bootsteps.part import Part
+from celery_sticky.bootsteps.refusals import Refusals
 from celery_sticky.bootsteps.retry import fence_retry
 from celery_sticky.errors import InvalidSettings, RefusedToStart
 from celery_sticky.keys import DEFAULT_KEYSPACE
@@ -98,6 +99,7 @@ class Membership(bootsteps.StartStopStep):
             has_processes=issubclass(worker.pool_cls, PreforkPool),
             courier=courier,
         )
+        part.refusals = Refusals(app, worker.hostname)
         where = wiring.store_at
         open_store(where, DEFAULT_KEYSPACE).close()  # likewise
         part.store_url = where.as_uri()

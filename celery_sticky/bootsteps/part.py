@@ -32,6 +32,8 @@ class Part:
     """The jobs' side of the slots (`bootsteps.jobs.WorkerJobs`); None where the app declares none."""
     directors: dict[str, Director] = field(default_factory=dict)
     """Of the keyspaces that direct keys to workers."""
+    refusals: Any = None
+    """`bootsteps.refusals.Refusals`: tells whoever waits for what was buried unstarted."""
     runs: dict[int, Any] = field(default_factory=dict)
     """The runs whose start is reserved and that have not ended."""
     store_url: str = ""

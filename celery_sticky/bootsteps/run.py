@@ -121,7 +121,7 @@ class StickyMessage(Message):
             properties=envelope.properties,
             headers=headers,
             accept=accept,
-            channel=_NoChannel(),
+            channel=NoChannel(),
         )
         self.run = run
 
@@ -142,7 +142,7 @@ class StickyMessage(Message):
         self.run.reject(None, None, requeue)
 
 
-class _NoChannel:
+class NoChannel:
     """What Kombu's Message looks for in a channel."""
 
     no_ack_consumers = None

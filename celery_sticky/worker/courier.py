@@ -46,6 +46,9 @@ class Host(Protocol):
     def ready(self) -> None:
         """Entries may be taken now."""
 
+    def refused(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
+        """These were buried before they could start: tell whoever waits for them. Must not wait for anything."""
+
 
 class Courier:
     """The slot queues as the rest of the worker sees them. Public methods may be called from any thread."""
@@ -286,6 +289,9 @@ class Courier:
             fetched = queues.fetch(wants, verdicts, now)
             with self._lock:
                 desk.take_in(fetched, now)
+                refused, desk.refused = desk.refused, []
+            if refused:
+                self._host.refused(refused)
             for delivery in fetched.deliveries:
                 self._admit(delivery, now)
             if self._directed:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from celery_sticky.errors import AssignmentFailed, StickyError
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage
@@ -48,6 +49,8 @@ class End:
     body: bytes | None = None
     reason: str = ""
     to: int | str = 0
+    error: StickyError | None = None
+    """What whoever waits for the task is to be told, once the broker has confirmed that the message is buried."""
 
 
 class Desk:
@@ -72,12 +75,15 @@ class Desk:
         self.rounds = Rounds()
         self.window = Window()
         self.to_open: dict[SlotId, Tenure] = {}
+        self.refused: list[tuple[Envelope, StickyError]] = []
+        """Messages that were buried unstarted, and why, until somebody takes them from here."""
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._tenures: dict[SlotId, Tenure] = {}
         self._fences: dict[SlotId, Tenure] = {}
         self._stopping: set[SlotId] = set()
         self._counts: dict[SlotId, int] = {}
+        self._errors: dict[Entry, StickyError] = {}
 
     # -- slots ---------------------------------------------------------------------------------
 
@@ -204,15 +210,15 @@ class Desk:
         if entry.attempts is not None:
             stamp["starts"] = max(0, entry.attempts - marked)  # the coming start is none
         if hops > MOST_HOPS:
-            reason = f"passed on {MOST_HOPS} times: the workers do not agree where its key belongs"
-            self._put(entry, End(Act.BURY, reason=reason), now)
+            reason = f"passed on {MOST_HOPS} times: the workers do not agree where key {stamp.get('key')!r} belongs"
+            self._put(entry, _refusal(AssignmentFailed(reason)), now)
         else:
             self._put(entry, End(Act.MOVE, body=restamped(item.delivery.body, stamp), to=to), now)
 
-    def refuse(self, entry: Entry, reason: str, now: float) -> None:
-        """Bury a message that has not started."""
+    def refuse(self, entry: Entry, error: StickyError, now: float) -> None:
+        """Bury a message that has not started, and have whoever waits for its task told why."""
         if self.gate.withdraw(entry):
-            self._put(entry, End(Act.BURY, reason=reason), now)
+            self._put(entry, _refusal(error), now)
 
     # -- what to say ---------------------------------------------------------------------------
 
@@ -258,6 +264,8 @@ class Desk:
     def _put(self, entry: Entry, end: End, now: float) -> bool:
         item: Item = entry.content
         info = self._info(entry, end, now)
+        if end.error is not None:
+            self._errors[entry] = end.error
         verdict = Verdict(end.act, item.delivery.tenure, entry.tag, end.due, end.body, info, end.to)
         return self.outbox.put(entry, verdict, now)
 
@@ -286,6 +294,8 @@ class Desk:
                 self._on_marked(entry, attempts + entry.base, now)
                 continue
             self._settle(entry)
+            if (error := self._errors.pop(entry, None)) is not None:
+                self.refused.append((entry.content.envelope, error))
             if verdict.act is Act.DEFER and self.gate.is_open(entry.slot):
                 self.rounds.note_deferred(entry.slot, verdict.due)
         for verdict in fetched.refused:
@@ -343,9 +353,10 @@ class Desk:
         # Under the epoch it was fetched under, which we hold still, it was settled by a request whose answer was lost.
         # Otherwise the message will be delivered to somebody; should that be us, its task is not run a second time.
         item: Item = entry.content
+        error = self._errors.pop(entry, None)
         held = self._tenures.get(entry.slot) == verdict.tenure and item.delivery.tenure.epoch == verdict.tenure.epoch
         if not held and verdict.act is not Act.UNMARK:
-            end = End(verdict.act, verdict.due, verdict.body, "refused once", verdict.to)
+            end = End(verdict.act, verdict.due, verdict.body, "refused once", verdict.to, error)
             again = [e for e in self.gate.behind(entry) if e.content.delivery.body == item.delivery.body]
             for other in again:
                 self.gate.end_waiting(other)
@@ -353,6 +364,10 @@ class Desk:
             if not again:
                 self.gate.remember(_digest(item.delivery.body), end)
         self._settle(entry)
+
+
+def _refusal(error: StickyError) -> End:
+    return End(Act.BURY, reason=str(error), error=error)
 
 
 def _digest(body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from celery_sticky.assignment import Keyspace, Worker, belongs, workers_of
-from celery_sticky.errors import AssignmentFailed, NotPinned, NoWorker, StoreUnavailable
+from celery_sticky.errors import AssignmentFailed, NotPinned, NoWorker, StickyError, StoreUnavailable
 from celery_sticky.keys import Slot, direct
 from celery_sticky.ownership.events import DirectClosed, Drained, Event, OpenRefused
 from celery_sticky.ownership.gate import Entry
@@ -53,7 +53,7 @@ class _Plan:
 
     question: Question
     place: Slot | None = None
-    refusal: str = ""
+    refusal: StickyError | None = None
     nobody: bool = False
 
     def runs(self, mine: Slot) -> bool:
@@ -231,7 +231,7 @@ class Director:
         except NoWorker:
             return _Plan(question, nobody=True)
         except (NotPinned, AssignmentFailed) as error:
-            return _Plan(question, refusal=str(error))
+            return _Plan(question, refusal=error)
         return _Plan(question, place)
 
     def _ask(self, directory: Directory, plans: list[_Plan], now: float) -> None:

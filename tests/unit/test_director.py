@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any
 
 import pytest
 
 from celery_sticky.assignment import Keyspace
+from celery_sticky.errors import StickyError
 from celery_sticky.keys import direct, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership import changes
@@ -76,6 +77,7 @@ class Worker:
     def __init__(self, world: World, name: str, keyspace: Keyspace) -> None:
         self.world, self.name, self.incarnation = world, name, ""
         self.lost: list[list[str]] = []
+        self.buried: list[tuple[str, str]] = []
         self.courier = Courier(
             lambda: MemoryQueues(world.broker),
             self._report,
@@ -156,6 +158,9 @@ class Worker:
 
     def ready(self) -> None:
         """The test takes when it likes."""
+
+    def refused(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
+        self.buried += [(envelope.task_id, str(error)) for envelope, error in messages]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.errors import Fenced
+from celery_sticky.errors import AssignmentFailed, Fenced, NotPinned
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.gate import Entry
 from celery_sticky.queues.base import Act
@@ -222,6 +222,7 @@ def test_after_so_many_hops_a_message_is_buried(broker: MemoryBroker) -> None:
     assert standing(broker, OTHER) == ["z1"]
     (dead,) = worker.queues.dead(KS)
     assert "do not agree" in json.loads(dead.info)["reason"]
+    assert [(e.task_id, type(error)) for e, error in worker.desk.refused] == [("z2", AssignmentFailed)]
 
 
 def test_starts_are_counted_through_all_the_queues_a_message_goes_through(broker: MemoryBroker) -> None:
@@ -263,8 +264,12 @@ def test_a_mark_counts_what_was_counted_elsewhere(broker: MemoryBroker) -> None:
 
 def test_a_message_that_no_queue_takes_is_buried_with_its_reason(worker: Worker) -> None:
     for entry in worker.claims.unstarted(KS, "a"):
-        worker.desk.refuse(entry, "pinned by nobody", NOW)
+        worker.desk.refuse(entry, NotPinned("pinned by nobody"), NOW)
+    assert not worker.desk.refused, "the broker has to confirm it: else another may run it"
     worker.turn()
+    assert [(e.task_id, str(error)) for e, error in worker.desk.refused] == [
+        (f"a{n}", "pinned by nobody") for n in "12"
+    ]
     assert [json.loads(dead.info)["reason"] for dead in worker.queues.dead(KS)] == ["pinned by nobody"] * 2
     assert worker.claims.to_release(KS) == [] and len(worker.claims) == 1
 
@@ -285,3 +290,21 @@ def test_a_key_in_doubt_starts_nothing_more_until_it_was_asked_about_again(
     assert worker.start() == {} and "a" in worker.asked()
     worker.claims.reviewed(KS, "a", NOW, elsewhere=False)
     assert list(worker.start()) == ["a2"], "it belongs here still"
+
+
+def test_a_refusal_that_the_broker_refuses_is_told_when_the_message_is_back_and_buried(
+    worker: Worker, broker: MemoryBroker
+) -> None:
+    (entry,) = worker.claims.unstarted(KS, "b")
+    worker.desk.refuse(entry, NotPinned("pinned by nobody"), NOW)
+    other = Worker(broker)
+    other.claims.serve(KS, "you-1", MINE)
+    other.open(MINE, epoch=2, incarnation="you-1")
+    worker.desk.close((KS, MINE))
+    worker.turn()
+    assert not worker.desk.refused and not worker.queues.dead(KS)
+    worker.open(MINE, epoch=3)
+    worker.turn()
+    worker.turn()
+    assert [(e.task_id, str(error)) for e, error in worker.desk.refused] == [("b1", "pinned by nobody")]
+    assert len(worker.queues.dead(KS)) == 1

@@ -222,9 +222,11 @@ def test_a_function_that_fails_fails_the_send(directed: Directed) -> None:
 def test_a_function_that_fails_at_the_worker_buries_the_message_with_its_reason(directed: Directed) -> None:
     fleet = directed("broken")
     fleet.up("a")
-    fleet.call("raise", queue=f"sticky.broken.@{node('a')}")
+    result = fleet.call("raise", queue=f"sticky.broken.@{node('a')}")
     wait_until(fleet.dead, 30, "it is buried")
     assert "LookupError" in fleet.dead()[0].info
+    with pytest.raises(AssignmentFailed, match="raised LookupError"):
+        result.get(timeout=30)
 
 
 def test_functions_that_do_not_agree_bury_after_so_many_hops(directed: Directed) -> None:
@@ -232,9 +234,11 @@ def test_functions_that_do_not_agree_bury_after_so_many_hops(directed: Directed)
     fleet.worker("a", ready=False, env={"STICKY_TEST_SAYS": "b"})
     fleet.worker("b", ready=False, env={"STICKY_TEST_SAYS": "a"})
     fleet.wait_members("a", "b")
-    fleet.call("k")
+    result = fleet.call("k")
     wait_until(fleet.dead, 30, "it is buried")
     assert "the workers do not agree" in fleet.dead()[0].info
+    with pytest.raises(AssignmentFailed, match="the workers do not agree"):
+        result.get(timeout=30)
     assert not fleet.starts()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -135,8 +136,7 @@ def test_a_keyspace_may_refuse_keys_that_nobody_has_pinned(directed: Directed) -
         fleet.call("k")
     fleet.on("b", "pin", "k", "strict")
     wait_until(lambda: sends(fleet, "k"), 30, "the sender has heard of it")
-    fleet.call("k", 1.0)
-    fleet.call("k")
+    waiting = [fleet.call("k", 1.0), fleet.call("k")]
     wait_until(lambda: fleet.ran("k"), 30, "it runs")
     fleet.workers["b"].kill()
     fleet.workers["b"].wait_gone()
@@ -144,6 +144,30 @@ def test_a_keyspace_may_refuse_keys_that_nobody_has_pinned(directed: Directed) -
     wait_until(lambda: not sends(fleet, "k"), 30, "the sender has heard of it")
     wait_until(lambda: len(fleet.dead()) >= 2, 30, "what waited for it is buried")
     assert all("pinned by no live worker" in one.info for one in fleet.dead())
+    for result in waiting:
+        with pytest.raises(NotPinned, match="key 'k' of keyspace 'strict' is pinned by no live worker"):
+            result.get(timeout=30)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_whoever_waits_for_what_is_refused_is_told_also_by_a_worker_that_stops(directed: Directed, pool: str) -> None:
+    fleet = directed("strict")
+    (a,) = fleet.up("a", pool=pool)
+    fleet.on("a", "pin", "k", "strict")
+    running = fleet.call("k", 3.0)
+    waiting = fleet.call("k")
+    silent = fleet.call("k", ignore_result=True)
+    chain = fleet.app.tasks["strict.record"].s("k", 100) | fleet.app.tasks["strict.record"].s("k", 101)
+    last = chain.apply_async()
+    wait_until(lambda: fleet.ran("k"), 30, "it runs")
+    a.kill(signal.SIGTERM)
+    assert running.get(timeout=30) == 0
+    for result in (waiting, last.parent, last):
+        with pytest.raises(NotPinned, match="pinned by no live worker"):
+            result.get(timeout=30)
+    assert a.wait() == 0
+    assert silent.state == "PENDING" and len(fleet.dead()) == 3
+    assert fleet.ran("k") == ["a"]
 
 
 def sends(fleet: DirectedFleet, key: str) -> bool:

@@ -1,0 +1,90 @@
+"""The member's thread against the memory store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership.machine import Phase, Terms
+from celery_sticky.ownership.view import View
+from celery_sticky.stores.memory import MemoryServer, MemoryStore
+from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.testing.waiting import wait_until
+from celery_sticky.worker.claim import Claim
+from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.member import Member, Snapshot
+
+KS, NAME = "ks", "w"
+
+
+class Enlisting:
+    """A director that has nothing but a directory, which fails at first."""
+
+    def __init__(self, directory: MemoryDirectory) -> None:
+        self.directory = directory
+        self.calls = 0
+
+    def joining(self, incarnation: str) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            raise StoreUnavailable("no answer")
+        self.directory.enlist(NAME, incarnation)
+
+    def observe(self, snapshot: Snapshot) -> None: ...
+
+
+class Watched(MemoryStore):
+    """A store that notes who was enlisted when a member was written down for the first time."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server, KS)
+        self.directory = MemoryDirectory(server, KS)
+        self.joins: list[tuple[str, str | None]] = []
+
+    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+        if NAME in new.members and (old is None or new.members[NAME] != old.members.get(NAME)):
+            self.joins.append((new.members[NAME].incarnation, self.directory.enlisted().get(NAME)))
+        return super().swap(old, new, guard)
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Callable[[Watched, Enlisting], Member]]:
+    members = []
+
+    def make(store: Watched, director: Enlisting) -> Member:
+        terms = Terms(NAME, "origin", 4, "h", ttl=3.0, margin=0.5, settle=0.05, broker_grace=30.0)
+        members.append(
+            Member(
+                KS,
+                lambda _: terms,
+                lambda: store,
+                MagicMock(),
+                Lease({KS: 4}),
+                Claim(tmp_path, "store", KS, NAME),
+                MagicMock(fresh_revokes=tuple),
+                revoke_ttl=60.0,
+                revoke_limit=10,
+                director=director,
+            )
+        )
+        members[-1].start()
+        return members[-1]
+
+    yield make
+    for made in members:
+        made.finish(0.0)
+
+
+def test_a_worker_enlists_before_it_joins(member: Callable[[Watched, Enlisting], Member]) -> None:
+    """Guards: one that dies in the moment after its join has a direct queue that somebody knows of."""
+    server = MemoryServer()
+    store, director = Watched(server), Enlisting(MemoryDirectory(server, KS))
+    joining = member(store, director)
+    wait_until(lambda: joining.snapshot.phase is Phase.IN, 30, "it has joined")
+    assert director.calls >= 2, "and not before the directory has answered"
+    assert [incarnation for incarnation, _ in store.joins] == [enlisted for _, enlisted in store.joins]
+    assert store.joins[-1][0] == joining.snapshot.incarnation

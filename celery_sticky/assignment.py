@@ -12,7 +12,7 @@ from typing import Any
 
 from jump import hash as jump_hash
 
-from celery_sticky.errors import AssignmentFailed, InvalidKey, InvalidSettings, NotPinned, NoWorker
+from celery_sticky.errors import AssignmentFailed, InvalidKey, InvalidSettings, KeyspaceMismatch, NotPinned, NoWorker
 from celery_sticky.keys import HASH_NAME, Slot, check_keyspace, direct, hash_key, slot_for
 from celery_sticky.ownership.view import DIRECT_QUEUE, View
 
@@ -109,6 +109,11 @@ class Keyspace:
         return f"{name}@{self.version}" if self.version else name
 
     @property
+    def directed_by(self) -> str:
+        """What directs its keys, for people."""
+        return " and ".join((*(("pins",) if self.pins else ()), *((self.assignment,) if self.assign else ())))
+
+    @property
     def hash_name(self) -> str:
         """What is written down in the keyspace's document: who is configured with another one is kept out."""
         assigned = f" assign={self.assignment}" if self.assign is not None else ""
@@ -119,6 +124,19 @@ def workers_of(view: View) -> tuple[Worker, ...]:
     """Return the workers that keys may be given to: live, not leaving, oldest first."""
     found = (Worker(m.name, m.joined, m.weight, m.attributes) for m in view.active if DIRECT_QUEUE in m.attributes)
     return tuple(sorted(found, key=lambda worker: (worker.joined, worker.name)))
+
+
+def check_same(keyspace: Keyspace, view: View) -> None:
+    """See that the workers of a keyspace direct its keys as we would.
+
+    Raises:
+        KeyspaceMismatch: they do not.
+    """
+    if view.hash != keyspace.hash_name:
+        raise KeyspaceMismatch(
+            f"the workers of keyspace {keyspace.name!r} are configured with {view.hash!r}, "
+            f"this process with {keyspace.hash_name!r}"
+        )
 
 
 def assigned(keyspace: Keyspace, key: str, workers: Sequence[Worker]) -> str:

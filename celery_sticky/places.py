@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from celery_sticky.assignment import Keyspace, Unpinned, Worker, belongs, workers_of
-from celery_sticky.errors import InvalidSettings, KeyspaceMismatch, NotAMember, NotPinned, NoWorker, PinnedElsewhere
+from celery_sticky.assignment import Keyspace, Unpinned, Worker, belongs, check_same, workers_of
+from celery_sticky.errors import InvalidSettings, NotAMember, NotPinned, NoWorker, PinnedElsewhere
 from celery_sticky.keys import DIRECT, Slot, slot_for
 from celery_sticky.ownership.view import View
 from celery_sticky.settings import Settings
@@ -115,11 +115,8 @@ class Places:
         with self._directory(keyspace.name) as directory:
             look = directory.look(version, [key] if keyspace.pins else [])
         if look.changed:
-            if look.view is not None and look.view.hash != keyspace.hash_name:
-                raise KeyspaceMismatch(
-                    f"the workers of keyspace {keyspace.name!r} are configured with {look.view.hash!r}, "
-                    f"this process with {keyspace.hash_name!r}"
-                )
+            if look.view is not None:
+                check_same(keyspace, look.view)
             known.view, known.workers = look.view, workers_of(look.view) if look.view is not None else ()
         known.until = now + FRESH
         if keyspace.pins:

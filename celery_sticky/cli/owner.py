@@ -1,4 +1,4 @@
-"""`celery sticky owner KEY`: from a key to its slot, its queue and the worker that owns it."""
+"""`celery sticky owner KEY`: from a key to its queue and its worker; where keys are directed, also why."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import click
 from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 
+from celery_sticky.assignment import Keyspace, belongs, check_same, pinner, workers_of
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, seconds, show, table
-from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, queue_name, slot_for
+from celery_sticky.errors import AssignmentFailed, NotPinned, NoWorker
+from celery_sticky.keys import DEFAULT_KEYSPACE, DIRECT, Slot, check_keyspace, queue_name, slot_for
+from celery_sticky.ownership.view import View
+from celery_sticky.queues import Depth
 
 
 @click.command(cls=CeleryCommand)
@@ -32,16 +36,24 @@ def _facts(session: Session, key: str, keyspace: str) -> dict[str, Any]:
     reading = session.store(keyspace).read()
     view, slots = reading.view, session.slots_of(keyspace, reading)
     slot = slot_for(key, slots)
-    depth = session.queues.depth(keyspace, (slot,))[slot]
+    place: Slot | None = slot
+    found: dict[str, Any] = {"key": key, "keyspace": keyspace, "slot": slot, "slots": slots, "by": "slot"}
+    if (directing := session.settings.directing(keyspace)) is not None:
+        place, said = _directed(session, directing, key, view, slots)
+        found |= said
+    if isinstance(place, int):
+        found |= {
+            "owner": view.owner[slot] if view else None,
+            "target": view.target[slot] if view else None,
+            "epoch": view.epoch[slot] if view else None,
+        }
+    else:
+        name = place.removeprefix(DIRECT) if place is not None else None
+        found |= {"owner": name, "target": name, "epoch": None}
+    depth = session.queues.depth(keyspace, (place,))[place] if place is not None else Depth(0, 0, 0, None)
     return {
-        "key": key,
-        "keyspace": keyspace,
-        "slot": slot,
-        "slots": slots,
-        "queue": queue_name(keyspace, slot, session.settings.key_prefix),
-        "owner": view.owner[slot] if view else None,
-        "target": view.target[slot] if view else None,
-        "epoch": view.epoch[slot] if view else None,
+        **found,
+        "queue": queue_name(keyspace, place, session.settings.key_prefix) if place is not None else None,
         "waiting": depth.waiting,
         "deferred": depth.deferred,
         "in_flight": depth.in_flight,
@@ -49,15 +61,55 @@ def _facts(session: Session, key: str, keyspace: str) -> dict[str, Any]:
     }
 
 
+def _directed(
+    session: Session, keyspace: Keyspace, key: str, view: View | None, slots: int
+) -> tuple[Slot | None, dict[str, Any]]:
+    """Return the queue that a directed key belongs in, why, and who has claimed it."""
+    if view is None:
+        return None, {"by": None, "nowhere": "no worker has taken part in the keyspace yet", "claimed_by": None}
+    check_same(keyspace, view)
+    directory = session.directory(keyspace.name)
+    pin = directory.look((view.version, view.generation), [key]).pins.get(key)
+    holder = directory.holder(key)
+    claimed_by = next((member.name for member in view.members.values() if member.incarnation == holder), None)
+    found: dict[str, Any] = {"by": "slot", "nowhere": None, "claimed_by": claimed_by}
+    if keyspace.pins and pinner(view, pin) is not None:
+        found["by"] = "pin"
+    elif keyspace.assign is not None:
+        found["by"] = keyspace.assignment
+    try:
+        return belongs(keyspace, key, slots, view, workers_of(view), pin), found
+    except (NotPinned, NoWorker, AssignmentFailed) as error:
+        return None, {**found, "by": None, "nowhere": str(error)}
+
+
 def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
     made = table("", "")
     made.show_header = False
     made.add_row("key", f"{facts['key']} (keyspace {facts['keyspace']})")
-    made.add_row("slot", f"{facts['slot']} of {facts['slots']}, queue {facts['queue']}")
-    made.add_row("owner", f"{facts['owner']}, epoch {facts['epoch']}" if facts["owner"] else "nobody")
+    if facts["by"] == "slot":
+        made.add_row("slot", f"{facts['slot']} of {facts['slots']}, queue {facts['queue']}")
+    elif facts["queue"]:
+        made.add_row("queue", facts["queue"])
+    made.add_row("owner", _owner(facts))
     if facts["target"] != facts["owner"]:
         made.add_row("moves to", dash(facts["target"]))
-    oldest = f", oldest {seconds(facts['oldest_seconds'])}" if facts["oldest_seconds"] is not None else ""
-    counts = f"{facts['waiting']} waiting{oldest}, {facts['deferred']} deferred, {facts['in_flight']} in flight"
-    made.add_row("messages", f"{counts} (of all keys of this slot)")
+    if "claimed_by" in facts:
+        made.add_row("claimed by", dash(facts["claimed_by"]))
+    if facts["queue"]:
+        oldest = f", oldest {seconds(facts['oldest_seconds'])}" if facts["oldest_seconds"] is not None else ""
+        counts = f"{facts['waiting']} waiting{oldest}, {facts['deferred']} deferred, {facts['in_flight']} in flight"
+        made.add_row("messages", f"{counts} (of all keys of this {'slot' if facts['by'] == 'slot' else 'queue'})")
     yield made
+
+
+def _owner(facts: Mapping[str, Any]) -> str:
+    if not facts["owner"]:
+        return f"nobody: {facts['nowhere']}" if facts.get("nowhere") else "nobody"
+    match facts["by"]:
+        case "slot":
+            return f"{facts['owner']}, epoch {facts['epoch']}"
+        case "pin":
+            return f"{facts['owner']}, which has pinned it"
+        case function:
+            return f"{facts['owner']}, as {function} says"

@@ -12,7 +12,7 @@ from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.queues import SlotQueues, open_queues
 from celery_sticky.settings import Settings
-from celery_sticky.stores import Reading, Store, open_store
+from celery_sticky.stores import Directory, Reading, Store, open_directory, open_store
 
 PATIENCE = 2.0
 """Seconds the store or the broker may take for an answer."""
@@ -32,6 +32,7 @@ class Session:
         self.settings: Settings = sticky.settings
         self.tasks: KeyedTasks = sticky.tasks
         self._stores: dict[str, Store] = {}
+        self._directories: dict[str, Directory] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -41,6 +42,8 @@ class Session:
     ) -> None:
         for store in self._stores.values():
             store.close()
+        for directory in self._directories.values():
+            directory.close()
         if "queues" in vars(self):
             self.queues.close()
 
@@ -71,6 +74,14 @@ class Session:
             prefix = self.settings.key_prefix
             self._stores[keyspace] = open_store(self.store_at, keyspace, prefix=prefix, socket_timeout=PATIENCE)
         return self._stores[keyspace]
+
+    def directory(self, keyspace: str) -> Directory:
+        """Return the claims and pins of a keyspace that directs keys."""
+        if keyspace not in self._directories:
+            prefix = self.settings.key_prefix
+            opened = open_directory(self.store_at, keyspace, prefix=prefix, socket_timeout=PATIENCE)
+            self._directories[keyspace] = opened
+        return self._directories[keyspace]
 
     def slots_of(self, keyspace: str, reading: Reading) -> int:
         """Return how many slots a keyspace has: as its document says, or else as the settings say."""

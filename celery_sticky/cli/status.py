@@ -14,6 +14,7 @@ from rich.text import Text
 from celery_sticky.cli.answers import ask, beating
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
+from celery_sticky.keys import direct
 from celery_sticky.ownership.view import View
 from celery_sticky.queues import Depth
 from celery_sticky.stores import Reading
@@ -57,15 +58,21 @@ def _keyspace(
 ) -> dict[str, Any]:
     view, now = reading.view, time.time()
     slots = session.slots_of(keyspace, reading)
-    depths = session.queues.depth(keyspace, range(slots))
+    directing = session.settings.directing(keyspace)
+    enlisted = session.directory(keyspace).enlisted() if directing is not None else ()
+    depths = session.queues.depth(keyspace, (*range(slots), *(direct(name) for name in enlisted)))
     ages = [age for depth in depths.values() if (age := age_of(depth.oldest, now)) is not None]
     owners: dict[str, list[Depth]] = {}
     for slot, name in enumerate(view.owner if view else ()):
         if name is not None:
             owners.setdefault(name, []).append(depths[slot])
+    slots_of = {name: len(found) for name, found in owners.items()}
+    for name in enlisted:
+        owners.setdefault(name, []).append(depths[direct(name)])
     return {
         "keyspace": keyspace,
         "slots": slots,
+        "directed_by": directing.directed_by if directing is not None else None,
         "version": view.version if view else None,
         "generation": view.generation if view else None,
         "store_lost": view is not None and view.store_id != reading.store_id,
@@ -82,7 +89,7 @@ def _keyspace(
                 "state": member.state.value,
                 "weight": member.weight,
                 "version": member.attributes.get("version"),
-                "slots": len(owners.get(member.name, ())),
+                "slots": slots_of.get(member.name, 0),
                 "giving": len(view.giving(member.name)),
                 "waiting": sum(depth.waiting for depth in owners.get(member.name, ())),
                 "in_flight": sum(depth.in_flight for depth in owners.get(member.name, ())),
@@ -145,7 +152,8 @@ def _headline(found: Mapping[str, Any]) -> str:
     if found["version"] is not None:
         document = f"version {found['version']} (generation {found['generation']})"
     unowned = f"{found['unowned']} of them without an owner" if found["unowned"] else "all owned"
-    return f"{found['slots']} slots, {unowned} · {document}"
+    directed = f" · keys are directed by {found['directed_by']}" if found["directed_by"] else ""
+    return f"{found['slots']} slots, {unowned} · {document}{directed}"
 
 
 def _messages(found: Mapping[str, Any]) -> str:

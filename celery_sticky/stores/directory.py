@@ -104,6 +104,9 @@ class Directory(Protocol):
     def release(self, incarnation: str, call: int, keys: Collection[str]) -> None:
         """Give keys back that this incarnation has claimed."""
 
+    def holder(self, key: str) -> str:
+        """Return the incarnation of the live worker that has claimed a key; empty: none has."""
+
     def pin(self, worker: str, key: str, *, take: bool) -> str | None:
         """Pin a key for the worker of this name; return the name of the live worker that has it instead, or None.
 

@@ -59,6 +59,12 @@ class MemoryDirectory(Client[Records, Heard]):
                     if claims.get(key, (0, ""))[1] == incarnation:
                         del claims[key]
 
+    def holder(self, key: str) -> str:
+        """See `Directory.holder`."""
+        with self._server.changed:
+            holder = self._holder(key)
+            return holder if self._lives(holder) else ""
+
     def pin(self, worker: str, key: str, *, take: bool) -> str | None:
         """See `Directory.pin`."""
         with self._server.changed:

@@ -74,6 +74,13 @@ class DirectoryContract:
         place.release("a-1", "k")
         assert place.claim("b-1", "k").token > first.token
 
+    def test_it_tells_who_has_claimed_a_key(self, place: Place) -> None:
+        assert place.directory.holder("k") == ""
+        place.claim("a-1", "k")
+        assert place.directory.holder("k") == "a-1"
+        place.evict("a")
+        assert place.directory.holder("k") == ""
+
     def test_of_two_claims_at_once_one_is_granted(self, place: Place) -> None:
         wishes = [Wish(f"k{i}", "", run=True) for i in range(200)]
 

@@ -21,15 +21,17 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_sticky import Sticky, slot_for
+from celery_sticky import Keyspace, Sticky, jump, slot_for
 from celery_sticky.cli.main import COMMANDS, sticky
 from celery_sticky.cli.session import Session
 from celery_sticky.keys import HASH_NAME
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.view import Member, View
+from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
 from celery_sticky.queues import Act, Tenure, Verdict, Want
 from celery_sticky.queues.memory import process_broker
+from celery_sticky.stores import Directory
+from celery_sticky.stores.directory import Wish
 from celery_sticky.stores.memory import memory_server
 
 SLOTS = 12
@@ -223,6 +225,61 @@ def test_owner_exits_with_1_where_nobody_owns_the_key(app: Any, session: Session
     write(session)
     assert facts(app, "owner", "t-7", status=1)["owner"] is None
     assert "nobody" in run(app, "owner", "t-7").output
+
+
+def direct(app: Any, session: Session, keyspace: Keyspace) -> tuple[View, Directory]:
+    """Declare a keyspace that directs keys, with the workers `a@here` and `b@here`."""
+    Sticky.of(app).keyspace(keyspace)
+    session.settings = Sticky.of(app).settings
+    store, directory = session.store(keyspace.name), session.directory(keyspace.name)
+    view = changes.fresh(slots=SLOTS, hash=keyspace.hash_name, generation=1, version=1, store_id=store.read().store_id)
+    for name in "ab":
+        view = changes.join(view, Member(f"{name}@here", f"{name}-1", attributes={DIRECT_QUEUE: "1"}))
+        directory.enlist(f"{name}@here", f"{name}-1")
+    assert store.swap(None, view)
+    return view, directory
+
+
+def test_owner_tells_where_a_pinned_key_goes_and_who_has_claimed_it(app: Any, session: Session) -> None:
+    view, directory = direct(app, session, Keyspace("clients", pins=True))
+    words = ("owner", "t-7", "--keyspace", "clients")
+    slot = slot_for("t-7", SLOTS)
+    found = facts(app, *words)
+    assert (found["by"], found["owner"], found["claimed_by"]) == ("slot", view.owner[slot], None)
+    directory.pin("b@here", "t-7", take=False)
+    directory.claim("a-1", 1, (view.version, view.generation), [Wish("t-7", "b-1", run=True)])
+    process_broker(session.settings.key_prefix).publish(("clients", "@b@here"), envelope("t-7"))
+    found = facts(app, *words)
+    assert (found["by"], found["owner"], found["claimed_by"]) == ("pin", "b@here", "a@here")
+    assert found["queue"].endswith(".clients.@b@here") and found["waiting"] == 1
+    said = run(app, *words).output
+    assert "b@here, which has pinned it" in said and "claimed by  a@here" in said
+
+
+def test_owner_tells_why_a_key_belongs_nowhere(app: Any, session: Session) -> None:
+    Sticky.of(app).keyspace(Keyspace("early", assign=jump))
+    assert facts(app, "owner", "k", "--keyspace", "early", status=1)["owner"] is None
+    assert "no worker has taken part" in run(app, "owner", "k", "--keyspace", "early").output
+    direct(app, session, Keyspace("strict", pins=True, unpinned="refuse"))
+    assert facts(app, "owner", "k", "--keyspace", "strict", status=1)["queue"] is None
+    assert "pinned by no live worker" in run(app, "owner", "k", "--keyspace", "strict").output
+
+
+def test_owner_names_the_function_that_says_where_a_key_goes(app: Any, session: Session) -> None:
+    direct(app, session, Keyspace("jumped", assign=jump, version="3"))
+    found = facts(app, "owner", "k", "--keyspace", "jumped")
+    assert found["by"] == "jump@3" and found["owner"] in ("a@here", "b@here")
+    assert "as jump@3 says" in run(app, "owner", "k", "--keyspace", "jumped").output
+
+
+def test_status_tells_what_directs_keys_and_counts_direct_queues(app: Any, session: Session) -> None:
+    view, _ = direct(app, session, Keyspace("clients", assign=jump, pins=True))
+    process_broker(session.settings.key_prefix).publish(("clients", "@b@here"), envelope("t-7"))
+    found = next(one for one in facts(app, "status", *QUICK, status=1)["keyspaces"] if one["keyspace"] == "clients")
+    assert found["directed_by"] == "pins and jump" and found["waiting"] == 1
+    members = {member["name"]: (member["slots"], member["waiting"]) for member in found["members"]}
+    assert members == {"a@here": (view.owner.count("a@here"), 0), "b@here": (view.owner.count("b@here"), 1)}
+    assert "keys are directed by pins and jump" in " ".join(run(app, "status", *QUICK).output.split())
 
 
 @pytest.mark.parametrize("words", [("owner", ""), ("owner", "7", "--keyspace", "a.b"), ("plan", "--keyspace", "a.b")])

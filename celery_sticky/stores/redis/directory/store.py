@@ -16,7 +16,20 @@ from celery_sticky.stores.redis.client import Client, script
 if TYPE_CHECKING:
     from kombu import Connection
 
-VERBS = ("look", "claim", "release", "pin", "unpin", "enlist", "enlisted", "strike", "sweep", "lost", "forget")
+VERBS = (
+    "look",
+    "claim",
+    "release",
+    "holder",
+    "pin",
+    "unpin",
+    "enlist",
+    "enlisted",
+    "strike",
+    "sweep",
+    "lost",
+    "forget",
+)
 AT_ONCE = 500
 """Keys that one script looks at."""
 
@@ -56,6 +69,10 @@ class RedisDirectory(Client[ViewChanged | PinMoved]):
     def release(self, incarnation: str, call: int, keys: Collection[str]) -> None:
         """See `Directory.release`."""
         self._ask("release", incarnation, call, *keys)
+
+    def holder(self, key: str) -> str:
+        """See `Directory.holder`."""
+        return str(self._ask("holder", key).decode())
 
     def pin(self, worker: str, key: str, *, take: bool) -> str | None:
         """See `Directory.pin`."""

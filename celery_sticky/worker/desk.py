@@ -27,7 +27,7 @@ BATCH = 64
 IN_A_SLOT = 4
 """Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
 MOST_HOPS = 16
-"""How often a message may be passed on; each time for the sake of members or pins that have changed."""
+"""How often a message may be passed on in a row while neither members nor pins have changed."""
 LONE_MARKS = 2
 """The last marks of a message, at its last start and when it is buried: no other marked one runs beside it."""
 
@@ -199,14 +199,18 @@ class Desk:
         """The task has let go of its key. True if the verdict should not wait for the next round trip."""
         return self.gate.end(entry) and (self._put(entry, end, now) or self._in_a_hurry())
 
-    def move(self, entry: Entry, to: int | str, now: float) -> None:
-        """Pass a message that has not started on to another queue of its keyspace."""
+    def move(self, entry: Entry, to: int | str, now: float, seen: str = "") -> None:
+        """Pass a message that has not started on to another queue of its keyspace.
+
+        `seen`: members and pin that this was concluded from. Workers that see the same and do not agree would not stop.
+        """
         stage, marked = entry.stage, entry.marked
         if stage is Stage.ENDED or not self.gate.withdraw(entry):
             return
         item: Item = entry.content
         stamp = dict(item.envelope.headers[STAMP_HEADER])
-        stamp["hops"] = hops = int(stamp.get("hops") or 0) + 1
+        hops = int(stamp.get("hops") or 0) + 1 if stamp.get("seen") == seen else 1
+        stamp |= {"hops": hops, "seen": seen}
         if entry.attempts is not None:
             stamp["starts"] = max(0, entry.attempts - marked)  # the coming start is none
         if hops > MOST_HOPS:

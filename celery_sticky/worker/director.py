@@ -277,6 +277,8 @@ class Director:
             claims.ask_at(self._name, key, now + (NOBODY_PAUSE if plan.nobody else PAUSE))
             if answer.said is Said.GRANTED:
                 claims.granted(self._name, key, answer.token, now)
+            elif answer.said is Said.HELD:
+                claims.held(self._name, key, now)
             elif plan.question.claimed and not plan.nobody:
                 claims.reviewed(self._name, key, now, elsewhere=not plan.runs(self._mine))
             for entry in claims.unstarted(self._name, key):
@@ -287,7 +289,9 @@ class Director:
             logger.error("a message of keyspace %s is buried: %s", self._name, plan.refusal)
             desk.refuse(entry, plan.refusal, time.time())
         elif plan.place is not None and not plan.here(entry.slot[1], self._mine):
-            desk.move(entry, plan.place, time.time())
+            view = self._view
+            seen = f"{view.generation} {view.version} {plan.question.pin}" if view is not None else ""
+            desk.move(entry, plan.place, time.time(), seen)
 
     def _give_back(self, directory: Directory) -> None:
         keys = self._courier.consult(lambda desk: desk.claims.to_release(self._name))

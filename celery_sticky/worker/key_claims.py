@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from celery_sticky.ownership.gate import Entry, Gate, KeyId, Stage
 
+HELD_FIRST, HELD_LAST = 0.05, 1.0
+"""Seconds between two looks whether another worker has given a key back: a tenth of what it has been waited for."""
 REVIEW = 1.0
 """Seconds after which it is looked whether a claimed key still belongs here."""
 UNSTARTED = (Stage.WAITING, Stage.READY, Stage.HANDED)
@@ -41,6 +43,8 @@ class _Key:
     elsewhere: bool = False
     """It is claimed, and belongs to another worker now, or may: what has started ends here, the rest goes, or waits."""
     ask_at: float = 0.0
+    held_since: float | None = None
+    """Since when it is known that another worker has claimed it."""
 
 
 class KeyClaims:
@@ -175,12 +179,18 @@ class KeyClaims:
         if (known := self._keys[keyspace].get(key)) is not None:
             known.ask_at = when
 
+    def held(self, keyspace: str, key: str, now: float) -> None:
+        """Another worker has claimed the key: ask again, ever less often."""
+        if (known := self._keys[keyspace].get(key)) is not None:
+            since = known.held_since = now if known.held_since is None else known.held_since
+            known.ask_at = now + min(HELD_LAST, max(HELD_FIRST, (now - since) / 10))
+
     def granted(self, keyspace: str, key: str, token: int, now: float) -> None:
         """The key is claimed: let its entries start."""
         known = self._keys[keyspace].get(key)
         if known is None:
             return
-        known.token, known.elsewhere, known.ask_at = token, False, now + REVIEW
+        known.token, known.elsewhere, known.ask_at, known.held_since = token, False, now + REVIEW, None
         for entry in list(known.entries):
             if entry.pending and not self._foreign(entry):
                 self._gate.clear(entry, token)

@@ -15,7 +15,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.worker.desk import MOST_HOPS, Desk, End
 from celery_sticky.worker.desk import Item as DeskItem
 from celery_sticky.worker.envelope import parse
-from celery_sticky.worker.key_claims import REVIEW
+from celery_sticky.worker.key_claims import HELD_FIRST, REVIEW
 
 KS, MINE, DEAD, OTHER = "ks", "@me", "@dead", "@you"
 NOW = 1000.0
@@ -213,8 +213,8 @@ def test_a_run_that_came_to_no_end_needs_the_claim_again(worker: Worker) -> None
 
 
 def test_after_so_many_hops_a_message_is_buried(broker: MemoryBroker) -> None:
-    publish(broker, MINE, "z1", hops=MOST_HOPS - 1)
-    publish(broker, MINE, "z2", hops=MOST_HOPS)
+    publish(broker, MINE, "z1", hops=MOST_HOPS - 1, seen="")
+    publish(broker, MINE, "z2", hops=MOST_HOPS, seen="")
     worker = Worker(broker)
     worker.turn()
     worker.move_all("z", OTHER)
@@ -308,3 +308,34 @@ def test_a_refusal_that_the_broker_refuses_is_told_when_the_message_is_back_and_
     worker.turn()
     assert [(e.task_id, str(error)) for e, error in worker.desk.refused] == [("b1", "pinned by nobody")]
     assert len(worker.queues.dead(KS)) == 1
+
+
+def test_hops_for_the_sake_of_other_members_or_another_pin_do_not_add_up(broker: MemoryBroker) -> None:
+    """Guards: a message that waits while its key is pinned here and there, again and again, is not buried."""
+    publish(broker, MINE, "z1", hops=MOST_HOPS, seen="1 7 me-1")
+    worker = Worker(broker)
+    worker.turn()
+    (entry,) = worker.claims.unstarted(KS, "z")
+    worker.desk.move(entry, OTHER, NOW, "1 7 you-1")
+    worker.turn()
+    (moved,) = broker.slot(KS, OTHER).waiting
+    stamp = json.loads(moved.body)["headers"][STAMP_HEADER]
+    assert (stamp["hops"], stamp["seen"]) == (1, "1 7 you-1") and not worker.queues.dead(KS)
+
+
+def test_a_key_that_another_worker_has_claimed_is_asked_of_less_and_less_often(worker: Worker) -> None:
+    """Guards: the store is not asked twenty times a second for as long as a long task runs elsewhere."""
+    now, asked = NOW, []
+    while now < NOW + 30:
+        if "a" in worker.asked(now):
+            asked.append(now)
+            worker.claims.held(KS, "a", now)
+        now += 0.01
+    assert len([at for at in asked if at < NOW + 0.5]) >= 8, "what is short is not waited for much longer"
+    assert 20 <= len([at for at in asked if at >= NOW + 10]) <= 21
+    worker.claims.review(KS)
+    assert "a" in worker.asked(now), "at once when the members have changed"
+    worker.grant("a")
+    worker.claims.ask_at(KS, "a", 0.0)
+    worker.claims.held(KS, "a", now)
+    assert "a" in worker.asked(now + HELD_FIRST), "the next wait is another one"

@@ -132,6 +132,10 @@ class Courier:
 
     # -- for the directors ---------------------------------------------------------------------
 
+    def trusts(self, keyspace: str) -> bool:
+        """Whether the lease in this keyspace is trusted now."""
+        return self._trusted(keyspace)
+
     def consult(self, ask: Callable[[Desk], Answer]) -> Answer:
         """Return what the desk answers. `ask` must not wait for anything."""
         with self._lock:

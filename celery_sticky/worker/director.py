@@ -94,6 +94,7 @@ class Director:
         self._queues = DirectQueues(keyspace.name, worker, connect, courier)
         self._lost_pins = LostPins(worker, pins_lost)
         self._known_as = ""
+        self._out_of_reach = False
         self._running = True
         self._ended = False
 
@@ -146,8 +147,11 @@ class Director:
                     self._directory = self._open_directory()
                     self._directory.watch(0.0)  # subscribes
                 self._turn(self._directory)
+                self._out_of_reach = False
             except StoreUnavailable as error:
-                logger.warning("keyspace %s: %s; nothing new is claimed", self._name, error)
+                if not self._out_of_reach:
+                    self._out_of_reach = True
+                    logger.warning("keyspace %s: %s; nothing new is claimed until it answers", self._name, error)
                 time.sleep(BROKEN_PAUSE)
             except Exception:
                 logger.exception("keyspace %s: the director met an error it does not know", self._name)
@@ -165,7 +169,7 @@ class Director:
             self._look_after_queues(directory, self._view)
             more = self._decide(directory)
             self._give_back(directory)
-            if self.keyspace.pins:
+            if self.keyspace.pins and self._courier.trusts(self._name):  # else no receiver could pin again
                 self._lost_pins.look_after(directory)
         busy = self._courier.consult(lambda desk: len(desk.claims))
         pause = 0.0 if more or self._inbox else PAUSE if busy or self._leaving or self._queues.outbid else IDLE

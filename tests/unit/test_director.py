@@ -76,12 +76,13 @@ class Worker:
 
     def __init__(self, world: World, name: str, keyspace: Keyspace) -> None:
         self.world, self.name, self.incarnation = world, name, ""
+        self.trusted = True
         self.lost: list[list[str]] = []
         self.buried: list[tuple[str, str]] = []
         self.courier = Courier(
             lambda: MemoryQueues(world.broker),
             self._report,
-            lambda _: True,
+            lambda _: self.trusted,
             keyspaces=(KS,),
             worker=name,
             max_waiting=100,
@@ -253,3 +254,20 @@ def test_another_process_of_the_same_name_has_lost_nothing(world: World) -> None
     world.directory.pin("a", "l", take=False)
     wait_until(lambda: worker.director._lost_pins._look_at > 0, 5, "it has looked")
     assert not worker.lost
+
+
+def test_nothing_is_told_while_no_receiver_could_pin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards: a worker that thaws hears of its pins when it is a member again, not before it knows that it is none."""
+    monkeypatch.setattr(lost_pins, "LOOK_EVERY", 0.01)
+    keyspace = Keyspace(KS, pins=True)
+    a, _ = world.up("a", keyspace), world.up("b", keyspace)
+    world.directory.pin("a", "k", take=False)
+    a.trusted = False
+    world.directory.pin("b", "k", take=True)
+    for _ in range(20):
+        a.director.wake()
+        time.sleep(0.01)
+    assert not a.lost
+    a.trusted = True
+    a.director.wake()
+    wait_until(lambda: a.lost == [["k"]], 5, "it is told when its lease is trusted", 0.005)

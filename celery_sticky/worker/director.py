@@ -92,7 +92,7 @@ class Director:
         self._incarnation = ""
         self._calls = 0
         self._queues = DirectQueues(keyspace.name, worker, connect, courier)
-        self._lost_pins = LostPins(worker, pins_lost)
+        self._lost_pins = LostPins(worker, pins_lost, lambda: courier.trusts(keyspace.name))
         self._known_as = ""
         self._out_of_reach = False
         self._running = True
@@ -169,7 +169,7 @@ class Director:
             self._look_after_queues(directory, self._view)
             more = self._decide(directory)
             self._give_back(directory)
-            if self.keyspace.pins and self._courier.trusts(self._name):  # else no receiver could pin again
+            if self.keyspace.pins:
                 self._lost_pins.look_after(directory)
         busy = self._courier.consult(lambda desk: len(desk.claims))
         pause = 0.0 if more or self._inbox else PAUSE if busy or self._leaving or self._queues.outbid else IDLE

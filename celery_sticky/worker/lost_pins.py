@@ -18,8 +18,8 @@ LOOK_EVERY = 5.0
 class LostPins:
     """Tells the application of them. Used by the director's thread."""
 
-    def __init__(self, worker: str, tell: Callable[[frozenset[str]], None]) -> None:
-        self._worker, self._tell = worker, tell
+    def __init__(self, worker: str, tell: Callable[[frozenset[str]], None], trusted: Callable[[], bool]) -> None:
+        self._worker, self._tell, self._trusted = worker, tell, trusted
         self._incarnations: list[str] = []
         self._look_at = 0.0
 
@@ -34,7 +34,7 @@ class LostPins:
         self._look_at = 0.0
 
     def look_after(self, directory: Directory) -> None:
-        """Tell what has been lost, while we are a member: so that receivers may pin again."""
+        """Tell what has been lost, while the lease is trusted: so that receivers may pin again."""
         now = boottime()
         if now < self._look_at:
             return
@@ -42,7 +42,10 @@ class LostPins:
             on = directory.sweep()  # what has not been taken over is noted as lost by this, unless it was before
             while on != "0":
                 on = directory.sweep(on)
-        if keys := directory.lost(self._worker, self._incarnations):
+        keys = directory.lost(self._worker, self._incarnations)
+        if not self._trusted():
+            return  # perhaps we have just thawed, and do not know yet that we are somebody else
+        if keys:
             self._tell(frozenset(keys))
             directory.forget(self._incarnations, keys)
         del self._incarnations[:-1]

@@ -88,8 +88,9 @@ def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
         assert found[name] == ["yes" if kept else "no" for kept in columns]
 
 
-def test_the_tests_that_guard_the_protocol_are_there() -> None:
-    page = (ROOT / "docs/explanation/protocol.md").read_text()
+@pytest.mark.parametrize("name", ["protocol", "guarantees"])
+def test_the_tests_that_guard_what_is_promised_are_there(name: str) -> None:
+    page = (ROOT / f"docs/explanation/{name}.md").read_text()
     sources = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "celery_sticky/testing").rglob("*.py")]
     there = set(re.findall(r"def (test_\w+)", "".join(path.read_text() for path in sources)))
     named = set(re.findall(r"`(test_\w+)`", page))

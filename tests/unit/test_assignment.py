@@ -48,6 +48,12 @@ def test_with_jump_one_more_worker_takes_keys_and_moves_no_other(members: list[s
     assert moved in (jump(key, workers_of(before)).name, "new")
 
 
+def test_with_jump_half_of_the_keys_move_when_a_middle_one_of_ten_leaves() -> None:
+    before, after = workers_of(view_of(*"abcdefghij")), workers_of(view_of(*"abcdeghij"))
+    moved = sum(jump(f"k{i}", before).name != jump(f"k{i}", after).name for i in range(2000))
+    assert 900 < moved < 1100, "no more than what is said, and not a tenth, as with slots"
+
+
 def test_a_function_sees_name_joined_weight_and_attributes() -> None:
     first, second = workers_of(view_of("b", "a"))
     assert (first.name, second.name) == ("b", "a") and first.joined < second.joined

@@ -23,7 +23,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.waiting import wait_until
-from celery_sticky.worker import director, key_claims, lost_pins
+from celery_sticky.worker import direct_queues, director, key_claims, lost_pins
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.desk import End
 from celery_sticky.worker.director import Director
@@ -271,3 +271,28 @@ def test_nothing_is_told_while_no_receiver_could_pin(world: World, monkeypatch: 
     a.trusted = True
     a.director.wake()
     wait_until(lambda: a.lost == [["k"]], 5, "it is told when its lease is trusted", 0.005)
+
+
+def test_the_queue_of_a_worker_that_is_gone_is_looked_after_until_it_has_been_empty_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, seconds in (
+        (director, "IDLE", 0.02),
+        (direct_queues, "LOOK_EVERY", 0.02),
+        (direct_queues, "COUNTED_EVERY", 0.02),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+    keyspace = Keyspace(KS, pins=True)
+    a, _ = world.up("a", keyspace), world.up("b", keyspace)
+    world.evict("a")
+    world.send("a", "k1")  # by somebody who knows no better
+    wait_until(lambda: not standing(world, "a"), 5, "it is emptied", 0.005)
+    assert set(world.directory.enlisted()) == {"a", "b"}
+    monkeypatch.setattr(direct_queues, "KEPT", 0.1)
+    wait_until(lambda: set(world.directory.enlisted()) == {"b"}, 5, "it is forgotten")
+    time.sleep(0.1)
+    world.send("a", "k2")
+    time.sleep(0.2)
+    assert len(standing(world, "a")) == 1, "nobody looks there any more"
+    a.join(2)
+    wait_until(lambda: not standing(world, "a"), 5, "until a worker of that name is back", 0.005)

@@ -15,7 +15,10 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
+from celery.app.task import Context
+from celery.exceptions import InvalidTaskError, NotRegistered
 from celery.worker.request import Request
+from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
@@ -66,16 +69,12 @@ class Refusals:
                 logger.exception("the result of task %s could not be written", envelope.task_id)
 
     def _fail(self, envelope: Envelope, error: StickyError) -> None:
-        message = Message(
-            body=envelope.body,
-            content_type=envelope.content_type,
-            content_encoding=envelope.content_encoding,
-            properties=envelope.properties,
-            headers=envelope.headers,
-            accept=self._accept,
-            channel=NoChannel(),
-        )
-        request = Request(message, app=self._app, hostname=self._hostname, eventer=self.dispatcher)
+        try:
+            request = self._request(envelope)
+        except (NotRegistered, InvalidTaskError, DecodeError, ContentDisallowed):
+            # No task of this worker: as Celery's consumer does then, only the result is written.
+            self._app.backend.mark_as_failure(envelope.task_id, error, request=Context(envelope.headers))
+            return
         task = request.task
         context = request._context  # Celery's own name for what a result backend and error callbacks are given
         task.backend.mark_as_failure(request.id, error, request=context, store_result=request.store_errors)
@@ -90,6 +89,18 @@ class Refusals:
             einfo=info,
         )
         request.send_event("task-failed", exception=repr(error), traceback=info.traceback)
+
+    def _request(self, envelope: Envelope) -> Any:
+        message = Message(
+            body=envelope.body,
+            content_type=envelope.content_type,
+            content_encoding=envelope.content_encoding,
+            properties=envelope.properties,
+            headers=envelope.headers,
+            accept=self._accept,
+            channel=NoChannel(),
+        )
+        return Request(message, app=self._app, hostname=self._hostname, eventer=self.dispatcher)
 
 
 def _info(error: StickyError) -> Any:

@@ -16,6 +16,7 @@ from celery_sticky.jobs.places import Terms
 from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
+from celery_sticky.jobs.suspects import Suspects
 from celery_sticky.ownership.events import Event
 from celery_sticky.stores import open_job_store
 from celery_sticky.worker.member import Slots
@@ -85,20 +86,23 @@ def make_jobs(worker: Any, part: Part) -> WorkerJobs | None:
     if not keyspaces:
         return None
     command = host_command(worker, app_name(worker.app, part.settings.job_app), part.keyspaces)
-    supervisor = Supervisor(partial(HostProcess, command, part.lease.descriptor), part.lease)
+    suspects = Suspects()
+    supervisor = Supervisor(partial(HostProcess, command, part.lease.descriptor), part.lease, suspects)
     refs = itertools.count(1)
-    keepers = {name: _make_keeper(part, wiring, supervisor, refs, name) for name in keyspaces}
+    keepers = {name: _make_keeper(part, wiring, supervisor, suspects, refs, name) for name in keyspaces}
     return WorkerJobs(part, keepers, supervisor)
 
 
-def _make_keeper(part: Part, wiring: Any, supervisor: Supervisor, refs: Any, keyspace: str) -> Keeper:
+def _make_keeper(
+    part: Part, wiring: Any, supervisor: Supervisor, suspects: Suspects, refs: Any, keyspace: str
+) -> Keeper:
     settings = part.settings
     terms = Terms(settings.job_start_timeout, settings.job_stop_timeout, settings.max_attempts)
     where, house = wiring.store_at, wiring.declared.house(keyspace, part.keyspaces[keyspace])
     return Keeper(
         keyspace,
         part.hostname,
-        Roster(terms, refs=refs, house=house),
+        Roster(terms, keyspace=keyspace, suspects=suspects, refs=refs, house=house),
         partial(open_job_store, where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.patience),
         supervisor,
         part.lease,

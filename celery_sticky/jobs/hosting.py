@@ -8,14 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from celery_sticky.jobs.keeper import Keeper
+from celery_sticky.jobs.suspects import Suspects
 from celery_sticky.jobs.wire import Message, Ready
 from celery_sticky.worker.deadline import Deadline, Held
-from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.lease import Lease, boottime
 
 logger = logging.getLogger("celery_sticky.jobs")
 
 RETRY_FIRST, RETRY_LAST = 0.2, 30.0
 """Seconds until a host that died is replaced: the first time, and at most; doubled in between."""
+LOADED_LAST = 2.0
+"""At most so many seconds for one that had loaded the app: what a job does to it, that job has to wait for."""
 STEADY = 60.0
 """Seconds after which a host counts as one that works."""
 GRACE = 0.5
@@ -44,13 +47,16 @@ Spawn = Callable[[Callable[[Message], None], Callable[[int], None]], Host]
 class Supervisor:
     """Keeps one host alive, and tells the keepers of its life."""
 
-    def __init__(self, spawn: Spawn, lease: Lease) -> None:
-        self._spawn = spawn
+    def __init__(self, spawn: Spawn, lease: Lease, suspects: Suspects) -> None:
+        self._spawn, self._lease, self._suspects = spawn, lease, suspects
         self._keepers: Collection[Keeper] = ()
         self._host: Host | None = None
         self._number = 0
         self._started_at = 0.0
         self._failures = 0
+        self._killed = 0
+        """The last host that was killed from here."""
+        self._loaded = False
         self._answered = False
         self._running = True
         self._watch = Deadline(lease, self._held, self._trust_ended, grace=GRACE)
@@ -78,6 +84,7 @@ class Supervisor:
         host = self._host
         if host is not None and number == self._number:
             logger.error("jobs: %s; killing the job host, process %d", reason, host.pid)
+            self._killed = number
             host.kill()
 
     def finish(self, timeout: float) -> None:
@@ -89,12 +96,13 @@ class Supervisor:
 
     def _begin(self) -> None:
         self._number += 1
-        self._started_at = time.monotonic()
+        self._started_at, self._loaded = time.monotonic(), False
         self._host = self._spawn(self._on_message, self._on_exit)
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, Ready):
             logger.info("jobs: the job host runs %s", ", ".join(message.names) or "nothing")
+            self._loaded = True
             for keeper in self._keepers:
                 keeper.host_started(self._number)
             self._answered = True
@@ -105,12 +113,16 @@ class Supervisor:
     def _on_exit(self, status: int) -> None:
         self._host = None
         self._answered = True
+        # At the end of trust it also kills itself.
+        killed = self._killed == self._number or not all(self._lease.trusted(*held) for held in self._held())
+        self._suspects.host_ended(boottime(), killed=killed)
         for keeper in self._keepers:
             keeper.host_ended()
         if not self._running:
             return
         self._failures = 1 if time.monotonic() - self._started_at > STEADY else self._failures + 1
-        pause = min(RETRY_FIRST * 2.0 ** min(self._failures - 1, 10), RETRY_LAST)
+        most = LOADED_LAST if self._loaded else RETRY_LAST
+        pause = min(RETRY_FIRST * 2.0 ** min(self._failures - 1, 10), most)
         logger.error("jobs: the job host has died (exit status %d); the next one starts in %.1f s", status, pause)
         time.sleep(pause)
         self._begin_again()

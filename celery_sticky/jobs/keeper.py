@@ -121,7 +121,7 @@ class Keeper:
 
     def host_ended(self) -> None:
         """The job host is gone."""
-        self._post(self._roster.host_ended)
+        self._post(lambda: self._roster.host_ended(boottime()))
 
     def heard(self, message: Message) -> None:
         """The host says something of a run, perhaps of another keyspace's."""

@@ -8,10 +8,12 @@ brings the answers. What got lost on the way is made good at the next look. `now
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
 from celery_sticky.jobs.places import JobKey, Place, Run, Stage, Terms, is_house, job_key
+from celery_sticky.jobs.suspects import LONE_STARTS, Suspects, Who
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
 from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, SlotJobs, Verdict
 
@@ -23,9 +25,19 @@ class Roster:
     """The jobs of one keyspace that belong to this worker."""
 
     def __init__(
-        self, terms: Terms, *, refs: Iterator[int] | None = None, house: Mapping[int, Sequence[JobRecord]] | None = None
+        self,
+        terms: Terms,
+        *,
+        keyspace: str = "",
+        suspects: Suspects | None = None,
+        refs: Iterator[int] | None = None,
+        house: Mapping[int, Sequence[JobRecord]] | None = None,
     ) -> None:
-        self._terms = terms
+        self._terms, self._keyspace = terms, keyspace
+        self._suspects = suspects or Suspects()
+        self._kept_back: set[int] = set()
+        """Slots with starts that have to wait for those of others."""
+        self._ask_at = float("inf")
         self._refs = refs or count(1)
         self._house = house or {}
         self._places: dict[int, Place] = {}
@@ -144,16 +156,28 @@ class Roster:
         self.host_up = True
         self._dirty.update(self._places)
 
-    def host_ended(self) -> None:
+    def host_ended(self, now: float) -> None:
         """The host is gone with all that ran in it. What is wanted is started again in the next one."""
         self.host_up = self.overdue = False
-        self._runs.clear()
-        self._relied.clear()
         self._says.clear()
         for slot, place in self._places.items():
-            if place.runs:
-                place.runs.clear()
+            for run in place.runs.values():
+                self._forget(run)
+                self._on_lost(place, run, now)
+            place.runs.clear()
             self._dirty.add(slot)
+
+    def _on_lost(self, place: Place, run: Run, now: float) -> None:
+        """The run ended with its host."""
+        if run.late and place.epoch == run.epoch and not place.stopping:
+            self._on_failed(place, run, self._too_late, now)
+        elif charge := self._suspects.charged(self._who(run.record)):
+            place.failures[run.record.id] = charge.count, charge.until
+            self._set_timer(charge.until, run.slot)
+            if run.started or not run.record.fresh:
+                self._report(run, Verdict.FAILED, f"the job host has died {charge.count} times when it was tried alone")
+            elif run.record.attempt >= self._terms.max_attempts and charge.lone >= LONE_STARTS:
+                self._report(run, Verdict.FAILED, _kills(run.record.attempt))
 
     def heard(self, message: Message, now: float) -> None:
         """Take in what the host says of a run."""
@@ -170,6 +194,7 @@ class Roster:
     def _on_started(self, run: Run, now: float) -> None:
         if run.stage is Stage.STARTING:
             run.stage, run.since, run.started = Stage.RUNNING, now, True
+            self._suspects.started(self._who(run.record))
             self._report(run, Verdict.STARTED)
             self._dirty.add(run.slot)
 
@@ -179,7 +204,7 @@ class Roster:
         del place.runs[job_key(run.record)]
         self._dirty.add(run.slot)
         if run.late:
-            error = f"its start took longer than {self._terms.start_timeout:g} s"
+            error = self._too_late
         elif run.stage is Stage.STOPPING:
             error = ""
             if place.stopping or place.epoch != run.epoch:
@@ -188,6 +213,10 @@ class Roster:
             self._on_failed(place, run, error, now)
         else:
             self._report(run, Verdict.ENDED, "" if run.started else STOPPED)
+
+    @property
+    def _too_late(self) -> str:
+        return f"its start took longer than {self._terms.start_timeout:g} s"
 
     def _on_failed(self, place: Place, run: Run, error: str, now: float) -> None:
         job_id = run.record.id
@@ -225,6 +254,7 @@ class Roster:
         while self._timers and self._timers[0][0] <= now:
             self._dirty.add(heappop(self._timers)[1])
         dirty, self._dirty = self._dirty, set()
+        self._ask_at = float("inf")
         reserves: dict[int, list[str]] = {}
         for slot in dirty:
             place = self._places.get(slot)
@@ -233,6 +263,8 @@ class Roster:
         wait = [slot for slot in reserves if not may_start(self._places[slot].term)]
         self.waiting = bool(wait)
         self.again(wait)
+        self.again(self._kept_back)
+        self._kept_back.clear()
         return {slot: ids for slot, ids in reserves.items() if slot not in wait}
 
     def again(self, slots: Iterable[int]) -> None:
@@ -253,11 +285,11 @@ class Roster:
             attempt = attempts.get(record.id)
             if attempt is None:
                 continue
-            if record.fresh and attempt > self._terms.max_attempts:
-                error = f"{attempt - 1} starts of it came to no end: it ends the process it is started in"
-                place.reports.append(Report(record.id, Verdict.FAILED, error))
+            if record.fresh and attempt > 2 * self._terms.max_attempts:
+                # It was not given up here: it takes whole workers with it, so that each one meets it anew.
+                place.reports.append(Report(record.id, Verdict.FAILED, _kills(attempt - 1)))
             else:
-                runs.append((self._begin(slot, place, record, now), attempt))
+                runs.append((self._begin(slot, place, replace(record, attempt=attempt), now), attempt))
         return runs
 
     def take_says(self) -> list[Message]:
@@ -267,7 +299,8 @@ class Roster:
 
     def wake_at(self) -> float | None:
         """Return when to reconcile again, if nothing comes before."""
-        return self._timers[0][0] if self._timers else None
+        at = min(self._timers[0][0], self._ask_at) if self._timers else self._ask_at
+        return None if at == float("inf") else at
 
     def runs(self) -> list[Run]:
         """Return what runs here."""
@@ -280,13 +313,16 @@ class Roster:
     def _begin(self, slot: int, place: Place, record: JobRecord, now: float) -> Run:
         term = place.term
         run = Run(next(self._refs), slot, record, place.epoch, term, now)
+        place.wanted[job_key(record)] = record
         place.runs[job_key(record)] = self._runs[run.ref] = run
+        self._suspects.began(self._who(record), now)
         self._relied[term] = self._relied.get(term, 0) + 1
         self._set_timer(now + self._terms.start_timeout, slot)
         return run
 
     def _forget(self, run: Run) -> None:
         del self._runs[run.ref]
+        self._suspects.ended(self._who(run.record))
         self._relied[run.term] -= 1
         if not self._relied[run.term]:
             del self._relied[run.term]
@@ -319,7 +355,17 @@ class Roster:
             # Whoever ran it has given the slot away, or is dead.
             place.reports.append(Report(record.id, Verdict.ENDED))
             return False
-        return now >= place.failures.get(record.id, (0, 0.0))[1]
+        if now < place.failures.get(record.id, (0, 0.0))[1]:
+            return False
+        last_chance = record.fresh and 0 < record.attempt >= self._terms.max_attempts - LONE_STARTS
+        at = self._suspects.ask(self._who(record), now, last_chance=last_chance)
+        if at > now:
+            self._kept_back.add(record.slot)
+            self._ask_at = min(self._ask_at, at)
+        return at <= now
+
+    def _who(self, record: JobRecord) -> Who:
+        return self._keyspace, record.id
 
     def _end_place(self, slot: int, place: Place) -> None:
         if place.tasks_drained and not place.runs and not (place.opened and (place.reports or place.noted)):
@@ -339,3 +385,7 @@ class Roster:
 
     def _set_timer(self, at: float, slot: int) -> None:
         heappush(self._timers, (at, slot))
+
+
+def _kills(starts: int) -> str:
+    return f"{starts} starts of it came to no end: it ends the process it is started in"

@@ -34,6 +34,8 @@ def register(app: Celery, history: Path) -> Sticky:
         payload = job.payload or {}
         if "raise" in payload:
             raise ValueError(payload["raise"])
+        if "die" in payload:
+            os._exit(3)
         with recorded(job):
             if "child" in payload:
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", payload["child"]])
@@ -43,6 +45,7 @@ def register(app: Celery, history: Path) -> Sticky:
                 if notification == "fail":
                     raise RuntimeError("as told")
                 if notification == "die":
+                    await asyncio.sleep(0.2)  # so that it is written down that we have the notification
                     os._exit(3)
                 note(job, notification)
                 await asyncio.sleep(payload.get("slow", 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 from celery_sticky.jobs import hosting
 from celery_sticky.jobs.hosting import Supervisor
 from celery_sticky.jobs.process import HostProcess
+from celery_sticky.jobs.suspects import Suspects
 from celery_sticky.jobs.wire import Message, Ready
 from celery_sticky.testing.processes import children
-from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.lease import Lease, boottime
 
 
 class FakeHost:
@@ -44,10 +46,53 @@ def test_a_host_that_cannot_be_started_again_is_tried_until_it_can(monkeypatch: 
 
     monkeypatch.setattr(hosting, "RETRY_FIRST", 0.001)
     monkeypatch.setattr(hosting, "RETRY_LAST", 0.001)
-    supervisor = Supervisor(spawn, Lease({"default": 4}))
+    supervisor = Supervisor(spawn, Lease({"default": 4}), Suspects())
     supervisor.start(())
     exits[0](-9)
     assert (len(exits), failures) == (2, [])
+    supervisor.finish(0.0)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_jobs_are_not_blamed_for_a_host_that_was_killed_from_here(
+    monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    exits: list[Callable[[int], None]] = []
+
+    def spawn(on_message: Callable[[Message], None], on_exit: Callable[[int], None]) -> FakeHost:
+        exits.append(on_exit)
+        return FakeHost()
+
+    monkeypatch.setattr(hosting, "RETRY_FIRST", 0.001)
+    suspects = Suspects()
+    supervisor = Supervisor(spawn, Lease({"default": 4}), suspects)
+    supervisor.start(())
+    suspects.began(("default", "id"), boottime())
+    if killed:
+        supervisor.kill(1, "it does not stop")
+    exits[0](-9)
+    assert (suspects.charged(("default", "id")) is None) is killed
+    supervisor.finish(0.0)
+
+
+def test_a_host_that_loads_the_app_and_dies_is_soon_replaced_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts: list[tuple[Callable[[Message], None], Callable[[int], None]]] = []
+    pauses: list[float] = []
+
+    def spawn(on_message: Callable[[Message], None], on_exit: Callable[[int], None]) -> FakeHost:
+        hosts.append((on_message, on_exit))
+        return FakeHost()
+
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    supervisor = Supervisor(spawn, Lease({"default": 4}), Suspects())
+    supervisor.start(())
+    for n in range(20):
+        on_message, on_exit = hosts[n]
+        if n < 10:
+            on_message(Ready(()))
+        on_exit(1)
+    assert pauses[0] == hosting.RETRY_FIRST
+    assert (max(pauses[:10]), pauses[-1]) == (hosting.LOADED_LAST, hosting.RETRY_LAST)
     supervisor.finish(0.0)
 
 
@@ -59,7 +104,7 @@ def test_a_worker_waits_until_its_host_has_loaded_the_app_or_failed_to(answer: s
         answers.append(lambda: on_message(Ready(("default/sync",))) if answer == "ready" else on_exit(1))
         return FakeHost()
 
-    supervisor = Supervisor(spawn, Lease({"default": 4}))
+    supervisor = Supervisor(spawn, Lease({"default": 4}), Suspects())
     supervisor.start(())
     supervisor.await_host(0.05)
     waiting = threading.Thread(target=supervisor.await_host, args=(60.0,), daemon=True)

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.jobs import keeper as keeper_module
 from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.places import Terms, house_job
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
+from celery_sticky.jobs.suspects import Suspects
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
 from celery_sticky.ownership.events import Drained, Event, Opened
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
@@ -25,6 +27,19 @@ from celery_sticky.worker.lease import Lease, boottime
 SLOTS, KEYS = 4, 8
 NEVER = 1e9
 TERMS = Terms(start_timeout=1000.0, stop_timeout=1000.0, max_attempts=1000)
+
+
+class Clock:
+    """What keepers take for the time."""
+
+    now = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(Clock, "now", 1000.0)
+    monkeypatch.setattr(keeper_module, "boottime", lambda: Clock.now)
+    return Clock()
 
 
 @dataclass
@@ -44,6 +59,7 @@ class FakeHost:
 
     def __init__(self, worker: str, world: World) -> None:
         self.worker, self.world = worker, world
+        self.suspects = Suspects()
         self.number = 0
         self.inbox: deque[Message] = deque()
         self.runs: dict[int, Start] = {}
@@ -60,11 +76,12 @@ class FakeHost:
 
     def kill(self, number: int, reason: str) -> None:
         if number == self.number:
-            self.die()
+            self.die(killed=True)
             self.boot()
 
-    def die(self) -> None:
+    def die(self, *, killed: bool = False) -> None:
         self.number += 1
+        self.suspects.host_ended(Clock.now, killed=killed)
         for start in self.runs.values():
             self.world.running.pop((start.name, start.key), None)
         self.runs.clear()
@@ -124,7 +141,7 @@ class Worker:
         self.keeper = Keeper(
             "ks",
             name,
-            Roster(terms, **house),
+            Roster(terms, suspects=self.host.suspects, **house),
             lambda: self.store,
             self.host,
             self.lease,
@@ -142,6 +159,7 @@ class Worker:
             self.drained.add(event.slot)
 
     def work(self) -> None:
+        Clock.now += 0.1
         self.keeper.heed(self.store.watch(0.0))
         self.keeper.work(self.store)
 
@@ -214,7 +232,7 @@ class Cluster:
         """A worker's trust ends, so that its host dies; others take its slots; it comes back with none."""
         name = self.random.choice(sorted(self.workers))
         worker = self.workers[name]
-        worker.host.die()
+        worker.host.die(killed=True)
         for slot in [slot for slot, owner in self.owner.items() if owner == name]:
             worker.keeper.close(slot)
             worker.drained.discard(slot)
@@ -432,7 +450,7 @@ def test_a_job_that_ran_and_fails_is_kept_and_tried_again_later(server: MemoryJo
     assert len(worker.host.world.starts) == 1, "not at once"
     wake_at = worker.keeper._roster.wake_at()
     assert wake_at is not None
-    assert 0.5 < wake_at - boottime() <= 1.0
+    assert 0.5 < wake_at - Clock.now <= 1.0
 
 
 def test_a_job_that_comes_to_its_own_end_goes(server: MemoryJobServer) -> None:
@@ -560,19 +578,80 @@ def test_a_raised_epoch_starts_a_job_anew_under_it(server: MemoryJobServer) -> N
     assert worker.host.world.starts == [("k", "a", 1), ("k", "a", 5)]
 
 
+def crash(worker: Worker, turns: int, *killers: str) -> None:
+    """Let time pass; a job of these keys ends the host when it is started."""
+    for _ in range(turns):
+        worker.work()
+        if any(isinstance(said, Start) and said.key in killers for said in worker.host.inbox):
+            worker.host.die()
+            worker.host.boot()
+        while worker.host.inbox:
+            worker.host.step()
+
+
 def test_a_start_that_ends_the_host_again_and_again_is_given_up(server: MemoryJobServer) -> None:
     worker = alone(server)
     admit(worker)
-    for _ in range(3):
-        worker.work()
-        worker.host.die()
-        worker.host.boot()
-        worker.work()
-    run(worker)
+    crash(worker, 200, "k")
     assert state(worker) == "gone"
     outcome = worker.store.outcome("id", 0)
     assert outcome is not None
     assert "3 starts of it came to no end" in outcome.error
+
+
+def test_its_neighbours_are_not_given_up_with_it(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    for n in range(7):
+        admit(worker, f"n{n}", f"id{n}")
+    crash(worker, 1000, "k")
+    outcome = worker.store.outcome("id", 0)
+    assert outcome is not None and outcome.error
+    assert {record.key for record in worker.store.records()} == {f"n{n}" for n in range(7)}
+    assert {record.state for record in worker.store.records()} == {JobState.RUNNING}
+
+
+def test_a_job_that_has_run_and_ends_the_host_again_and_again_shows_as_failing_and_waits(
+    server: MemoryJobServer,
+) -> None:
+    worker = alone(server)
+    admit(worker)
+    admit(worker, "other", "other")
+    run(worker)
+    starts = len(worker.host.world.starts)
+    worker.host.die()
+    worker.host.boot()
+    crash(worker, 1500, "k")
+    found = {record.key: record for record in worker.store.records()}
+    assert (found["k"].state, found["other"].state) == (JobState.FAILING, JobState.RUNNING)
+    assert "the job host has died" in found["k"].error
+    assert found["k"].attempt < 12, "it waits longer each time"
+    assert len(worker.host.world.starts) - starts < 12
+
+
+def test_a_start_that_takes_whole_workers_with_it_is_given_up_too(server: MemoryJobServer) -> None:
+    """Guards: who has not seen it die starts it for ever, each worker anew."""
+    store = MemoryJobs(server, "ks")
+    admission, _ = store.admit(NewJob("job", "k", 0, "id", b"1"), max_queued=10, outcome_ttl=60)
+    assert admission is Admission.ADMITTED
+    for epoch in range(1, 8):
+        worker = Worker(f"w{epoch}", server, World(), Terms(1000.0, 1000.0, max_attempts=3))
+        worker.keeper.open(0, epoch, 1)
+        for _ in range(10):
+            worker.work()
+    outcome = store.outcome("id", 0)
+    assert outcome is not None and "6 starts of it came to no end" in outcome.error
+
+
+def test_a_start_that_was_too_late_when_its_host_was_killed_has_failed(server: MemoryJobServer) -> None:
+    """Guards: what blocks the host does so again in each next one."""
+    worker = alone(server, start_timeout=1.0, stop_timeout=1.0)
+    admit(worker)
+    for _ in range(40):
+        worker.work()  # the host says nothing
+    assert worker.host.number == 3, "it was killed once"
+    outcome = worker.store.outcome("id", 0)
+    assert outcome == Outcome("its start took longer than 1 s")
 
 
 def test_a_stop_while_it_starts_is_kept(server: MemoryJobServer) -> None:

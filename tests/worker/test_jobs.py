@@ -264,6 +264,19 @@ def test_a_host_that_dies_is_replaced_and_its_jobs_with_it(fleet: Callable[..., 
     assert worker.stop() == 0
 
 
+def test_a_start_that_ends_the_host_each_time_is_given_up_and_its_neighbours_run_on(
+    fleet: Callable[..., JobsFleet],
+) -> None:
+    made = fleet(sticky_max_attempts=3)
+    made.worker("a")
+    for key in KEYS[:5]:
+        made.jobs.admit("sync", key)
+    with pytest.raises(JobFailed, match="starts of it came to no end: it ends the process it is started in"):
+        made.jobs.dispatch("sync", "bad", {"die": True}, timeout=60)
+    made.wait_running(KEYS[:5], "a")
+    assert all(info.error == "" for info in made.infos().values())
+
+
 def test_a_job_that_does_not_stop_ends_with_its_host(fleet: Callable[..., JobsFleet]) -> None:
     made = fleet(sticky_job_stop_timeout=0.5)
     worker = made.worker("a")

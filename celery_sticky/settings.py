@@ -58,7 +58,7 @@ class Settings:
     attributes: Mapping[str, str] | None = None
     """What `assign` functions may know of this worker."""
     broker_grace: float = 30.0
-    """How long a worker without its broker keeps its slots while others are there to take them."""
+    """How long a worker without its broker, or its job host, keeps its slots while others are there to take them."""
     runtime_dir: str | None = None
     """The folder for this machine's lock files; None: chosen by the worker."""
     revoke_ttl: float = 10800.0

@@ -25,6 +25,8 @@ from celery.app.utils import find_app
 from celery_sticky.errors import StickyError
 from celery_sticky.jobs.host import leave_signals_to_worker, run_host
 from celery_sticky.jobs.process import CONNECTION, LEASE
+from celery_sticky.jobs.run import error_text
+from celery_sticky.jobs.wire import Unready, encode
 from celery_sticky.worker.lease import Lease
 
 logger = logging.getLogger("celery_sticky.jobs")
@@ -60,9 +62,11 @@ def main(orders: HostOrders) -> None:
         wiring = app.sticky_wiring
         wiring.lease, wiring.worker = Lease.attach(LEASE, orders.keyspaces), orders.hostname
         jobs, settings = wiring.declared.specs(orders.keyspaces, lambda: wiring.jobs), wiring.settings
-    except BaseException:
+    except BaseException as error:
         _set_up_log(Celery(set_as_current=False), orders.hostname)
         logger.exception("jobs: the job host cannot load the app %s", orders.app)
+        with suppress(OSError):
+            socket.socket(fileno=CONNECTION).sendall(encode(Unready(f"{orders.app}: {error_text(error)}")))
         sys.exit(1)
     run_host(
         jobs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -10,19 +11,21 @@ from typing import Any
 
 from celery_sticky.bootsteps.job_host import app_name, host_command
 from celery_sticky.bootsteps.part import Part
-from celery_sticky.jobs.hosting import Supervisor
+from celery_sticky.jobs.hosting import REMEDY, Supervisor
 from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.places import Terms
 from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.jobs.suspects import Suspects
-from celery_sticky.ownership.events import Event
+from celery_sticky.ownership.events import Event, HostDown
 from celery_sticky.stores import open_job_store
 from celery_sticky.worker.member import Slots
 
+logger = logging.getLogger("celery_sticky.jobs")
+
 LOADING = 10.0
-"""Seconds a worker waits at most for its job host to load the app, before it takes part."""
+"""Seconds a worker waits at most for its job host to load the app, before it goes on to start without it."""
 GRACE = 2.0
 """Seconds a worker waits longer at its end than jobs may take to stop."""
 
@@ -55,11 +58,17 @@ class WorkerJobs:
             _post(self._part, keyspace, event)
 
     def start(self) -> None:
-        """Start the host and the keepers' threads; return when jobs can be started."""
+        """Start the host and the keepers' threads; return when jobs can be started, or that may take longer.
+
+        The members of keyspaces with jobs join when there is a host: what they own would stand still until then.
+        """
+        for keyspace in self._keepers:
+            _post(self._part, keyspace, HostDown())
         self._supervisor.start(tuple(self._keepers.values()))
         for keeper in self._keepers.values():
             keeper.start()
-        self._supervisor.await_host(LOADING)  # jobs of slots that came before would stand still as long
+        if not self._supervisor.await_host(LOADING):
+            logger.error("jobs: the job host has not loaded the app within %g s. %s", LOADING, REMEDY)
 
     def finish(self, timeout: float) -> None:
         """End the threads and the host: what runs still is killed."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.suspects import Suspects
-from celery_sticky.jobs.wire import Message, Ready
+from celery_sticky.jobs.wire import Message, Ready, Unready
 from celery_sticky.worker.deadline import Deadline, Held
 from celery_sticky.worker.lease import Lease, boottime
 
@@ -19,6 +19,11 @@ RETRY_FIRST, RETRY_LAST = 0.2, 30.0
 """Seconds until a host that died is replaced: the first time, and at most; doubled in between."""
 LOADED_LAST = 2.0
 """At most so many seconds for one that had loaded the app: what a job does to it, that job has to wait for."""
+REMEDY = (
+    "Until one has, this worker takes no part in keyspaces that have jobs: mend what fails, name the app's place in "
+    "sticky_job_app, or leave these keyspaces out (--sticky-keyspaces)"
+)
+"""What to do about a host that does not load the app."""
 STEADY = 60.0
 """Seconds after which a host counts as one that works."""
 GRACE = 0.5
@@ -57,6 +62,8 @@ class Supervisor:
         self._killed = 0
         """The last host that was killed from here."""
         self._loaded = False
+        self._error = ""
+        """Why the host cannot load the app."""
         self._answered = False
         self._running = True
         self._watch = Deadline(lease, self._held, self._trust_ended, grace=GRACE)
@@ -67,11 +74,12 @@ class Supervisor:
         self._watch.start()
         self._begin()
 
-    def await_host(self, timeout: float) -> None:
-        """Wait until the host has loaded the app, or has failed to, at most `timeout` seconds."""
+    def await_host(self, timeout: float) -> bool:
+        """Wait until the host has loaded the app, or has failed to, at most `timeout` seconds; False: neither."""
         deadline = time.monotonic() + timeout
         while not self._answered and time.monotonic() < deadline:
             time.sleep(0.005)
+        return self._answered
 
     def say(self, number: int, messages: Sequence[Message]) -> None:
         """See `jobs.keeper.Hosting`."""
@@ -96,7 +104,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         self._number += 1
-        self._started_at, self._loaded = time.monotonic(), False
+        self._started_at, self._loaded, self._error = time.monotonic(), False, ""
         self._host = self._spawn(self._on_message, self._on_exit)
 
     def _on_message(self, message: Message) -> None:
@@ -106,6 +114,8 @@ class Supervisor:
             for keeper in self._keepers:
                 keeper.host_started(self._number)
             self._answered = True
+        elif isinstance(message, Unready):
+            self._error = message.error
         else:
             for keeper in self._keepers:
                 keeper.heard(message)
@@ -123,7 +133,13 @@ class Supervisor:
         self._failures = 1 if time.monotonic() - self._started_at > STEADY else self._failures + 1
         most = LOADED_LAST if self._loaded else RETRY_LAST
         pause = min(RETRY_FIRST * 2.0 ** min(self._failures - 1, 10), most)
-        logger.error("jobs: the job host has died (exit status %d); the next one starts in %.1f s", status, pause)
+        if self._loaded:
+            logger.error("jobs: the job host has died (exit status %d); the next one starts in %.1f s", status, pause)
+        else:
+            why = self._error or f"it has died before (exit status {status})"
+            logger.error(
+                "jobs: the job host has not loaded the app: %s; the next one tries in %.1f s. %s", why, pause, REMEDY
+            )
         time.sleep(pause)
         self._begin_again()
 

@@ -16,7 +16,7 @@ from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.jobs.places import Run, is_house
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
-from celery_sticky.ownership.events import Drained, Event, OpenRefused
+from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
 from celery_sticky.stores.jobs import JobStore, Verdict
 from celery_sticky.worker.deadline import Held
 from celery_sticky.worker.lease import Lease, boottime
@@ -118,9 +118,11 @@ class Keeper:
             self._roster.host_started()
 
         self._post(take_in)
+        self._report(HostUp())
 
     def host_ended(self) -> None:
         """The job host is gone."""
+        self._report(HostDown())
         self._post(lambda: self._roster.host_ended(boottime()))
 
     def heard(self, message: Message) -> None:

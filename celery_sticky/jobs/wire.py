@@ -54,6 +54,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Unready:
+    """The host cannot load the app, and ends."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The job's start has returned."""
 
@@ -84,9 +91,9 @@ class Noted:
     note: str
 
 
-Message = Start | Stop | Notify | Ready | Started | Failed | Ended | Noted
+Message = Start | Stop | Notify | Ready | Unready | Started | Failed | Ended | Noted
 
-_KINDS = {kind.__name__: kind for kind in (Start, Stop, Notify, Ready, Started, Failed, Ended, Noted)}
+_KINDS = {kind.__name__: kind for kind in (Start, Stop, Notify, Ready, Unready, Started, Failed, Ended, Noted)}
 
 
 def encode(message: Message) -> bytes:

@@ -113,13 +113,23 @@ class BrokerUp:
 
 
 @dataclass(frozen=True, slots=True)
+class HostDown:
+    """There is no job host in which the keyspace's jobs could run, or not yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostUp:
+    """The job host has loaded the app."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveAsked:
     """The worker shuts down: give everything away."""
 
 
 Event = (
     Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | BeatHeard | Opened | OpenRefused | Drained
-    | DirectClosed | BrokerDown | BrokerUp | LeaveAsked
+    | DirectClosed | BrokerDown | BrokerUp | HostDown | HostUp | LeaveAsked
 )  # fmt: skip
 
 

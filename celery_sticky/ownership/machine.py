@@ -31,6 +31,8 @@ from celery_sticky.ownership.events import (
     Drained,
     Effect,
     Event,
+    HostDown,
+    HostUp,
     LeaveAsked,
     LoseSlots,
     Opened,
@@ -106,6 +108,7 @@ class Machine:
         self._retry_at = now
         self._unowned_since: float | None = None
         self._broker_down_since: float | None = None
+        self._host_down_since: float | None = None
         self._sent_away = False
         self._newest = (0, 0)
         self._highest_epoch = 0
@@ -206,7 +209,12 @@ class Machine:
                 self._broker_down_since = now if self._broker_down_since is None else self._broker_down_since
             case BrokerUp():
                 self._broker_down_since = None
-                self._sent_away = False
+                self._sent_away = self._sent_away and self._host_down_since is not None
+            case HostDown():
+                self._host_down_since = now if self._host_down_since is None else self._host_down_since
+            case HostUp():
+                self._host_down_since = None
+                self._sent_away = self._sent_away and self._broker_down_since is not None
             case LeaveAsked():
                 self.leaving = True
             case Tick():
@@ -319,7 +327,11 @@ class Machine:
         self._joining_sent = None
         self._beat_at = float("inf")
         self._read_at = now
-        why = "it left until its broker is back" if self._sent_away else "evicted, or the document is a fresh one"
+        why = (
+            "it left until its broker and its job host are back"
+            if self._sent_away
+            else "evicted, or the document is a fresh one"
+        )
         effects.append(Say(f"no longer a member: {why}"))
 
     def _on_store_lost(self, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:
@@ -384,8 +396,9 @@ class Machine:
     def _try_join(self, view: View, now: float, effects: list[Effect]) -> None:
         terms = self.terms
         # Evicted meanwhile or not: who would leave for want of its broker does not make the others give slots to it.
+        # A broker that is away may soon be back; a job host may be one that cannot load the app.
         self._sent_away |= now >= self._grace_ends_at(view)
-        if self._broker_down_since is not None and self._sent_away:
+        if self._host_down_since is not None or (self._broker_down_since is not None and self._sent_away):
             self._read_at = now + terms.ttl / 3
             return
         if (view.slots, view.hash) != (terms.slots, terms.hash):
@@ -471,11 +484,12 @@ class Machine:
         return self._grace_ends_at(view)
 
     def _grace_ends_at(self, view: View) -> float:
-        """When this member has been without its broker for too long."""
-        # Without peers nobody could do better: keep the slots and wait for the broker.
-        if self._broker_down_since is None or all(m.name == self.terms.name for m in view.active):
+        """When this member has been without its broker, or its job host, for too long."""
+        since = [since for since in (self._broker_down_since, self._host_down_since) if since is not None]
+        # Without peers nobody could do better: keep the slots and wait.
+        if not since or all(m.name == self.terms.name for m in view.active):
             return float("inf")
-        return self._broker_down_since + self.terms.broker_grace
+        return min(since) + self.terms.broker_grace
 
 
 def _one_step(old: View, new: View) -> View:

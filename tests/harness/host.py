@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_sticky.bootsteps.job_host import host_command
 from celery_sticky.jobs.process import HostProcess
-from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Ready, Start, Started, Stop
+from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Ready, Start, Started, Stop, Unready
 from celery_sticky.testing.waiting import wait_until
 from celery_sticky.worker.lease import Lease, boottime
 
@@ -40,7 +40,7 @@ class TestHost:
 
     def _on_message(self, message: Message) -> None:
         self.events.append(message)
-        if not isinstance(message, Ready):
+        if not isinstance(message, Ready | Unready):
             self.by_ref[message.ref].append(message)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from celery_sticky.jobs import hosting
 from celery_sticky.jobs.hosting import Supervisor
 from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.suspects import Suspects
-from celery_sticky.jobs.wire import Message, Ready
+from celery_sticky.jobs.wire import Message, Ready, Unready
 from celery_sticky.testing.processes import children
 from celery_sticky.worker.lease import Lease, boottime
 
@@ -93,6 +93,27 @@ def test_a_host_that_loads_the_app_and_dies_is_soon_replaced_however_often(monke
         on_exit(1)
     assert pauses[0] == hosting.RETRY_FIRST
     assert (max(pauses[:10]), pauses[-1]) == (hosting.LOADED_LAST, hosting.RETRY_LAST)
+    supervisor.finish(0.0)
+
+
+def test_a_host_that_cannot_load_the_app_is_told_with_the_error_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts: list[tuple[Callable[[Message], None], Callable[[int], None]]] = []
+
+    def spawn(on_message: Callable[[Message], None], on_exit: Callable[[int], None]) -> FakeHost:
+        hosts.append((on_message, on_exit))
+        return FakeHost()
+
+    monkeypatch.setattr(hosting, "RETRY_FIRST", 0.001)
+    supervisor = Supervisor(spawn, Lease({"default": 4}), Suspects())
+    supervisor.start(())
+    hosts[0][0](Unready("shop: ModuleNotFoundError: No module named 'crm'"))
+    hosts[0][1](1)
+    assert "has not loaded the app: shop: ModuleNotFoundError: No module named 'crm'" in caplog.text
+    assert "sticky_job_app" in caplog.text
+    hosts[1][1](-9)
+    assert "has not loaded the app: it has died before (exit status -9)" in caplog.text
     supervisor.finish(0.0)
 
 

@@ -19,7 +19,7 @@ from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.jobs.suspects import Suspects
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
-from celery_sticky.ownership.events import Drained, Event, Opened
+from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.worker.lease import Lease, boottime
@@ -682,10 +682,17 @@ def test_a_dispatch_over_a_stopping_job_stops_the_old_run_first(server: MemoryJo
     assert len(worker.host.world.starts) == 2
 
 
+def test_the_member_learns_that_the_host_is_gone_and_that_the_next_one_is_there(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    worker.host.die()
+    worker.host.boot()
+    assert worker.reports == [HostUp(), HostDown(), HostUp()]
+
+
 def test_a_fence_above_our_epoch_is_reported(server: MemoryJobServer) -> None:
     ahead = MemoryJobs(server, "ks")
     ahead.open(0, 7)
     worker = alone(server)
     run(worker)
-    (report,) = worker.reports
+    (report,) = [report for report in worker.reports if not isinstance(report, HostUp)]
     assert repr(report) == "OpenRefused(slot=0, fence=7)"

@@ -20,6 +20,8 @@ from celery_sticky.ownership.events import (
     Drained,
     Effect,
     Event,
+    HostDown,
+    HostUp,
     LeaveAsked,
     LoseSlots,
     Opened,
@@ -901,6 +903,62 @@ def test_a_broker_that_goes_again_while_the_member_leaves_is_no_reason_for_haste
     assert bench.standing is MemberState.LEAVING
 
 
+# -- A job host that does not come up ----------------------------------------------------------
+
+
+def test_a_member_does_not_join_before_it_has_a_job_host() -> None:
+    bench = Bench()
+    bench.give(HostDown())
+    bench.run(5 * GRACE)
+    assert not bench.trusts
+    bench.give(HostUp())
+    bench.run(TTL / 3 + 1)
+    assert bench.phase is Phase.IN
+
+
+def test_without_its_job_host_a_member_with_peers_gives_its_slots_away_after_a_grace() -> None:
+    bench = with_peer()
+    bench.give(HostDown())
+    assert not kinds(bench.beats(GRACE - 2, "b"), Swap)
+    for stop in kinds(bench.beats(4, "b"), StopSlot):
+        bench.give(Drained(stop.slot))
+    assert "a" not in bench.known.members
+    bench.give(BrokerUp())
+    assert not kinds(bench.beats(2 * GRACE, "b"), Swap), "the broker was not what it wants"
+    bench.give(HostUp())
+    bench.beats(TTL / 3 + 1, "b")
+    assert bench.phase is Phase.IN
+
+
+def test_without_its_job_host_a_member_without_peers_keeps_its_slots() -> None:
+    bench = alone()
+    bench.give(HostDown())
+    assert not kinds(bench.run(5 * GRACE), Swap)
+    assert bench.trusts
+
+
+def test_hosts_that_die_and_are_replaced_do_not_use_up_the_grace() -> None:
+    bench = with_peer()
+    for _ in range(5):
+        bench.give(HostDown())
+        bench.beats(GRACE / 2, "b")
+        bench.give(HostUp())
+    assert bench.standing is MemberState.ACTIVE
+
+
+def test_a_member_without_broker_and_host_joins_when_it_has_both() -> None:
+    bench = with_peer()
+    bench.give(BrokerDown())
+    bench.give(HostDown())
+    for stop in kinds(bench.beats(GRACE + 4, "b"), StopSlot):
+        bench.give(Drained(stop.slot))
+    bench.give(HostUp())
+    assert not kinds(bench.beats(2 * GRACE, "b"), Swap)
+    bench.give(BrokerUp())
+    bench.beats(TTL / 3 + 1, "b")
+    assert bench.phase is Phase.IN
+
+
 # -- Time --------------------------------------------------------------------------------------
 
 
@@ -936,7 +994,9 @@ EVENTS = st.one_of(
         ["fail", "fail done", "join", "leave b", "evict a", "evict b", "beat b", "wipe", "restart", "raise"]
     ),
     st.tuples(st.sampled_from(["opened", "refused", "drained"]), st.integers(0, SLOTS - 1)),
-    st.sampled_from([BrokerDown(), BrokerUp(), LeaveAsked(), BeatHeard("stranger", 3), StoreFailed(0.0)]),
+    st.sampled_from(
+        [BrokerDown(), BrokerUp(), HostDown(), HostUp(), LeaveAsked(), BeatHeard("stranger", 3), StoreFailed(0.0)]
+    ),
     st.floats(0.01, 40.0),
 )
 
@@ -1001,4 +1061,6 @@ def test_it_never_asks_for_ticks_it_has_no_use_for(happenings: list[Any], start:
     bench.run(5 * PATIENCE)  # `run` fails if ticks change nothing
     held = {slot for slot, state in bench.machine.slots.items() if state is not SlotState.DRAINED}
     assert held <= (bench.known.owned_by("a") if bench.machine.view else set())
-    assert bench.phase is not Phase.OUT or bench.machine._sent_away, "whoever is out comes in again"
+    machine = bench.machine
+    away = machine._sent_away or machine._host_down_since is not None
+    assert bench.phase is not Phase.OUT or away, "whoever is out comes in again"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from harness.app import AppConfig
+from harness.fleet import TESTS
 from harness.jobs_fleet import JOB_CONF, JobsFleet
 from harness.keyed_fleet import CONF, node
 
@@ -307,6 +310,34 @@ def test_a_start_that_takes_too_long_fails(fleet: Callable[..., JobsFleet]) -> N
     with pytest.raises(JobFailed, match=r"its start took longer than 0\.5 s"):
         made.jobs.dispatch("poll", "t-1", {"slow": 1.5}, timeout=20)
     assert made.running() == {}
+
+
+def test_a_worker_whose_job_host_does_not_come_up_takes_no_slots_until_it_does(
+    fleet: Callable[..., JobsFleet], tmp_path: Path
+) -> None:
+    made = fleet(sticky_broker_grace=1.0)
+    mendable = tmp_path / "mendable.py"
+    mended, broken = "from harness.jobs_app import app\n", "import no_such_driver\n"
+    mendable.write_text("import time; time.sleep(600)\n")
+    path = os.pathsep.join([str(tmp_path), str(TESTS), str(TESTS.parent)])
+    made.worker("a")
+    environ = {**made.environ_with(sticky_job_app="mendable"), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    other = made.worker("b", env=environ)
+    other.wait_for_log(r"has not loaded the app within 10 s\..* takes no part", 20)
+    made.wait_members("a")
+    mendable.write_text(mended)
+    os.kill(host_of(made, "b"), signal.SIGKILL)
+    made.wait_members("a", "b")
+    dispatch_all(made)
+    mendable.write_text(broken)
+    os.kill(host_of(made, "b"), signal.SIGKILL)
+    other.wait_for_log(r"has not loaded the app: mendable: ModuleNotFoundError.*no_such_driver.*sticky_job_app", 20)
+    made.wait_members("a")
+    made.wait_running(KEYS, "a")
+    mendable.write_text(mended)
+    made.wait_members("a", "b")
+    made.wait_running(KEYS, "a", "b")
+    assert made.overlaps() == []
 
 
 # -- all of a keyspace -----------------------------------------------------------------------------

@@ -9,15 +9,17 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.jobs.asides import Asides
 from celery_sticky.jobs.places import Run, is_house
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
-from celery_sticky.stores.jobs import JobStore, Verdict
+from celery_sticky.stores.jobs import JobStore, Report, SlotJobs, Verdict
 from celery_sticky.worker.deadline import Held
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
@@ -60,6 +62,7 @@ class Keeper:
         self._worker, self._roster, self._open_store = worker, roster, open_store
         self._hosting, self._lease, self._report = hosting, lease, report
         self._poll, self._outcome_ttl = poll, outcome_ttl
+        self._asides = Asides()
         self._inbox: deque[Callable[[], None]] = deque()
         self._store: JobStore | None = None
         self._host = 0
@@ -94,7 +97,12 @@ class Keeper:
 
     def close(self, slot: int) -> None:
         """The slot is somebody else's already."""
-        self._post(lambda: self._roster.close(slot))
+
+        def take_in() -> None:
+            self._asides.forget(slot)
+            self._roster.close(slot)
+
+        self._post(take_in)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return what runs here, as `inspect sticky_jobs` shows it."""
@@ -170,7 +178,8 @@ class Keeper:
         self._roster.again(self._tend())
         self._open_slots(store)
         self._settle(store)
-        if boottime() >= self._look_at:
+        now = boottime()
+        if now >= self._look_at or self._asides.any_due(now):
             self._look(store)
         self._start(store, self._tend())
 
@@ -187,35 +196,74 @@ class Keeper:
 
     def _report_drained(self) -> None:
         for slot in self._roster.take_drained():
+            self._asides.forget(slot)
             self._report(Drained(slot))
+
+    def _each(self, store: JobStore, slot: int, verb: str, work: Callable[[], None]) -> bool:
+        """Do this for one slot; False: it is left aside. What the store refuses of one must not keep others waiting."""
+        if self._asides.has(slot, boottime()):
+            return False
+        try:
+            work()
+        except Exception as error:
+            store.look({})  # raises where it is the store that is away
+            again = self._asides.put(slot, verb, boottime())
+            what = f"slot {slot} at {store.where(slot)}: {verb}"
+            logger.error("jobs of keyspace %s: %s has failed: %s; again in %g s", self.keyspace, what, error, again)
+            return False
+        self._asides.worked(slot, verb)
+        return True
 
     def _open_slots(self, store: JobStore) -> None:
         for slot, epoch in self._roster.to_open():
-            try:
-                store.open(slot, epoch)
-            except Fenced as fenced:
-                # The document was lost, the records were not: the member raises the epoch and opens the slot again.
-                self._roster.stop(slot)
-                self._report(OpenRefused(slot, fenced.epoch))
-            else:
-                self._roster.fenced(slot)
-                self._look_at = 0.0
+            self._each(store, slot, "open", partial(self._open, store, slot, epoch))
+
+    def _open(self, store: JobStore, slot: int, epoch: int) -> None:
+        try:
+            store.open(slot, epoch)
+        except Fenced as fenced:
+            # The document was lost, the records were not: the member raises the epoch and opens the slot again.
+            self._roster.stop(slot)
+            self._report(OpenRefused(slot, fenced.epoch))
+        else:
+            self._roster.fenced(slot)
+            self._look_at = 0.0
 
     def _settle(self, store: JobStore) -> None:
         for slot, epoch, reports, notes in self._roster.to_settle():
-            try:
-                store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl)
-            except Fenced:
-                self._roster.unfenced(slot)
-            else:
-                self._roster.settled(slot, len(reports), len(notes))
-                if any(report.verdict is not Verdict.STARTED for report in reports):
-                    self._look_at = 0.0  # else there is nothing in the slot that we do not know
+            self._each(store, slot, "settle", partial(self._settle_slot, store, slot, epoch, reports, notes))
+
+    def _settle_slot(self, store: JobStore, slot: int, epoch: int, reports: list[Report], notes: list[str]) -> None:
+        try:
+            store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl)
+        except Fenced:
+            self._roster.unfenced(slot)
+        else:
+            self._roster.settled(slot, len(reports), len(notes))
+            if any(report.verdict is not Verdict.STARTED for report in reports):
+                self._look_at = 0.0  # else there is nothing in the slot that we do not know
 
     def _look(self, store: JobStore) -> None:
-        self._look_at = boottime() + self._poll
-        for slot, found in store.look(self._roster.known()).items():
-            self._roster.seen(slot, found)
+        now = boottime()
+        self._look_at = now + self._poll
+        known = {slot: revision for slot, revision in self._roster.known().items() if not self._asides.has(slot, now)}
+        try:
+            found = store.look(known)
+        except Exception:
+            store.look({})  # raises where it is the store that is away; else it is a slot
+            for slot, revision in known.items():
+                self._each(store, slot, "look", partial(self._look_at_one, store, slot, revision))
+        else:
+            self._see(found)
+            for slot in known:
+                self._asides.worked(slot, "look")
+
+    def _look_at_one(self, store: JobStore, slot: int, revision: int) -> None:
+        self._see(store.look({slot: revision}))
+
+    def _see(self, found: Mapping[int, SlotJobs]) -> None:
+        for slot, jobs in found.items():
+            self._roster.seen(slot, jobs)
 
     def _tend(self) -> dict[int, list[str]]:
         """Do what needs no store: stop, notify, end; return what is to be started."""
@@ -230,10 +278,10 @@ class Keeper:
     def _start(self, store: JobStore, reserves: dict[int, list[str]]) -> None:
         try:
             for slot in list(reserves):
-                self._begin(store, slot, reserves[slot])
-                del reserves[slot]
+                if self._each(store, slot, "reserve", partial(self._begin, store, slot, reserves[slot])):
+                    del reserves[slot]
         finally:
-            self._roster.again(reserves)  # nothing, unless the store has failed
+            self._roster.again(reserves)  # nothing, unless the store has failed, or some slot
 
     def _begin(self, store: JobStore, slot: int, ids: list[str]) -> None:
         epoch = self._roster.epoch(slot)
@@ -265,8 +313,7 @@ class Keeper:
 
     def _pause(self) -> float:
         now, ends = boottime(), [self._look_at]
-        if (wake_at := self._roster.wake_at()) is not None:
-            ends.append(wake_at)
+        ends += [at for at in (self._roster.wake_at(), self._asides.next_at(now)) if at is not None]
         if self._roster.waiting:
             ends.append(now + UNTRUSTED_PAUSE)
         return max(0.0, min(ends) - now)

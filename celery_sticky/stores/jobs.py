@@ -223,6 +223,9 @@ class JobStore(Protocol):
             Fenced: the slot is fenced for another epoch; nothing was changed.
         """
 
+    def where(self, slot: int) -> str:
+        """Return where the records of a slot are, for people."""
+
     # -- for both ------------------------------------------------------------------------------
 
     def watch(self, timeout: float) -> Collection[int]:

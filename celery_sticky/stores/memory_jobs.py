@@ -179,6 +179,10 @@ class MemoryJobs(Client[Keyspaces, int]):
             place.drop_notes()
             self._server.changed.notify_all()
 
+    def where(self, slot: int) -> str:
+        """See `JobStore.where`."""
+        return f"memory, {self._keyspace}, {slot}"
+
     def _space(self) -> Keyspace:
         return self._records()[self._keyspace]
 

@@ -189,6 +189,17 @@ def test_a_key_of_another_type_is_told(store: JobStore, client: Any) -> None:
         queued(store)
 
 
+def test_what_is_amiss_in_one_slot_is_seen_from_what_goes_well_elsewhere(store: JobStore, client: Any) -> None:
+    for slot in (SLOT, SLOT + 1):
+        running(store, job(f"d{slot}", slot=slot))
+    assert client.exists(store.where(SLOT))
+    client.set(store.where(SLOT), "something else")
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+        store.look({SLOT: 0, SLOT + 1: 0})
+    assert store.look({}) == {}
+    assert store.look({SLOT + 1: 0}).keys() == {SLOT + 1}
+
+
 def test_a_server_out_of_memory_admits_nothing_and_lets_owners_go_on(store: JobStore, client: Any) -> None:
     for i, begin in enumerate((running, running, starting, queued, queued)):
         begin(store, job(f"d{i}", key=f"k{i}"))

@@ -364,6 +364,34 @@ def test_a_store_that_fails_between_two_slots_loses_no_start(server: MemoryJobSe
     assert {record.state for record in worker.store.records()} == {JobState.RUNNING}
 
 
+@pytest.mark.parametrize("verb", ["open", "look", "reserve", "settle"])
+def test_a_slot_whose_records_are_refused_keeps_no_other_waiting(
+    server: MemoryJobServer, verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker("a", server, World(), poll=1.0)
+    refused, bad = [0.0], 1
+    do = getattr(worker.store, verb)
+
+    def refusing(slot: Any, *args: Any, **options: Any) -> Any:
+        if bad == slot or (isinstance(slot, Mapping) and bad in slot):
+            refused.append(Clock.now)
+            raise StoreUnavailable("Redis: ResponseError: WRONGTYPE")
+        return do(slot, *args, **options)
+
+    setattr(worker.store, verb, refusing)
+    for slot in range(SLOTS):
+        worker.keeper.open(slot, 1, 1)
+        worker.store.admit(NewJob("job", f"k{slot}", slot, f"id{slot}", b"1"), max_queued=10, outcome_ttl=60)
+    run(worker, 600)
+    states = {record.slot: record.state for record in worker.store.records()}
+    assert {slot for slot, state in states.items() if state is JobState.RUNNING} == set(range(SLOTS)) - {bad}
+    assert 3 < len(refused) < 40, "it is tried again, less and less often"
+    assert f"slot 1 at memory, ks, 1: {verb} has failed: Redis: ResponseError: WRONGTYPE; again in" in caplog.text
+    bad = -1
+    run(worker, 200)
+    assert {record.state for record in worker.store.records()} == {JobState.RUNNING}
+
+
 def test_while_the_store_is_away_jobs_are_stopped_all_the_same(server: MemoryJobServer) -> None:
     worker = alone(server)
     admit(worker)

@@ -95,6 +95,10 @@ class RedisJobs(Client[int]):
         said = chain.from_iterable((report.id, report.verdict.value, report.error) for report in reports)
         _check(self._ask("settle", slot, epoch, _milliseconds(outcome_ttl), len(notes), *notes, *said))
 
+    def where(self, slot: int) -> str:
+        """See `JobStore.where`."""
+        return f"{self._root}:{slot}"
+
     def _await_outcome(self, job_id: str, timeout: float) -> Outcome | None:
         with translate_errors(StoreUnavailable):
             key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout) if timeout > 0 else None

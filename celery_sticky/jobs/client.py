@@ -34,7 +34,7 @@ MAX_PAYLOAD = 256 * 1024
 MAX_ID = 200
 """Characters of a dispatch's id."""
 MAX_NOTES = 1000
-"""Notifications that may wait in a slot."""
+"""Notifications that may wait for a job."""
 STEP = 0.05
 """Seconds between two looks whether something has gone."""
 
@@ -156,7 +156,7 @@ class Jobs:
 
         Raises:
             NoSuchJob: no such job is wanted.
-            KeyspaceFull: too many notifications wait in its slot.
+            KeyspaceFull: too many notifications wait for this job.
         """
         keyspace, text, body = self._keyspace(name, keyspace), key_text(key), _as_json(name, payload)
         with self._store(keyspace) as store:
@@ -164,7 +164,9 @@ class Jobs:
         if fate is Fate.NO_JOB:
             raise NoSuchJob(_missing(name, text, keyspace))
         if fate is Fate.FULL:
-            raise KeyspaceFull(f"{MAX_NOTES} notifications wait in the slot of key {text!r}: its jobs do not take them")
+            raise KeyspaceFull(
+                f"{MAX_NOTES} notifications wait for job {name!r} of key {text!r}: it does not take them"
+            )
 
     def stop(self, name: str, key: Key, *, keyspace: str | None = None, timeout: float = 0.0) -> None:
         """Want a job no more; with a `timeout` in seconds, wait until nothing is left of it.

@@ -239,8 +239,8 @@ class Keeper:
         except Fenced:
             self._roster.unfenced(slot)
         else:
-            self._roster.settled(slot, len(reports), len(notes))
-            if any(report.verdict is not Verdict.STARTED for report in reports):
+            more = self._roster.settled(slot, len(reports), len(notes))
+            if more or any(report.verdict is not Verdict.STARTED for report in reports):
                 self._look_at = 0.0  # else there is nothing in the slot that we do not know
 
     def _look(self, store: JobStore) -> None:

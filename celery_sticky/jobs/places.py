@@ -55,6 +55,8 @@ class Place:
     revision: int = 0
     wanted: dict[JobKey, JobRecord] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
+    more: bool = False
+    """There are notes that we have not seen."""
     runs: dict[JobKey, Run] = field(default_factory=dict)
     failures: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Id -> how often in a row the job has failed here, and when it may start again."""

@@ -123,7 +123,7 @@ class Roster:
         if place is not None:
             place.revision = found.revision
             place.wanted = self._with_house(slot, found.records)
-            place.notes = found.notes
+            place.notes, place.more = found.notes, found.more
             self._forget_old(place)
             self._tell_again(place)
             self._dirty.add(slot)
@@ -238,11 +238,14 @@ class Roster:
         places = self._places.items()
         return [(s, p.epoch, p.reports[:], p.noted[:]) for s, p in places if p.opened and (p.reports or p.noted)]
 
-    def settled(self, slot: int, reports: int, notes: int) -> None:
-        """The first so many reports and notes are written down."""
-        if (place := self._places.get(slot)) is not None:
-            del place.reports[:reports], place.noted[:notes]
-            self._dirty.add(slot)
+    def settled(self, slot: int, reports: int, notes: int) -> bool:
+        """The first so many reports and notes are written down. True: that may bring notes that we have not seen."""
+        place = self._places.get(slot)
+        if place is None:
+            return False
+        del place.reports[:reports], place.noted[:notes]
+        self._dirty.add(slot)
+        return place.more and notes > 0
 
     # -- what is to be done --------------------------------------------------------------------
 

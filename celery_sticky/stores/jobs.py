@@ -123,7 +123,7 @@ class Note:
     """A notification that waits for its job."""
 
     id: str
-    """Grows, as texts of one length or by the store's own order: `SlotJobs.notes` is in it."""
+    """The store's own; never another note's of this slot."""
     name: str
     key: str
     payload: bytes
@@ -139,7 +139,9 @@ class SlotJobs:
     records: tuple[JobRecord, ...]
     """In no order."""
     notes: tuple[Note, ...]
-    """At most a thousand of the oldest; in the order in which they came."""
+    """In the order in which they came; at most a thousand, or one for each job, of each the oldest, shared equally."""
+    more: bool = False
+    """There are others."""
 
 
 class JobStore(Protocol):
@@ -172,7 +174,7 @@ class JobStore(Protocol):
         """
 
     def notify(self, slot: int, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
-        """Leave a note for a job that is wanted, and signal its slot; FULL: `limit` notes wait in the slot.
+        """Leave a note for a job that is wanted, and signal its slot; FULL: `limit` notes wait for this job.
 
         NO_JOB: there is no such record, or it is STOPPING.
         """

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -28,7 +28,7 @@ from celery_sticky.stores.jobs import (
 from celery_sticky.stores.memory_job_records import Keyspace, Slot
 
 SEEN_NOTES = 1000
-"""Notes of a slot that `look` returns."""
+"""Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
 
 
 Keyspaces = defaultdict[str, Keyspace]
@@ -100,7 +100,7 @@ class MemoryJobs(Client[Keyspaces, int]):
             record = space.find(slot, name, key)
             if record is None or record.state is JobState.STOPPING:
                 return Fate.NO_JOB
-            if len(space.slots[slot].notes) >= limit:
+            if len([note for note in space.slots[slot].notes if (note.name, note.key) == (name, key)]) >= limit:
                 return Fate.FULL
             space.noted += 1
             space.slots[slot].notes.append(Note(f"{space.noted:016d}", name, key, payload))
@@ -195,4 +195,10 @@ class MemoryJobs(Client[Keyspaces, int]):
 
 def _seen(space: Keyspace, slot: Slot) -> SlotJobs:
     records = tuple(space.records[job_id] for job_id in slot.ids.values())
-    return SlotJobs(slot.revision, records, tuple(slot.notes[:SEEN_NOTES]))
+    count = Counter((note.name, note.key) for note in slot.notes)
+    share, seen, notes = max(1, SEEN_NOTES // max(1, len(count))), Counter[tuple[str, str]](), []
+    for note in slot.notes:
+        seen[note.name, note.key] += 1
+        if seen[note.name, note.key] <= share:
+            notes.append(note)
+    return SlotJobs(slot.revision, records, tuple(notes), len(notes) < len(slot.notes))

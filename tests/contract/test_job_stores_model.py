@@ -125,10 +125,10 @@ def _notes(store: JobStore, slot: int) -> tuple[Note, ...]:
 
 def _bare(seen: SlotJobs | None) -> object:
     if seen is None:
-        return set(), []
+        return set(), [], False
     assert all(record.version <= seen.revision for record in seen.records)
     records = {replace(record, created=0.0, version=0) for record in seen.records}
-    return records, [(note.name, note.key, note.payload) for note in seen.notes]
+    return records, [(note.name, note.key, note.payload) for note in seen.notes], seen.more
 
 
 @pytest.mark.timeout(120)

@@ -392,6 +392,27 @@ def test_a_slot_whose_records_are_refused_keeps_no_other_waiting(
     assert {record.state for record in worker.store.records()} == {JobState.RUNNING}
 
 
+def test_a_job_that_takes_no_notes_does_not_keep_those_of_its_neighbours_away(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World(), poll=NEVER)
+    worker.keeper.open(0, 1, 1)
+    admit(worker)
+    admit(worker, "deaf", "deaf")
+    run(worker)
+    for n in range(1200):
+        worker.store.notify(0, "job", "deaf", b"0", limit=5000)
+        worker.store.notify(0, "job", "k", b"%d" % n, limit=5000)
+    (deaf,) = [ref for ref, start in worker.host.runs.items() if start.key == "deaf"]
+    for _ in range(40):
+        worker.work()
+        assert len(worker.host.inbox) <= 1000
+        worker.host.inbox = deque(
+            said for said in worker.host.inbox if not isinstance(said, Notify) or said.ref != deaf
+        )
+        while worker.host.inbox:
+            worker.host.step()
+    assert worker.host.world.noted["id"] == list(range(1200))
+
+
 def test_while_the_store_is_away_jobs_are_stopped_all_the_same(server: MemoryJobServer) -> None:
     worker = alone(server)
     admit(worker)

@@ -19,9 +19,11 @@ from celery_sticky.errors import (
     InvalidPayload,
     JobExists,
     JobFailed,
+    KeyspaceFull,
     NoSuchJob,
     ShutdownTimeout,
 )
+from celery_sticky.jobs import client as client_module
 from celery_sticky.jobs.client import MAX_PAYLOAD, Jobs
 from celery_sticky.jobs.wire import Start, decode, encode
 from celery_sticky.stores import JobStore, open_job_store
@@ -65,6 +67,19 @@ def start_soon(sticky: Sticky, **options: Any) -> threading.Timer:
 
 
 # -- dispatch --------------------------------------------------------------------------------------
+
+
+def test_a_job_that_takes_no_notifications_is_told_by_name_and_key(
+    sticky: Sticky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_NOTES", 2)
+    for key in ("a", "b"):
+        sticky.jobs.admit("sync", key)
+    for n in range(2):
+        sticky.jobs.notify("sync", "a", n)
+    with pytest.raises(KeyspaceFull, match="2 notifications wait for job 'sync' of key 'a': it does not take them"):
+        sticky.jobs.notify("sync", "a")
+    sticky.jobs.notify("sync", "b")
 
 
 def test_a_dispatch_returns_the_id_when_the_job_has_started(sticky: Sticky) -> None:

@@ -58,18 +58,45 @@ class NoteContract(Opening[JobStore]):
             note((store, other)[i % 2], payload, to=(one, two)[i % 3 == 0])
         assert notes(store) == sent
 
-    def test_at_most_limit_notes_wait_in_a_slot(self, store: JobStore) -> None:
+    def test_at_most_limit_notes_wait_for_a_job_and_do_not_keep_those_of_its_neighbours_away(
+        self, store: JobStore
+    ) -> None:
         one, two = queued(store), queued(store, job("d2", key="k2"))
-        apart = queued(store, job("d3", slot=SLOT + 1))
-        assert [note(store, to=new, limit=2) for new in (one, two)] == [Fate.SENT, Fate.SENT]
+        assert [note(store, to=one, limit=2) for _ in range(2)] == [Fate.SENT, Fate.SENT]
         before = store.look({SLOT: 0})
         assert note(store, to=one, limit=2) is Fate.FULL
         assert store.look({SLOT: 0}) == before
-        assert note(store, to=apart, limit=2) is Fate.SENT
-        assert note(store, to=job(key="unknown"), limit=2) is Fate.NO_JOB
+        assert note(store, to=two, limit=2) is Fate.SENT
+        assert note(store, to=job(name="other"), limit=2) is Fate.NO_JOB
         store.open(SLOT, 7)
         settle(store, notes=[waiting(store)[0].id])
         assert note(store, to=one, limit=2) is Fate.SENT
+
+    def test_of_a_job_that_takes_none_no_more_notes_are_seen_than_of_its_neighbours(self, store: JobStore) -> None:
+        deaf, other = running(store), running(store, job("d2", key="k2"))
+        for i in range(1200):
+            assert note(store, b"deaf %d" % i, to=deaf, limit=5000) is Fate.SENT
+        for i in range(700):
+            assert note(store, b"%d" % i, to=other, limit=5000) is Fate.SENT
+        delivered: list[bytes] = []
+        while True:
+            found = store.look({SLOT: 0})[SLOT]
+            assert len(found.notes) <= 1000
+            assert found.more
+            ours = [note for note in found.notes if note.key == other.key]
+            if not ours:
+                break
+            delivered += [note.payload for note in ours]
+            settle(store, notes=[note.id for note in ours])
+        assert delivered == [b"%d" % i for i in range(700)]
+
+    def test_of_very_many_jobs_one_note_each_is_seen(self, store: JobStore) -> None:
+        jobs = [queued(store, job(f"d{i}", key=f"k{i}")) for i in range(600)]
+        for new in (*jobs, *jobs[:3]):
+            note(store, b"1", to=new)
+        found = store.look({SLOT: 0})[SLOT]
+        assert {note.key for note in found.notes} == {new.key for new in jobs}
+        assert (len(found.notes), found.more) == (600, True)
 
     def test_the_limit_holds_with_twenty_clients_at_once(self, store: JobStore, open_store: OpenJobs) -> None:
         queued(store)

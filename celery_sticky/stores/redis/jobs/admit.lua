@@ -36,7 +36,6 @@ end
 redis.call('SADD', root .. ':queued', id) -- first: a server that is out of memory refuses it
 if old then
     remove(slot, old, 'stopped before it started')
-    drop_notes()
 end
 local time = redis.call('TIME')
 redis.call('HSET', slot_key(slot), place, id)

@@ -18,4 +18,3 @@ for _, slot in ipairs(redis.call('HKEYS', root .. ':revisions')) do
         redis.call('PUBLISH', channel, slot)
     end
 end
-drop_notes()

@@ -2,17 +2,34 @@
 --
 -- KEYS  root
 -- ARGV  most notes of a slot, the slots, then as many known revisions
--- Reply for each such slot, flat: slot, revision, records, notes
+-- Reply for each such slot, flat: slot, revision, records, and notes: for each job that has some its id, how many there are,
+--       and the oldest of them
 
 local CHUNK = 1000 -- Lua cannot unpack many thousand arguments at once
 local slots = (#ARGV - 1) / 2
 local reply = {}
 
+-- One that takes none of its notes leaves their share to the others.
+local function notes(slot)
+    local found = {}
+    for _, id in ipairs(redis.call('HVALS', slot_key(slot))) do
+        local waiting = redis.call('XLEN', notes_key(id))
+        if waiting > 0 then
+            found[#found + 1] = {id, waiting}
+        end
+    end
+    local share = math.max(1, math.floor(ARGV[1] / #found))
+    for _, one in ipairs(found) do
+        one[3] = redis.call('XRANGE', notes_key(one[1]), '-', '+', 'COUNT', share)
+    end
+    return found
+end
+
 local function say(slot, revision)
     reply[#reply + 1] = slot
     reply[#reply + 1] = revision
     reply[#reply + 1] = read(slot, {})
-    reply[#reply + 1] = redis.call('XRANGE', notes_key(slot), '-', '+', 'COUNT', ARGV[1])
+    reply[#reply + 1] = notes(slot)
 end
 
 for from = 2, slots + 1, CHUNK do

@@ -3,7 +3,7 @@
 -- <root>:<slot>         hash    place -> id: the records of the slot
 -- <root>:job:<id>       hash    a record; and the identity of its dispatch, and the outcome_ttl (milliseconds) of it
 -- <root>:outcome:<id>   stream  one entry: error, identity. Many can wait for it, and it expires.
--- <root>:<slot>:notes   stream  name, key, payload
+-- <root>:notes:<id>     stream  payload: what waits for a job. An entry is named by the revision of the slot that it made.
 -- <root>:queued         set     ids of the fresh records
 -- <root>:revisions      hash    slot -> revision, of every slot that was ever used
 -- <root>:fences         hash    slot -> epoch
@@ -16,8 +16,8 @@ local function slot_key(slot)
     return root .. ':' .. slot
 end
 
-local function notes_key(slot)
-    return root .. ':' .. slot .. ':notes'
+local function notes_key(id)
+    return root .. ':notes:' .. id
 end
 
 local function job_key(id)
@@ -41,15 +41,23 @@ end
 
 -- Return the next revision of a slot, one for all of a script's changes: the clock's, so that none comes twice where the
 -- server has lost its last writes.
+local coming = {}
+local function next_revision(slot)
+    if not coming[slot] then
+        local time, last = redis.call('TIME'), tonumber(redis.call('HGET', root .. ':revisions', slot)) or 0
+        coming[slot] = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
+    end
+    return coming[slot]
+end
+
+-- Give a slot that revision, and return it.
 local revised = {}
 local function revise(slot)
     if not revised[slot] then
-        local revisions, time = root .. ':revisions', redis.call('TIME')
-        local last = tonumber(redis.call('HGET', revisions, slot)) or 0
-        revised[slot] = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
+        revised[slot] = next_revision(slot)
         -- A server that is out of memory lets a script grow nothing until the script has removed something.
-        redis.call('HDEL', revisions, slot)
-        redis.call('HSET', revisions, slot, revised[slot])
+        redis.call('HDEL', root .. ':revisions', slot)
+        redis.call('HSET', root .. ':revisions', slot, revised[slot])
     end
     return revised[slot]
 end
@@ -61,33 +69,18 @@ local function tell(id, identity, error, ttl)
     redis.call('PEXPIRE', outcome_key(id), ttl)
 end
 
--- Let a record go: with this outcome if it is fresh, kept for `ttl` (nil: as its dispatch wants). Then `drop_notes`.
-local gone = {}
+-- Let a record go, with its notes: with this outcome if it is fresh, kept for `ttl` (nil: as its dispatch wants).
 local function remove(slot, id, error, ttl)
     local job = redis.call('HMGET', job_key(id), 'name', 'key', 'fresh', 'identity', 'outcome_ttl')
-    local place = place_of(job[1], job[2])
-    redis.call('DEL', job_key(id))
-    redis.call('HDEL', slot_key(slot), place)
+    redis.call('DEL', job_key(id), notes_key(id))
+    redis.call('HDEL', slot_key(slot), place_of(job[1], job[2]))
     if job[3] == '1' then
         tell(id, job[4], error, ttl or job[5])
     end
-    gone[slot] = gone[slot] or {}
-    gone[slot][place] = true
     revise(slot)
 end
 
--- Drop the notes of the records that this script has removed.
-local function drop_notes()
-    for slot, places in pairs(gone) do
-        for _, note in ipairs(redis.call('XRANGE', notes_key(slot), '-', '+')) do
-            if places[place_of(note[2][2], note[2][4])] then
-                redis.call('XDEL', notes_key(slot), note[1])
-            end
-        end
-    end
-end
-
--- Want a job no more. Then `drop_notes`.
+-- Want a job no more.
 local function stop(slot, id)
     local state = redis.call('HGET', job_key(id), 'state')
     if state == 'queued' then

@@ -1,10 +1,11 @@
 -- Write down what became of runs, and drop notes that were delivered.
 --
 -- KEYS  root
--- ARGV  slot, epoch, outcome_ttl (milliseconds), number of notes, their ids, then for each report: id, verdict, error
+-- ARGV  slot, epoch, outcome_ttl (milliseconds), number of notes, for each its entry and the id of its job, then for each
+--       report: id, verdict, error
 -- Reply the fence that refuses (nil: none)
 
-local slot, epoch, ttl, first_report = ARGV[1], ARGV[2], ARGV[3], 5 + ARGV[4]
+local slot, epoch, ttl, first_report = ARGV[1], ARGV[2], ARGV[3], 5 + 2 * ARGV[4]
 local fence = fenced(slot, epoch)
 if fence then
     return fence
@@ -29,13 +30,16 @@ local function settle(id, verdict, error)
     end
 end
 
-for i = 5, first_report - 1 do
-    if redis.call('XDEL', notes_key(slot), ARGV[i]) == 1 then
+for i = 5, first_report - 1, 2 do
+    local entry, id = ARGV[i], ARGV[i + 1]
+    if redis.call('HGET', job_key(id), 'slot') == slot and redis.call('XDEL', notes_key(id), entry) == 1 then
         revise(slot)
+        if redis.call('XLEN', notes_key(id)) == 0 then
+            redis.call('DEL', notes_key(id))
+        end
     end
 end
 for i = first_report, #ARGV, 3 do
     settle(ARGV[i], ARGV[i + 1], ARGV[i + 2])
 end
-drop_notes()
 return false

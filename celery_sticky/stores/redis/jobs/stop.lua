@@ -10,6 +10,5 @@ if not id then
     return 0
 end
 stop(slot, id)
-drop_notes()
 redis.call('PUBLISH', channel, slot)
 return 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 VERBS = ("admit", "stop", "notify", "records", "close", "claim_tick", "open", "look", "reserve", "settle")
 SEEN_NOTES = 1000
-"""Notes of a slot that `look` returns."""
+"""Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
 
 
 class RedisJobs(Client[int]):
@@ -78,7 +78,7 @@ class RedisJobs(Client[int]):
         """See `JobStore.look`."""
         flat = iter(self._ask("look", SEEN_NOTES, *known, *known.values()))
         return {
-            int(slot): SlotJobs(int(revision), tuple(map(_record, records)), tuple(map(_note, notes)))
+            int(slot): _slot_jobs(revision, [_record(record) for record in records], notes)
             for slot, revision, records, notes in zip(flat, flat, flat, flat, strict=True)
         }
 
@@ -93,7 +93,8 @@ class RedisJobs(Client[int]):
     ) -> None:
         """See `JobStore.settle`."""
         said = chain.from_iterable((report.id, report.verdict.value, report.error) for report in reports)
-        _check(self._ask("settle", slot, epoch, _milliseconds(outcome_ttl), len(notes), *notes, *said))
+        dropped = chain.from_iterable(note.split(" ", 1) for note in notes)
+        _check(self._ask("settle", slot, epoch, _milliseconds(outcome_ttl), len(notes), *dropped, *said))
 
     def where(self, slot: int) -> str:
         """See `JobStore.where`."""
@@ -151,6 +152,17 @@ def _record(fields: list[bytes]) -> JobRecord:
     )
 
 
-def _note(entry: tuple[bytes, list[bytes]]) -> Note:
-    note_id, (_, name, _, key, _, payload) = entry
-    return Note(note_id.decode(), name.decode(), key.decode(), payload)
+def _slot_jobs(revision: bytes, records: Sequence[JobRecord], waiting: Sequence[Any]) -> SlotJobs:
+    by_id = {record.id: record for record in records}
+    notes, more = [], False
+    for job_id, count, entries in waiting:
+        record = by_id[job_id.decode()]
+        notes += [(int(entry.partition(b"-")[0]), record, payload) for entry, (_, payload) in entries]
+        more |= len(entries) < count
+    notes.sort(key=lambda note: note[0])
+    return SlotJobs(
+        int(revision),
+        tuple(records),
+        tuple(Note(f"{entry}-0 {record.id}", record.name, record.key, payload) for entry, record, payload in notes),
+        more,
+    )

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from celery_sticky.errors import (
 from celery_sticky.jobs.handler import MARK, check_name
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, slot_for
 from celery_sticky.settings import Settings
-from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobStore, NewJob, Outcome
+from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob, Outcome
 
 MAX_PAYLOAD = 256 * 1024
 """Bytes of a payload's JSON."""
@@ -171,6 +171,8 @@ class Jobs:
     def stop(self, name: str, key: Key, *, keyspace: str | None = None, timeout: float = 0.0) -> None:
         """Want a job no more; with a `timeout` in seconds, wait until nothing is left of it.
 
+        One that is dispatched meanwhile is not waited for; it starts when the old one has ended.
+
         Raises:
             NoSuchJob: no such job is wanted.
             ShutdownTimeout: it has not stopped within `timeout`, and is still told to.
@@ -198,7 +200,7 @@ class Jobs:
         return _info(found[0], keyspace) if found else None
 
     def shutdown(self, keyspace: str = DEFAULT_KEYSPACE, *, timeout: float | None = None) -> None:
-        """Stop every job of a keyspace on every worker, admit no more, and return when nothing is left.
+        """Stop every job of a keyspace on every worker, admit no more, and return when nothing of these is left.
 
         `timeout` is in seconds (None: the setting `sticky_job_shutdown_timeout`). May be repeated. `reopen` undoes it.
 
@@ -249,9 +251,11 @@ class Jobs:
         idle.append(store)
 
 
-def _wait_gone(left: Callable[[], Any], timeout: float) -> None:
+def _wait_gone(left: Callable[[], Sequence[JobRecord]], timeout: float) -> None:
+    """Wait until the jobs that are left now are gone; not for those that are dispatched meanwhile."""
     deadline = time.monotonic() + timeout
-    while found := left():
+    ids = {record.id for record in left() if record.state is JobState.STOPPING}
+    while found := [record for record in left() if record.id in ids]:
         if time.monotonic() >= deadline:
             some = ", ".join(f"{record.name} of {record.key!r} at {record.worker or 'nobody'}" for record in found[:5])
             raise ShutdownTimeout(f"{len(found)} jobs are left after {timeout:g} s: {some}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import uuid
 from typing import Any
 
@@ -27,7 +28,7 @@ from celery_sticky.jobs import client as client_module
 from celery_sticky.jobs.client import MAX_PAYLOAD, Jobs
 from celery_sticky.jobs.wire import Start, decode, encode
 from celery_sticky.stores import JobStore, open_job_store
-from celery_sticky.stores.jobs import Report, Verdict
+from celery_sticky.stores.jobs import JobState, Report, Verdict
 
 
 def make(name: str, **settings: Any) -> Sticky:
@@ -67,6 +68,42 @@ def start_soon(sticky: Sticky, **options: Any) -> threading.Timer:
 
 
 # -- dispatch --------------------------------------------------------------------------------------
+
+
+def dispatched_meanwhile(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the owner stop `sync` of `a`, and somebody dispatch it anew, while a caller waits for its end."""
+    done: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        owner = Owner(sticky)
+        (record,) = owner.store.records()
+        assert record.state is JobState.STOPPING and not done, "it still waits"
+        done.append(seconds)
+        owner.store.settle(record.slot, 1, [Report(record.id, Verdict.ENDED)], (), outcome_ttl=60.0)
+        sticky.jobs.reopen()
+        sticky.jobs.admit("sync", "a")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+
+
+def test_a_stop_does_not_wait_for_what_is_dispatched_meanwhile(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
+    sticky.jobs.admit("sync", "a")
+    Owner(sticky).start_all()
+    dispatched_meanwhile(sticky, monkeypatch)
+    sticky.jobs.stop("sync", "a", timeout=20)
+    (info,) = sticky.jobs.list()
+    assert info.state == "queued"
+
+
+def test_a_shutdown_does_not_wait_for_what_is_dispatched_meanwhile(
+    sticky: Sticky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sticky.jobs.admit("sync", "a")
+    Owner(sticky).start_all()
+    dispatched_meanwhile(sticky, monkeypatch)
+    sticky.jobs.shutdown(timeout=20)
+    (info,) = sticky.jobs.list()
+    assert info.state == "queued"
 
 
 def test_a_job_that_takes_no_notifications_is_told_by_name_and_key(

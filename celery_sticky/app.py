@@ -186,7 +186,7 @@ class Sticky:
         It returns the keys, or a mapping of key to payload, or a `Plan`. `job` is the job's name; None: the schedule's.
 
         Raises:
-            InvalidJob: the name is taken, or the interval is not a number above 0.
+            InvalidJob: the name is taken, or the interval is no number of seconds, 0.1 at least.
         """
 
         def declare(function: _Function) -> _Function:
@@ -199,7 +199,7 @@ class Sticky:
         """Declare a function that one worker of the keyspace calls in each period of so many seconds.
 
         Raises:
-            InvalidJob: the name is taken, or the interval is not a number above 0.
+            InvalidJob: the name is taken, or the interval is no number of seconds, 0.1 at least.
         """
 
         def declare(function: _Function) -> _Function:

@@ -14,6 +14,10 @@ from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
 from celery_sticky.stores.jobs import JobRecord
 
 
+LEAST_EVERY = 0.1
+"""Seconds between two calls of a schedule or ticker, at least: each costs the store some requests."""
+
+
 class DeclaredJobs:
     """What was declared, by keyspace and name."""
 
@@ -120,8 +124,12 @@ def _checked(name: str, keyspace: str) -> str:
 
 
 def _interval(name: str, every: Any) -> float:
-    if isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every < float("inf"):
-        raise InvalidJob(f"{name!r}: every is {every!r}, it must be a number of seconds above 0")
+    number = isinstance(every, int | float) and not isinstance(every, bool)
+    if not number or not LEAST_EVERY <= every < float("inf"):
+        raise InvalidJob(
+            f"{name!r}: every is {every!r}, it must be a number of seconds, {LEAST_EVERY:g} at least; "
+            "what goes on all the time is a job"
+        )
     return float(every)
 
 

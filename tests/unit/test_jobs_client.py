@@ -344,10 +344,10 @@ def test_what_is_no_job_is_refused(sticky: Sticky, name: str, handler: Any, said
         sticky.job(name)(handler)
 
 
-@pytest.mark.parametrize("every", [0, -1, True, "5", float("inf"), float("nan")])
-def test_an_interval_is_a_number_above_0(sticky: Sticky, every: Any) -> None:
+@pytest.mark.parametrize("every", [0, -1, 0.09, True, "5", float("inf"), float("nan")])
+def test_an_interval_is_a_number_of_seconds_and_not_too_small(sticky: Sticky, every: Any) -> None:
     for declare in (sticky.schedule, sticky.ticker):
-        with pytest.raises(InvalidJob, match="it must be a number of seconds above 0"):
+        with pytest.raises(InvalidJob, match=r"it must be a number of seconds, 0\.1 at least"):
             declare("x", every=every)(list)
 
 

@@ -7,6 +7,8 @@ also comes at every lost connection.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Collection
 from typing import Any
 
 from celery import bootsteps
@@ -17,6 +19,8 @@ logger = logging.getLogger("celery_sticky")
 
 PATIENCE = 5.0
 """Seconds the last slots may take to be given away."""
+LEAST = 0.1
+"""Seconds for those whose turn comes when that is over."""
 
 
 class Handover(bootsteps.StartStopStep):
@@ -52,13 +56,17 @@ class Handover(bootsteps.StartStopStep):
                 kill_group(run.pid)  # of a cold shutdown something may be left
             if part.has_processes or not run.accepted:
                 run.unstart()
-        patience = PATIENCE if part.jobs is None else max(PATIENCE, part.jobs.patience)
-        done = [member.finish(patience) for member in part.members.values()]
+        done = _finish(part.members.values(), PATIENCE if part.jobs is None else max(PATIENCE, part.jobs.patience))
         if part.jobs is not None:
             part.jobs.finish(PATIENCE)
-        for director in part.directors.values():
-            director.finish(PATIENCE)
+        _finish(part.directors.values(), PATIENCE)
         part.courier.shutdown(PATIENCE)
         part.refusals.finish(PATIENCE)
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")
+
+
+def _finish(some: Collection[Any], timeout: float) -> list[Any]:
+    """Finish them all within one time: they have been told to leave, and do so side by side."""
+    deadline = time.monotonic() + timeout
+    return [one.finish(max(LEAST, deadline - time.monotonic())) for one in some]

@@ -13,7 +13,6 @@ from celery_sticky.jobs.schedule import Schedule, Ticker
 from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
 from celery_sticky.stores.jobs import JobRecord
 
-
 LEAST_EVERY = 0.1
 """Seconds between two calls of a schedule or ticker, at least: each costs the store some requests."""
 

@@ -1,0 +1,55 @@
+"""The last step of a worker: how long it may take."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_sticky.bootsteps import handover
+from celery_sticky.bootsteps.handover import LEAST, PATIENCE, Handover
+
+
+class Clock:
+    """Time passes when something is waited for."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Lasting:
+    """Is never done."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def finish(self, timeout: float) -> bool:
+        self._clock.now += timeout
+        return False
+
+
+@pytest.mark.parametrize("jobs", [0.0, 12.0])
+def test_all_keyspaces_have_one_time_together_to_give_their_last_slots_away(
+    monkeypatch: pytest.MonkeyPatch, jobs: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    ten: dict[str, Any] = {f"k{n}": Lasting(clock) for n in range(10)}
+    ended: list[float] = []
+    part = SimpleNamespace(
+        runs={},
+        has_processes=False,
+        members=ten,
+        directors=ten,
+        jobs=SimpleNamespace(patience=jobs, finish=ended.append) if jobs else None,
+        courier=SimpleNamespace(shutdown=ended.append),
+        refusals=SimpleNamespace(finish=ended.append),
+    )
+    step = Handover(SimpleNamespace(controller=SimpleNamespace(sticky=part)))
+    step.shutdown(None)
+    assert ended[-1] == handover.PATIENCE
+    assert clock.now == pytest.approx(max(PATIENCE, jobs) + PATIENCE + 18 * LEAST)

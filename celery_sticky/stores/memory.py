@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
@@ -54,10 +54,12 @@ class MemoryServer(Server[Records, Heard]):
         super().__init__(Records)
 
 
-@cache
+_servers: dict[tuple[str, str], MemoryServer] = {}
+
+
 def memory_server(name: str, prefix: str) -> MemoryServer:
     """Return the one server of this name and key prefix in this process."""
-    return MemoryServer()
+    return _servers.setdefault((name, prefix), MemoryServer())  # one step: threads may ask for it at once
 
 
 class MemoryStore(Client[Records, Heard]):

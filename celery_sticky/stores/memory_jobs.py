@@ -9,7 +9,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 
 from celery_sticky.errors import Fenced
 from celery_sticky.stores.in_process import Client, Server
@@ -41,10 +40,12 @@ class MemoryJobServer(Server[Keyspaces, int]):
         super().__init__(lambda: defaultdict(Keyspace))
 
 
-@cache
+_servers: dict[tuple[str, str], MemoryJobServer] = {}
+
+
 def memory_job_server(name: str, prefix: str) -> MemoryJobServer:
     """Return the one server of this name and key prefix in this process."""
-    return MemoryJobServer()
+    return _servers.setdefault((name, prefix), MemoryJobServer())  # one step: threads may ask for it at once
 
 
 class MemoryJobs(Client[Keyspaces, int]):

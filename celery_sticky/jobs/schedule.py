@@ -11,6 +11,8 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -117,7 +119,10 @@ async def _call(function: Function) -> Any:
 
 async def _to_the_end(function: Callable[..., Any], *args: Any) -> Any:
     """Call this in a thread; cancelled, wait for its end all the same: the next owner must not call it beside us."""
-    call = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    # A thread of its own, and none of those that `asyncio.to_thread` has for all jobs: neither waits for the other.
+    thread = ThreadPoolExecutor(1, "schedule")
+    call = asyncio.get_running_loop().run_in_executor(thread, copy_context().run, function, *args)
+    thread.shutdown(wait=False)  # when this is done
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:

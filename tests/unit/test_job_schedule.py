@@ -6,6 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,9 +21,7 @@ from celery_sticky.jobs.schedule import Schedule, Ticker
 def sticky() -> Sticky:
     app = Celery("jobs", broker=f"memory://{uuid.uuid4().hex}", set_as_current=False)
     app.conf.update(sticky_slots=8, sticky_job_max_queued=5)
-    wired = Sticky(app)
-    wired.jobs.list()  # makes the store's server in this process before threads ask for it
-    return wired
+    return Sticky(app)
 
 
 def schedule(function: Callable[[], Any] = list, every: float = 0.01) -> Schedule:
@@ -169,6 +168,41 @@ def test_a_function_that_runs_when_its_slot_goes_comes_to_its_end_first(sticky: 
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [Schedule, Ticker])
+def test_one_that_takes_long_and_jobs_do_not_wait_for_each_others_threads(sticky: Sticky, kind: type) -> None:
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def function() -> list[str]:
+        began.set()
+        assert go_on.wait(60)
+        return []
+
+    slow = schedule(function) if kind is Schedule else Ticker("slow", "default", 0.1, function)
+
+    async def called() -> None:
+        while not began.is_set():
+            await asyncio.sleep(0.001)
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        task = asyncio.create_task(slow.run(job(), lambda: sticky.jobs))
+        try:
+            await called()
+            await asyncio.wait_for(asyncio.to_thread(int), 10)
+            occupied = asyncio.create_task(asyncio.to_thread(ended.wait, 60))
+            began.clear()
+            go_on.set()
+            await asyncio.wait_for(called(), 10)
+            ended.set()
+            await occupied
+        finally:
+            go_on.set()
+            ended.set()
+            task.cancel()
 
     asyncio.run(run())
 

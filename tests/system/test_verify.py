@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from celery_sticky.cli.verify.app import ATTEMPTS
 from celery_sticky.testing.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "celery", "sticky", "verify"]
+MUTANTS = Path(__file__).parent / "mutants"
 SMALL = ["--workers", "3", "--rate", "25", "--keys", "60", "--jobs", "12", "--seed", "7"]
 
 
@@ -30,8 +32,8 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "TMPDIR": str(folder), "COLUMNS": "100"}
+def run(folder: Path, *words: str, **environ_too: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "TMPDIR": str(folder), "COLUMNS": "100", **environ_too}
     return subprocess.run(
         [*COMMAND, *words], env=environ, capture_output=True, text=True, timeout=170, check=False, cwd=folder
     )
@@ -62,6 +64,17 @@ def test_a_short_run_is_clean_and_says_so_in_every_form(folder: Path) -> None:
     assert {"dispatch", "kill", "cascade"} <= set(moves["not_running_seconds"])
     assert found["figures"]["takeover_seconds"]["p50"] > 0 and found["seed"] == 7
     assert (folder / "slots.svg").read_text().count("<path") > 20
+    assert not left_behind(folder)
+
+
+@pytest.mark.timeout(180)
+def test_jobs_that_go_on_when_their_slot_is_given_away_are_found_to_overlap(folder: Path) -> None:
+    path = os.pathsep.join(filter(None, (str(MUTANTS / "jobs_are_left_behind"), os.environ.get("PYTHONPATH"))))
+    words = ["--seconds", "8", "--faults", "term", *SMALL, "--json", "-"]
+    done = run(folder, *words, PYTHONPATH=path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads(done.stdout)["verdict"]["jobs"]["overlaps"] > 0
+    assert re.search(r"job overlap: j\d+ \(\w+\) on w\d pid \d+ epoch \d+ at .* and j\d+ ", done.stderr)
     assert not left_behind(folder)
 
 

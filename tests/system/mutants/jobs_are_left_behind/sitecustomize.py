@@ -1,0 +1,21 @@
+"""Python runs this at its start where it is on the path: it takes a rule out of a worker.
+
+A slot is given away although its jobs go on.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if "-m" in sys.orig_argv:  # the workers, and the command that starts them
+    from celery_sticky.jobs.roster import Roster
+
+    def stop(roster: Roster, slot: int) -> None:
+        """Give the slot away and stop nothing."""
+        place = roster._places.pop(slot, None)
+        for run in place.runs.values() if place else ():
+            roster._runs.pop(run.ref, None)
+        if place is not None and place.tasks_drained:
+            roster.tasks_drained(slot)  # of a place that is not there: it counts as drained
+
+    Roster.stop = stop  # type: ignore[method-assign,assignment]

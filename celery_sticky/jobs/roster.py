@@ -243,6 +243,9 @@ class Roster:
         place = self._places.get(slot)
         if place is None:
             return False
+        if notes:  # else a run that is started anew would get them again, before the next look
+            dropped = set(place.noted[:notes])
+            place.notes = tuple(note for note in place.notes if note.id not in dropped)
         del place.reports[:reports], place.noted[:notes]
         self._dirty.add(slot)
         return place.more and notes > 0

@@ -392,6 +392,21 @@ def test_a_slot_whose_records_are_refused_keeps_no_other_waiting(
     assert {record.state for record in worker.store.records()} == {JobState.RUNNING}
 
 
+def test_a_note_that_was_taken_is_not_given_to_the_next_run(server: MemoryJobServer) -> None:
+    """Guards: one that ends the host does so again in the next one, and in the next."""
+    worker = Worker("a", server, World(), poll=NEVER)
+    worker.keeper.open(0, 1, 1)
+    admit(worker)
+    run(worker)
+    worker.store.notify(0, "job", "k", b"1", limit=10)
+    run(worker)
+    worker.host.die(killed=True)  # nobody is charged: that would be a reason to look
+    worker.host.boot()
+    run(worker, 50)
+    assert len(worker.host.world.starts) == 2
+    assert worker.host.world.noted["id"] == [1]
+
+
 def test_a_job_that_takes_no_notes_does_not_keep_those_of_its_neighbours_away(server: MemoryJobServer) -> None:
     worker = Worker("a", server, World(), poll=NEVER)
     worker.keeper.open(0, 1, 1)

@@ -67,7 +67,7 @@ class Wiring:
     @cached_property
     def jobs(self) -> Jobs:
         """What this app's processes ask of jobs."""
-        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of)
+        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.places.of)
 
     def _open_job_store(self, keyspace: str) -> JobStore:
         return open_job_store(
@@ -219,7 +219,7 @@ class Sticky:
         return keyspace
 
     def pin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE, *, take: bool = False) -> None:
-        """Have the tasks of a key come to this worker, for as long as it keeps its lease, or until `unpin`.
+        """Have the tasks and jobs of a key come to this worker, for as long as it keeps its lease, or until `unpin`.
 
         In a worker only: its main process, a child of its pool, its job host. May be repeated.
 

@@ -17,10 +17,13 @@ from celery_sticky.errors import InvalidKey
 Key = str | bytes | int | UUID
 
 Slot = int | str
-"""What a queue of a keyspace is called there: the number of a slot, or `@<worker>`, a worker's direct queue."""
+"""Where something stands in a keyspace: the number of a slot; `@<worker>`, a worker's direct queue; or `=<key>`, where
+the jobs of a directed key are written down."""
 
 DIRECT = "@"
 """What the name of a direct queue begins with."""
+KEYED = "="
+"""What the place of a directed key's jobs begins with."""
 
 MAX_KEY_BYTES = 1024
 DEFAULT_SLOTS = 256
@@ -127,6 +130,16 @@ def queue_name(keyspace: str, slot: Slot, prefix: str = DEFAULT_PREFIX) -> str:
 def direct(worker: str) -> str:
     """Return what the direct queue of a worker is called in its keyspace."""
     return DIRECT + worker
+
+
+def job_place(key: str) -> str:
+    """Return where the jobs of a key stand in a keyspace that directs keys."""
+    return KEYED + key
+
+
+def key_of(place: str) -> str:
+    """Return the key whose jobs stand in this place."""
+    return place.removeprefix(KEYED)
 
 
 def place_of(queue: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, Slot] | None:

@@ -108,17 +108,22 @@ def _make_keeper(
     settings = part.settings
     terms = Terms(settings.job_start_timeout, settings.job_stop_timeout, settings.max_attempts)
     where, house = wiring.store_at, wiring.declared.house(keyspace, part.keyspaces[keyspace])
-    return Keeper(
+    director = part.directors.get(keyspace)
+    keeper = Keeper(
         keyspace,
         part.hostname,
-        Roster(terms, keyspace=keyspace, suspects=suspects, refs=refs, house=house),
+        Roster(terms, keyspace=keyspace, suspects=suspects, refs=refs, house=house, directed=director is not None),
         partial(open_job_store, where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.patience),
         supervisor,
         part.lease,
         partial(_post, part, keyspace),
         poll=settings.job_poll,
         outcome_ttl=settings.job_outcome_ttl,
+        director=director.jobs if director is not None else None,
     )
+    if director is not None:
+        director.jobs.keeper = keeper
+    return keeper
 
 
 def _post(part: Part, keyspace: str, event: Event) -> None:

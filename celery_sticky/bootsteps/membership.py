@@ -64,7 +64,6 @@ class Membership(bootsteps.StartStopStep):
         keyed = wiring.tasks.all()
         named = {spec.keyspace for spec in keyed.values()} | wiring.declared.keyspaces
         keyspaces = _keyspaces(settings, chosen, named)
-        _refuse_directed_jobs(settings, wiring.declared.keyspaces & keyspaces.keys())
         lease = Lease(keyspaces)
         app = worker.app
 
@@ -103,9 +102,9 @@ class Membership(bootsteps.StartStopStep):
         where = wiring.store_at
         open_store(where, DEFAULT_KEYSPACE).close()  # likewise
         part.store_url = where.as_uri()
-        part.jobs = make_jobs(worker, part)
         for name in directed:
             part.directors[name] = self._make_director(part, name, keyspaces[name], where, connect)
+        part.jobs = make_jobs(worker, part)
         hooks = _Hooks(worker)
         for keyspace, slots in keyspaces.items():
             part.members[keyspace] = self._make_member(part, hooks, keyspace, slots, where)
@@ -180,7 +179,7 @@ class Membership(bootsteps.StartStopStep):
         def tell_lost(keys: frozenset[str]) -> None:
             pins_lost.send(sender=part.hostname, keyspace=name, keys=keys)
 
-        return Director(keyspace, slots, part.hostname, open_it, connect, part.courier, report, tell_lost)
+        return Director(keyspace, slots, part.hostname, open_it, connect, part.courier, part.lease, report, tell_lost)
 
     def _unclaimed(self, keyspace: str) -> None:
         self._part.directors[keyspace].wake()
@@ -281,16 +280,6 @@ def _keyspaces(settings: Settings, chosen: Any, named: set[str]) -> Mapping[str,
     if settings.keyspaces is not None:
         return settings.keyspaces
     return {name: settings.slots_of(name) for name in sorted({DEFAULT_KEYSPACE, *named, *settings.directed})}
-
-
-def _refuse_directed_jobs(settings: Settings, keyspaces: set[str]) -> None:
-    # A job is started by the owner of its slot, who has not claimed its key: tasks of it could run elsewhere meanwhile.
-    for name in sorted(keyspaces):
-        if settings.directing(name) is not None:
-            raise InvalidSettings(
-                f"keyspace {name!r} directs keys to workers (assign, pins), and has jobs, schedules or tickers, "
-                "but they run at the owners of slots: declare them in another keyspace"
-            )
 
 
 def _attributes(settings: Settings, keyspace: str) -> dict[str, str]:

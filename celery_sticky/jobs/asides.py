@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from celery_sticky.keys import Slot
 
 ASIDE_FIRST, ASIDE_LAST = 0.1, 5.0
 """Seconds until a slot is tried again: the first time, and at most; doubled in between."""
@@ -12,32 +12,32 @@ class Asides:
     """What is left aside. `now` is in seconds on one clock."""
 
     def __init__(self) -> None:
-        self._asides: dict[Hashable, tuple[str, float, float]] = {}
+        self._asides: dict[Slot, tuple[str, float, float]] = {}
         """Slot -> what has failed, the pause, and when it is over."""
 
-    def put(self, slot: Hashable, verb: str, now: float) -> float:
+    def put(self, slot: Slot, verb: str, now: float) -> float:
         """The slot has failed: leave it aside; return for how long."""
         _, before, _ = self._asides.get(slot, (verb, 0.0, 0.0))
         pause = min(max(2 * before, ASIDE_FIRST), ASIDE_LAST)
         self._asides[slot] = verb, pause, now + pause
         return pause
 
-    def worked(self, slot: Hashable, verb: str) -> None:
+    def worked(self, slot: Slot, verb: str) -> None:
         """This has not failed in the slot. If something else had, that still holds."""
         if slot in self._asides and self._asides[slot][0] == verb:
             del self._asides[slot]
 
-    def forget(self, slot: Hashable) -> None:
+    def forget(self, slot: Slot) -> None:
         """The slot is another one's, or another time's."""
         self._asides.pop(slot, None)
 
-    def has(self, slot: Hashable, now: float) -> bool:
+    def has(self, slot: Slot, now: float) -> bool:
         """Whether the slot is to be left aside now."""
         return slot in self._asides and now < self._asides[slot][2]
 
-    def any_due(self, now: float) -> bool:
-        """Whether one is to be tried again now."""
-        return any(until <= now for _, _, until in self._asides.values())
+    def due(self, now: float) -> list[Slot]:
+        """Return those that are to be tried again now."""
+        return [slot for slot, (_, _, until) in self._asides.items() if until <= now]
 
     def next_at(self, now: float) -> float | None:
         """Return when the next one is to be tried, or None."""

@@ -7,11 +7,12 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from celery_sticky.assignment import Keyspace, Unpinned
 from celery_sticky.errors import (
     DispatchTimeout,
     InvalidJob,
@@ -22,10 +23,11 @@ from celery_sticky.errors import (
     KeyspaceClosed,
     KeyspaceFull,
     NoSuchJob,
+    NoWorker,
     ShutdownTimeout,
 )
 from celery_sticky.jobs.handler import MARK, check_name
-from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, slot_for
+from celery_sticky.keys import DEFAULT_KEYSPACE, Key, Slot, check_keyspace, job_place, key_text, slot_for
 from celery_sticky.settings import Settings
 from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob, Outcome
 
@@ -73,8 +75,10 @@ class Jobs:
         settings: Callable[[], Settings],
         open_store: Callable[[str], JobStore],
         keyspace_of: Callable[[str], str | None],
+        belongs: Callable[[Keyspace, str], Slot],
     ) -> None:
         self._settings, self._open_store, self._keyspace_of = settings, open_store, keyspace_of
+        self._belongs = belongs
         self._idle: dict[tuple[int, str], deque[JobStore]] = defaultdict(deque)
 
     def dispatch(
@@ -98,6 +102,7 @@ class Jobs:
             DispatchTimeout: it has not started yet, and may still do so.
             KeyspaceFull: too many jobs wait for their start. KeyspaceClosed: `shutdown` was called.
             JobConflict: the `id` was used for another job or payload.
+            NotPinned, AssignmentFailed: in a keyspace that directs keys, the key belongs to no worker now.
             InvalidKey, InvalidPayload, InvalidJob (its name or `id`): nothing was sent.
             StoreUnavailable: it may or may not be wanted now: repeat it with its `id`.
         """
@@ -132,8 +137,10 @@ class Jobs:
             raise InvalidJob(
                 f"job {name!r}: the id {job_id!r} must be text of at most {MAX_ID} characters, without {MARK!r}"
             )
-        job = NewJob(name, text, self._slot(text, keyspace), job_id or uuid4().hex, _as_json(name, payload))
+        job = NewJob(name, text, self._place(text, keyspace), job_id or uuid4().hex, _as_json(name, payload))
         settings = self._settings()
+        if (directing := settings.directing(keyspace)) is not None:
+            self._check(directing, text)
         with self._store(keyspace) as store:
             admission, outcome = store.admit(
                 job, max_queued=settings.job_max_queued, outcome_ttl=settings.job_outcome_ttl
@@ -157,10 +164,14 @@ class Jobs:
         Raises:
             NoSuchJob: no such job is wanted.
             KeyspaceFull: too many notifications wait for this job.
+            NotPinned: the key is pinned by no live worker, in a keyspace that refuses such keys.
         """
         keyspace, text, body = self._keyspace(name, keyspace), key_text(key), _as_json(name, payload)
+        directing = self._settings().directing(keyspace)
+        if directing is not None and directing.unpinned == Unpinned.REFUSE:
+            self._check(directing, text)
         with self._store(keyspace) as store:
-            fate = store.notify(self._slot(text, keyspace), name, text, body, limit=MAX_NOTES)
+            fate = store.notify(self._place(text, keyspace), name, text, body, limit=MAX_NOTES)
         if fate is Fate.NO_JOB:
             raise NoSuchJob(_missing(name, text, keyspace))
         if fate is Fate.FULL:
@@ -178,26 +189,26 @@ class Jobs:
             ShutdownTimeout: it has not stopped within `timeout`, and is still told to.
         """
         keyspace, text = self._keyspace(name, keyspace), key_text(key)
-        slot = self._slot(text, keyspace)
+        place = self._place(text, keyspace)
         with self._store(keyspace) as store:
-            if not store.stop(slot, name, text):
+            if not store.stop(place, name, text):
                 raise NoSuchJob(_missing(name, text, keyspace))
             if timeout:
-                _wait_gone(lambda: store.records(name, text, slot), timeout)
+                _wait_gone(lambda: store.records(name, text, place), timeout)
 
     def list(self, name: str | None = None, *, keyspace: str | None = None) -> list[JobInfo]:
         """Return what is wanted in a keyspace, by name and key."""
         keyspace = self._keyspace(name, keyspace)
         with self._store(keyspace) as store:
             found = store.records(name)
-        return sorted((_info(record, keyspace) for record in found), key=lambda info: (info.name, info.key))
+        return sorted((self._info(record, keyspace) for record in found), key=lambda info: (info.name, info.key))
 
     def get(self, name: str, key: Key, *, keyspace: str | None = None) -> JobInfo | None:
         """Return what is known of a job, or None where no such one is wanted."""
         keyspace, text = self._keyspace(name, keyspace), key_text(key)
         with self._store(keyspace) as store:
-            found = store.records(name, text, self._slot(text, keyspace))
-        return _info(found[0], keyspace) if found else None
+            found = store.records(name, text, self._place(text, keyspace))
+        return self._info(found[0], keyspace) if found else None
 
     def shutdown(self, keyspace: str = DEFAULT_KEYSPACE, *, timeout: float | None = None) -> None:
         """Stop every job of a keyspace on every worker, admit no more, and return when nothing of these is left.
@@ -232,8 +243,33 @@ class Jobs:
             return check_keyspace(keyspace)
         return (self._keyspace_of(name) if name is not None else None) or DEFAULT_KEYSPACE
 
+    def _place(self, key: str, keyspace: str) -> Slot:
+        """Return where the jobs of a key stand in the store."""
+        return self._slot(key, keyspace) if self._settings().directing(keyspace) is None else job_place(key)
+
     def _slot(self, key: str, keyspace: str) -> int:
         return slot_for(key, self._settings().slots_of(keyspace))
+
+    def _check(self, directing: Keyspace, key: str) -> None:
+        """Raise where a key belongs to nobody; a job may wait for a worker to come."""
+        with suppress(NoWorker):
+            self._belongs(directing, key)
+
+    def _info(self, record: JobRecord, keyspace: str) -> JobInfo:
+        return JobInfo(
+            record.name,
+            record.key,
+            keyspace,
+            record.slot if isinstance(record.slot, int) else self._slot(record.key, keyspace),
+            record.id,
+            json.loads(record.payload),
+            record.state.value,
+            record.worker,
+            record.epoch,
+            record.attempt,
+            record.error,
+            record.created,
+        )
 
     @contextmanager
     def _store(self, keyspace: str) -> Iterator[JobStore]:
@@ -278,20 +314,3 @@ def _as_json(name: str, payload: Any) -> bytes:
 
 def _missing(name: str, key: str, keyspace: str) -> str:
     return f"there is no job {name!r} of key {key!r} in keyspace {keyspace!r}"
-
-
-def _info(record: JobRecord, keyspace: str) -> JobInfo:
-    return JobInfo(
-        record.name,
-        record.key,
-        keyspace,
-        record.slot,
-        record.id,
-        json.loads(record.payload),
-        record.state.value,
-        record.worker,
-        record.epoch,
-        record.attempt,
-        record.error,
-        record.created,
-    )

@@ -18,6 +18,7 @@ from celery_sticky.jobs.asides import Asides
 from celery_sticky.jobs.places import Run, is_house
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
+from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
 from celery_sticky.stores.jobs import JobStore, Report, SlotJobs, Verdict
 from celery_sticky.worker.deadline import Held
@@ -31,6 +32,10 @@ BROKEN_PAUSE = 0.1
 UNTRUSTED_PAUSE = 0.1
 """Seconds until starts are tried again that wait for trust or for the host."""
 
+AT_ONCE = 500
+"""Slots opened, or started in, in a row: each is a request, and meanwhile nothing is stopped."""
+NOTHING = SlotJobs(0, (), ())
+
 
 class Hosting(Protocol):
     """What the keeper asks of the worker's job host. None of it waits."""
@@ -40,6 +45,19 @@ class Hosting(Protocol):
 
     def kill(self, number: int, reason: str) -> None:
         """Kill the `number`th host with all that runs in it."""
+
+
+class Director(Protocol):
+    """What the keeper tells of the places of keys, where keys are directed. None of it waits."""
+
+    def wanted(self, places: Collection[str]) -> None:
+        """There may be jobs in these places: something has changed there."""
+
+    def listed(self, places: Collection[str]) -> None:
+        """There are jobs in these places, and in no others."""
+
+    def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
+        """Nothing runs of a place that was held here under this epoch; `vacant`: it has no jobs any more."""
 
 
 class Keeper:
@@ -57,6 +75,7 @@ class Keeper:
         *,
         poll: float,
         outcome_ttl: float,
+        director: Director | None = None,
     ) -> None:
         self.keyspace = keyspace
         self._worker, self._roster, self._open_store = worker, roster, open_store
@@ -67,7 +86,13 @@ class Keeper:
         self._store: JobStore | None = None
         self._host = 0
         self._killed = 0
+        self._director = director
         self._look_at = 0.0
+        self._due: set[Slot] = set()
+        """Slots to be looked at before that."""
+        self._more = False
+        """There is more to do at once."""
+        self._places_revision = 0
         self._running = True
         self._ended = False
 
@@ -83,19 +108,19 @@ class Keeper:
         while not self._ended and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def open(self, slot: int, epoch: int, term: int) -> None:
-        """The slot is ours under this epoch, in this membership."""
-        self._post(lambda: self._roster.open(slot, epoch, term))
+    def open(self, slot: Slot, epoch: int, term: int, idle: str = "") -> None:
+        """The slot is ours under this epoch, in this membership; `idle`: why nothing may be started all the same."""
+        self._post(lambda: self._roster.open(slot, epoch, term, idle))
 
-    def stop(self, slot: int) -> None:
-        """Stop the jobs of a slot; reports `Drained` when neither jobs nor tasks of it are left."""
+    def stop(self, slot: Slot) -> None:
+        """Stop the jobs of a slot; tells when neither jobs nor tasks of it are left."""
         self._post(lambda: self._roster.stop(slot))
 
     def tasks_drained(self, slot: int) -> None:
         """No tasks of the slot are left."""
         self._post(lambda: self._roster.tasks_drained(slot))
 
-    def close(self, slot: int) -> None:
+    def close(self, slot: Slot) -> None:
         """The slot is somebody else's already."""
 
         def take_in() -> None:
@@ -107,8 +132,14 @@ class Keeper:
     def describe(self) -> list[dict[str, Any]]:
         """Return what runs here, as `inspect sticky_jobs` shows it."""
         return [
-            {"name": r.record.name, "key": r.record.key, "slot": r.slot, "epoch": r.epoch, "state": r.stage.value}
-            for r in self._roster.runs()
+            {
+                "name": run.record.name,
+                "key": run.record.key,
+                "slot": run.slot if isinstance(run.slot, int) else None,
+                "epoch": run.epoch,
+                "state": run.stage.value,
+            }
+            for run in self._roster.runs()
         ]
 
     def _post(self, call: Callable[[], None]) -> None:
@@ -167,10 +198,12 @@ class Keeper:
         self.work(store)
         self.heed(store.watch(0.0 if self._inbox else self._pause()))
 
-    def heed(self, changed: Collection[int]) -> None:
-        """Look at slots that have changed, if any of them is ours."""
-        if not self._roster.known().keys().isdisjoint(changed):
-            self._look_at = 0.0
+    def heed(self, changed: Collection[Slot]) -> None:
+        """Look at slots that have changed, if any of them is ours; the director has to know of all places with jobs."""
+        self._due |= self._roster.changed(changed)
+        places = [slot for slot in changed if isinstance(slot, str)]
+        if places and self._director is not None:
+            self._director.wanted(places)
 
     def work(self, store: JobStore) -> None:
         """Do all that is to be done now; what needs no store first, for it may be away."""
@@ -178,9 +211,7 @@ class Keeper:
         self._roster.again(self._tend())
         self._open_slots(store)
         self._settle(store)
-        now = boottime()
-        if now >= self._look_at or self._asides.any_due(now):
-            self._look(store)
+        self._look(store)
         self._start(store, self._tend())
 
     def _take_in(self) -> None:
@@ -195,11 +226,14 @@ class Keeper:
             self._hosting.kill(self._host, f"a job of keyspace {self.keyspace} did not stop in time")
 
     def _report_drained(self) -> None:
-        for slot in self._roster.take_drained():
-            self._asides.forget(slot)
-            self._report(Drained(slot))
+        for drained in self._roster.take_drained():
+            self._asides.forget(drained.slot)
+            if isinstance(drained.slot, int):
+                self._report(Drained(drained.slot))
+            elif self._director is not None:
+                self._director.drained(drained.slot, drained.epoch, vacant=drained.vacant)
 
-    def _each(self, store: JobStore, slot: int, verb: str, work: Callable[[], None]) -> bool:
+    def _each(self, store: JobStore, slot: Slot, verb: str, work: Callable[[], None]) -> bool:
         """Do this for one slot; False: it is left aside. What the store refuses of one must not keep others waiting."""
         if self._asides.has(slot, boottime()):
             return False
@@ -215,38 +249,55 @@ class Keeper:
         return True
 
     def _open_slots(self, store: JobStore) -> None:
-        for slot, epoch in self._roster.to_open():
+        now = boottime()
+        to_open = [(slot, epoch) for slot, epoch in self._roster.to_open() if not self._asides.has(slot, now)]
+        self._more = len(to_open) > AT_ONCE
+        for slot, epoch in to_open[:AT_ONCE]:
             self._each(store, slot, "open", partial(self._open, store, slot, epoch))
 
-    def _open(self, store: JobStore, slot: int, epoch: int) -> None:
+    def _open(self, store: JobStore, slot: Slot, epoch: int) -> None:
         try:
             store.open(slot, epoch)
         except Fenced as fenced:
             # The document was lost, the records were not: the member raises the epoch and opens the slot again.
             self._roster.stop(slot)
-            self._report(OpenRefused(slot, fenced.epoch))
+            if isinstance(slot, int):
+                self._report(OpenRefused(slot, fenced.epoch))
+            else:  # or the claims were: the director claims the key anew
+                logger.warning("jobs of keyspace %s: place %r is fenced at %d", self.keyspace, slot, fenced.epoch)
         else:
             self._roster.fenced(slot)
-            self._look_at = 0.0
+            self._due.add(slot)
 
     def _settle(self, store: JobStore) -> None:
         for slot, epoch, reports, notes in self._roster.to_settle():
             self._each(store, slot, "settle", partial(self._settle_slot, store, slot, epoch, reports, notes))
 
-    def _settle_slot(self, store: JobStore, slot: int, epoch: int, reports: list[Report], notes: list[str]) -> None:
+    def _settle_slot(self, store: JobStore, slot: Slot, epoch: int, reports: list[Report], notes: list[str]) -> None:
         try:
             store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl)
         except Fenced:
             self._roster.unfenced(slot)
+            self._due.add(slot)
         else:
             more = self._roster.settled(slot, len(reports), len(notes))
             if more or any(report.verdict is not Verdict.STARTED for report in reports):
-                self._look_at = 0.0  # else there is nothing in the slot that we do not know
+                self._due.add(slot)  # else there is nothing in the slot that we do not know
 
     def _look(self, store: JobStore) -> None:
         now = boottime()
-        self._look_at = now + self._poll
-        known = {slot: revision for slot, revision in self._roster.known().items() if not self._asides.has(slot, now)}
+        if now >= self._look_at:
+            if self._director is not None:
+                self._list_places(store, self._director)
+            self._due.update(self._roster.numbers())
+            self._look_at = now + self._poll
+        self._due.update(self._asides.due(now))
+        aside = {slot for slot in self._due if self._asides.has(slot, now)}
+        if known := self._roster.known(self._due - aside):
+            self._look_at_some(store, known)
+        self._due = aside
+
+    def _look_at_some(self, store: JobStore, known: Mapping[Slot, int]) -> None:
         try:
             found = store.look(known)
         except Exception:
@@ -254,18 +305,28 @@ class Keeper:
             for slot, revision in known.items():
                 self._each(store, slot, "look", partial(self._look_at_one, store, slot, revision))
         else:
-            self._see(found)
+            self._see(known, found)
             for slot in known:
                 self._asides.worked(slot, "look")
 
-    def _look_at_one(self, store: JobStore, slot: int, revision: int) -> None:
-        self._see(store.look({slot: revision}))
+    def _look_at_one(self, store: JobStore, slot: Slot, revision: int) -> None:
+        self._see({slot: revision}, store.look({slot: revision}))
 
-    def _see(self, found: Mapping[int, SlotJobs]) -> None:
-        for slot, jobs in found.items():
-            self._roster.seen(slot, jobs)
+    def _see(self, known: Mapping[Slot, int], found: Mapping[Slot, SlotJobs]) -> None:
+        for slot, revision in known.items():
+            if slot in found:
+                self._roster.seen(slot, found[slot])
+            elif isinstance(slot, str) and not revision:
+                self._roster.seen(slot, NOTHING)
 
-    def _tend(self) -> dict[int, list[str]]:
+    def _list_places(self, store: JobStore, director: Director) -> None:
+        """Look which keys have jobs: one answer for all, however many there are, and none where nothing has changed."""
+        if (listed := store.places(self._places_revision)) is not None:
+            self._due.update(self._roster.behind(listed.revisions))
+            self._places_revision = listed.revision
+            director.listed(listed.revisions.keys())
+
+    def _tend(self) -> dict[Slot, list[str]]:
         """Do what needs no store: stop, notify, end; return what is to be started."""
         reserves = self._roster.reconcile(boottime(), lambda term: self._lease.trusted(self.keyspace, term))
         self._hosting.say(self._host, self._roster.take_says())
@@ -275,15 +336,16 @@ class Keeper:
         self._report_drained()
         return reserves
 
-    def _start(self, store: JobStore, reserves: dict[int, list[str]]) -> None:
+    def _start(self, store: JobStore, reserves: dict[Slot, list[str]]) -> None:
         try:
-            for slot in list(reserves):
+            self._more |= len(reserves) > AT_ONCE
+            for slot in list(reserves)[:AT_ONCE]:
                 if self._each(store, slot, "reserve", partial(self._begin, store, slot, reserves[slot])):
                     del reserves[slot]
         finally:
-            self._roster.again(reserves)  # nothing, unless the store has failed, or some slot
+            self._roster.again(reserves)  # nothing, unless there were very many, or the store has failed, or some slot
 
-    def _begin(self, store: JobStore, slot: int, ids: list[str]) -> None:
+    def _begin(self, store: JobStore, slot: Slot, ids: list[str]) -> None:
         epoch = self._roster.epoch(slot)
         attempts = {job_id: 1 for job_id in ids if is_house(job_id)}
         if written := [job_id for job_id in ids if not is_house(job_id)]:
@@ -292,7 +354,7 @@ class Keeper:
             except Fenced:
                 self._roster.unfenced(slot)
             if len(attempts) < len(ids):
-                self._look_at = 0.0  # some are not wanted any more
+                self._due.add(slot)  # some are not wanted any more
         runs = self._roster.reserved(slot, attempts, boottime())
         self._hosting.say(self._host, [self._start_of(run, attempt) for run, attempt in runs])
 
@@ -312,7 +374,9 @@ class Keeper:
         )
 
     def _pause(self) -> float:
-        now, ends = boottime(), [self._look_at]
+        now = boottime()
+        at_once = self._more or any(not self._asides.has(slot, now) for slot in self._due)
+        ends = [0.0 if at_once else self._look_at]
         ends += [at for at in (self._roster.wake_at(), self._asides.next_at(now)) if at is not None]
         if self._roster.waiting:
             ends.append(now + UNTRUSTED_PAUSE)

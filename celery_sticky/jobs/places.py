@@ -1,10 +1,11 @@
-"""What a roster works on: the slots that are held here, and what runs of them. The rules are in `roster`."""
+"""What a roster works on: the slots and places of keys that are held here, and what runs of them; rules: `roster`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import JobRecord, JobState, Note, Report
 
 _HOUSE = "house:"
@@ -26,7 +27,7 @@ class Run:
     """A job in the host."""
 
     ref: int
-    slot: int
+    slot: Slot
     record: JobRecord
     epoch: int
     term: int
@@ -43,7 +44,7 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A slot that is held here."""
+    """A slot that is held here, or the place of a key."""
 
     epoch: int
     term: int
@@ -52,6 +53,11 @@ class Place:
     """The store has fenced it for us."""
     stopping: bool = False
     tasks_drained: bool = False
+    """Nothing of its tasks is left here. Of a key's place, whoever claims the key sees to them."""
+    vacant: bool = False
+    """It is that of a key, and without records when it was last looked at."""
+    idle: str = ""
+    """Why nothing may be started in it: it is held to let go of what is to stop. Empty: it may."""
     revision: int = 0
     wanted: dict[JobKey, JobRecord] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
@@ -62,6 +68,17 @@ class Place:
     """Id -> how often in a row the job has failed here, and when it may start again."""
     reports: list[Report] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing of a place is left here."""
+
+    slot: Slot
+    epoch: int = 0
+    """Under which it was ours; 0: its jobs never were."""
+    vacant: bool = False
+    """It is that of a key, and has no records any more."""
 
 
 @dataclass(frozen=True, slots=True)

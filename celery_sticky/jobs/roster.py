@@ -12,13 +12,16 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
-from celery_sticky.jobs.places import JobKey, Place, Run, Stage, Terms, is_house, job_key
+from celery_sticky.jobs.places import Drained, JobKey, Place, Run, Stage, Terms, is_house, job_key
 from celery_sticky.jobs.suspects import LONE_STARTS, Suspects, Who
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
+from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, SlotJobs, Verdict
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
+
+MISPLACED = "its keyspace directs keys to workers, and whoever dispatched it did not know that"
 
 
 class Roster:
@@ -32,22 +35,28 @@ class Roster:
         suspects: Suspects | None = None,
         refs: Iterator[int] | None = None,
         house: Mapping[int, Sequence[JobRecord]] | None = None,
+        directed: bool = False,
     ) -> None:
-        self._terms, self._keyspace = terms, keyspace
+        self._terms, self._keyspace, self._directed = terms, keyspace, directed
         self._suspects = suspects or Suspects()
-        self._kept_back: set[int] = set()
+        self._kept_back: set[Slot] = set()
         """Slots with starts that have to wait for those of others."""
         self._ask_at = float("inf")
         self._refs = refs or count(1)
         self._house = house or {}
-        self._places: dict[int, Place] = {}
+        self._places: dict[Slot, Place] = {}
         self._runs: dict[int, Run] = {}
         self._relied: dict[int, int] = {}
         """Term -> runs."""
-        self._dirty: set[int] = set()
-        self._timers: list[tuple[float, int]] = []
+        # There may be very many places of keys: what is to be done in any of them is noted here, not searched for.
+        self._dirty: set[Slot] = set()
+        self._unopened: set[Slot] = set()
+        self._unsettled: set[Slot] = set()
+        self._noting: set[Slot] = set()
+        self._timers: list[tuple[float, int, Slot]] = []
+        self._timed = count()
         self._says: list[Message] = []
-        self._drained: list[int] = []
+        self._drained: list[Drained] = []
         self.host_up = False
         self.waiting = False
         """Starts wait for trust."""
@@ -56,17 +65,20 @@ class Roster:
 
     # -- what the member wants -----------------------------------------------------------------
 
-    def open(self, slot: int, epoch: int, term: int) -> None:
-        """The slot is ours under this epoch, in this membership; its records are to be fenced."""
+    def open(self, slot: Slot, epoch: int, term: int, idle: str = "") -> None:
+        """The slot is ours under this epoch, in this membership; its records are to be fenced. `idle`: see `Place`."""
         place = self._places.get(slot)
         if place is None:
-            self._places[slot] = Place(epoch, term, wanted=self._with_house(slot, ()))
+            place = self._places[slot] = Place(epoch, term, wanted=self._with_house(slot, ()))
         elif place.epoch != epoch or place.stopping:
             place.epoch, place.opened, place.stopping, place.tasks_drained = epoch, False, False, False
-            place.term = term
+            place.term, place.vacant = term, False
+        place.tasks_drained |= isinstance(slot, str)
+        place.idle = idle
+        self._unopened.add(slot)
         self._dirty.add(slot)
 
-    def stop(self, slot: int) -> None:
+    def stop(self, slot: Slot) -> None:
         """Give the slot away: stop what runs of it. `take_drained` tells when nothing is left."""
         place = self._places.get(slot)
         if place is not None:
@@ -77,55 +89,79 @@ class Roster:
         """Nothing of the slot's tasks is left here."""
         place = self._places.get(slot)
         if place is None:
-            self._drained.append(slot)
+            self._drained.append(Drained(slot))
         else:
             place.tasks_drained = True
             self._dirty.add(slot)
 
-    def close(self, slot: int) -> None:
+    def close(self, slot: Slot) -> None:
         """The slot is somebody else's already: nothing of it may go on."""
         place = self._places.pop(slot, None)
-        self._drained = [drained for drained in self._drained if drained != slot]
+        self._drained = [drained for drained in self._drained if drained.slot != slot]
         if place is not None and place.runs:
             for run in place.runs.values():
                 self._forget(run)
             self.overdue = True
 
-    def take_drained(self) -> list[int]:
-        """Return the slots of which neither tasks nor jobs are left, once."""
+    def take_drained(self) -> list[Drained]:
+        """Return the slots of which neither tasks nor jobs are left, once; and the places of keys without records."""
         drained, self._drained = self._drained, []
         return drained
 
     # -- what the store says -------------------------------------------------------------------
 
-    def to_open(self) -> list[tuple[int, int]]:
+    def to_open(self) -> list[tuple[Slot, int]]:
         """Return slot and epoch of what is to be fenced."""
-        return [(s, p.epoch) for s, p in self._places.items() if not (p.opened or p.stopping)]
+        found = [(slot, place) for slot in self._unopened if (place := self._places.get(slot)) is not None]
+        found = [(slot, place) for slot, place in found if not (place.opened or place.stopping)]
+        self._unopened = {slot for slot, _ in found}
+        return [(slot, place.epoch) for slot, place in found]
 
-    def fenced(self, slot: int) -> None:
+    def fenced(self, slot: Slot) -> None:
         """The slot's records are fenced for our epoch."""
         self._places[slot].opened = True
         self._places[slot].revision = 0
         self._dirty.add(slot)
 
-    def unfenced(self, slot: int) -> None:
+    def unfenced(self, slot: Slot) -> None:
         """The slot's records are fenced for another epoch: fence them anew, if we still may."""
         if (place := self._places.get(slot)) is not None:
             place.opened = False
+            self._unopened.add(slot)
+            self._dirty.add(slot)  # one that is stopped is not fenced anew: what was to be written down there is void
 
-    def known(self) -> dict[int, int]:
-        """Return the revision by slot that we know."""
-        return {slot: place.revision for slot, place in self._places.items() if place.opened}
+    def changed(self, slots: Iterable[Slot]) -> set[Slot]:
+        """These may have changed: return those that are ours, to be looked at."""
+        ours = {slot for slot in slots if slot in self._places}
+        for slot in ours:
+            self._places[slot].vacant = False  # as far as we know
+        return ours
 
-    def seen(self, slot: int, found: SlotJobs) -> None:
+    def known(self, slots: Iterable[Slot] | None = None) -> dict[Slot, int]:
+        """Return the revision that we know of the slots that are open here, of all, or of these."""
+        found = self._places if slots is None else {slot: self._places[slot] for slot in slots if slot in self._places}
+        return {slot: place.revision for slot, place in found.items() if place.opened}
+
+    def numbers(self) -> list[Slot]:
+        """Return the slots that are held here, without the places of keys."""
+        return [slot for slot in self._places if isinstance(slot, int)]
+
+    def behind(self, revisions: Mapping[str, int]) -> list[Slot]:
+        """Return the places of keys that are held here and whose revision is not this one (not named: 0)."""
+        held = self._places.items()
+        return [slot for slot, p in held if isinstance(slot, str) and p.revision != revisions.get(slot, 0)]
+
+    def seen(self, slot: Slot, found: SlotJobs) -> None:
         """Take in what is written down for a slot."""
         place = self._places.get(slot)
         if place is not None:
             place.revision = found.revision
             place.wanted = self._with_house(slot, found.records)
             place.notes, place.more = found.notes, found.more
+            place.vacant = isinstance(slot, str) and not found.records
             self._forget_old(place)
             self._tell_again(place)
+            self._noting.add(slot)
             self._dirty.add(slot)
 
     def _tell_again(self, place: Place) -> None:
@@ -136,8 +172,9 @@ class Roster:
             if lost and run.stage is Stage.RUNNING and not place.reports:
                 self._report(run, Verdict.STARTED)
 
-    def _with_house(self, slot: int, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
-        return {job_key(record): record for record in (*records, *self._house.get(slot, ()))}
+    def _with_house(self, slot: Slot, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
+        house = self._house.get(slot, ()) if isinstance(slot, int) else ()
+        return {job_key(record): record for record in (*records, *house)}
 
     @staticmethod
     def _forget_old(place: Place) -> None:
@@ -190,12 +227,14 @@ class Roster:
                 self._on_ended(run, error, now)
             case Noted(ref, note) if run := self._runs.get(ref):
                 self._places[run.slot].noted.append(note)
+                self._unsettled.add(run.slot)
 
     def _on_started(self, run: Run, now: float) -> None:
         if run.stage is Stage.STARTING:
             run.stage, run.since, run.started = Stage.RUNNING, now, True
             self._suspects.started(self._who(run.record))
             self._report(run, Verdict.STARTED)
+            self._noting.add(run.slot)
             self._dirty.add(run.slot)
 
     def _on_ended(self, run: Run, error: str, now: float) -> None:
@@ -229,16 +268,22 @@ class Roster:
 
     def _report(self, run: Run, verdict: Verdict, error: str = "") -> None:
         if not is_house(run.record.id):
-            self._places[run.slot].reports.append(Report(run.record.id, verdict, error))
+            self._write(run.slot, Report(run.record.id, verdict, error))
+
+    def _write(self, slot: Slot, report: Report) -> None:
+        self._places[slot].reports.append(report)
+        self._unsettled.add(slot)
 
     # -- what is to be written down ------------------------------------------------------------
 
-    def to_settle(self) -> list[tuple[int, int, list[Report], list[str]]]:
+    def to_settle(self) -> list[tuple[Slot, int, list[Report], list[str]]]:
         """Return slot, epoch, reports and delivered notes of the slots that have any."""
-        places = self._places.items()
-        return [(s, p.epoch, p.reports[:], p.noted[:]) for s, p in places if p.opened and (p.reports or p.noted)]
+        found = [(slot, place) for slot in self._unsettled if (place := self._places.get(slot)) is not None]
+        found = [(slot, place) for slot, place in found if place.reports or place.noted]
+        self._unsettled = {slot for slot, _ in found}
+        return [(slot, p.epoch, p.reports[:], p.noted[:]) for slot, p in found if p.opened]
 
-    def settled(self, slot: int, reports: int, notes: int) -> bool:
+    def settled(self, slot: Slot, reports: int, notes: int) -> bool:
         """The first so many reports and notes are written down. True: that may bring notes that we have not seen."""
         place = self._places.get(slot)
         if place is None:
@@ -252,16 +297,16 @@ class Roster:
 
     # -- what is to be done --------------------------------------------------------------------
 
-    def reconcile(self, now: float, may_start: Callable[[int], bool]) -> dict[int, list[str]]:
+    def reconcile(self, now: float, may_start: Callable[[int], bool]) -> dict[Slot, list[str]]:
         """Compare what is wanted with what runs where something has changed; return the ids to reserve, by slot.
 
         `may_start` tells whether a membership is trusted. What cannot be reserved is given back with `again`.
         """
         while self._timers and self._timers[0][0] <= now:
-            self._dirty.add(heappop(self._timers)[1])
+            self._dirty.add(heappop(self._timers)[2])
         dirty, self._dirty = self._dirty, set()
         self._ask_at = float("inf")
-        reserves: dict[int, list[str]] = {}
+        reserves: dict[Slot, list[str]] = {}
         for slot in dirty:
             place = self._places.get(slot)
             if place is not None and (ids := self._reconcile(slot, place, now)):
@@ -273,15 +318,15 @@ class Roster:
         self._kept_back.clear()
         return {slot: ids for slot, ids in reserves.items() if slot not in wait}
 
-    def again(self, slots: Iterable[int]) -> None:
+    def again(self, slots: Iterable[Slot]) -> None:
         """Look at these slots again: what was to be done there could not be done."""
         self._dirty.update(slots)
 
-    def epoch(self, slot: int) -> int:
+    def epoch(self, slot: Slot) -> int:
         """Return the epoch under which a slot is ours."""
         return self._places[slot].epoch
 
-    def reserved(self, slot: int, attempts: Mapping[str, int], now: float) -> list[tuple[Run, int]]:
+    def reserved(self, slot: Slot, attempts: Mapping[str, int], now: float) -> list[tuple[Run, int]]:
         """Take in the reserved starts; return the runs to start, with their attempts."""
         place = self._places.get(slot)
         if place is None or place.stopping:
@@ -293,7 +338,7 @@ class Roster:
                 continue
             if record.fresh and attempt > 2 * self._terms.max_attempts:
                 # It was not given up here: it takes whole workers with it, so that each one meets it anew.
-                place.reports.append(Report(record.id, Verdict.FAILED, _kills(attempt - 1)))
+                self._write(slot, Report(record.id, Verdict.FAILED, _kills(attempt - 1)))
             else:
                 runs.append((self._begin(slot, place, replace(record, attempt=attempt), now), attempt))
         return runs
@@ -316,7 +361,7 @@ class Roster:
         """Return the memberships that runs rely on. Any thread may ask, and does so all the time."""
         return list(self._relied)
 
-    def _begin(self, slot: int, place: Place, record: JobRecord, now: float) -> Run:
+    def _begin(self, slot: Slot, place: Place, record: JobRecord, now: float) -> Run:
         term = place.term
         run = Run(next(self._refs), slot, record, place.epoch, term, now)
         place.wanted[job_key(record)] = record
@@ -333,15 +378,16 @@ class Roster:
         if not self._relied[run.term]:
             del self._relied[run.term]
 
-    def _reconcile(self, slot: int, place: Place, now: float) -> list[str]:
+    def _reconcile(self, slot: Slot, place: Place, now: float) -> list[str]:
         for job, run in place.runs.items():
             self._look_after(place, run, place.wanted.get(job), now)
-        if place.stopping:
+        if place.stopping or place.vacant:
             self._end_place(slot, place)
             return []
         if place.reports or self.overdue or not (place.opened and self.host_up):
             return []  # what was reported is not yet written down: the records are older than what we know
-        return [r.id for job, r in place.wanted.items() if job not in place.runs and self._may_start(place, r, now)]
+        idle = [record for job, record in place.wanted.items() if job not in place.runs]
+        return [record.id for record in idle if self._may_start(slot, place, record, now)]
 
     def _look_after(self, place: Place, run: Run, record: JobRecord | None, now: float) -> None:
         limit = {Stage.STARTING: self._terms.start_timeout, Stage.STOPPING: self._terms.stop_timeout}.get(run.stage)
@@ -356,10 +402,19 @@ class Roster:
             self._says.append(Stop(run.ref))
             self._set_timer(now + self._terms.stop_timeout, run.slot)
 
-    def _may_start(self, place: Place, record: JobRecord, now: float) -> bool:
+    def _may_start(self, slot: Slot, place: Place, record: JobRecord, now: float) -> bool:
         if record.state is JobState.STOPPING:
             # Whoever ran it has given the slot away, or is dead.
-            place.reports.append(Report(record.id, Verdict.ENDED))
+            self._write(slot, Report(record.id, Verdict.ENDED))
+            return False
+        if self._directed and isinstance(slot, int) and not is_house(record.id):
+            # Whoever dispatched it takes the keyspace for a plain one. Here nobody has claimed its key.
+            if record.fresh or record.error != MISPLACED:
+                self._write(slot, Report(record.id, Verdict.FAILED, MISPLACED))
+            return False
+        if place.idle:
+            if not record.fresh and record.error != place.idle:  # a fresh one would go
+                self._write(slot, Report(record.id, Verdict.FAILED, place.idle))
             return False
         if now < place.failures.get(record.id, (0, 0.0))[1]:
             return False
@@ -373,15 +428,16 @@ class Roster:
     def _who(self, record: JobRecord) -> Who:
         return self._keyspace, record.id
 
-    def _end_place(self, slot: int, place: Place) -> None:
+    def _end_place(self, slot: Slot, place: Place) -> None:
         if place.tasks_drained and not place.runs and not (place.opened and (place.reports or place.noted)):
             del self._places[slot]
-            self._drained.append(slot)
+            self._drained.append(Drained(slot, place.epoch, place.vacant))
 
     def to_notify(self) -> list[tuple[Run, Note]]:
         """Return the notes to hand over now, each with the run it is for, and count them as handed over."""
         found = []
-        for place in self._places.values():
+        noting, self._noting = self._noting, set()
+        for place in (self._places[slot] for slot in noting if slot in self._places):
             for note in place.notes:
                 run = place.runs.get((note.name, note.key))
                 if run is not None and run.stage is Stage.RUNNING and note.id not in run.sent:
@@ -389,8 +445,8 @@ class Roster:
                     found.append((run, note))
         return found
 
-    def _set_timer(self, at: float, slot: int) -> None:
-        heappush(self._timers, (at, slot))
+    def _set_timer(self, at: float, slot: Slot) -> None:
+        heappush(self._timers, (at, next(self._timed), slot))
 
 
 def _kills(starts: int) -> str:

@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from celery_sticky.errors import InvalidPayload, JobExists, KeyspaceClosed, KeyspaceFull, NoSuchJob
+from celery_sticky.errors import (
+    AssignmentFailed,
+    InvalidPayload,
+    JobExists,
+    KeyspaceClosed,
+    KeyspaceFull,
+    NoSuchJob,
+    NotPinned,
+)
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.handler import Job
 from celery_sticky.keys import Key, key_text
@@ -79,8 +87,10 @@ class Schedule:
                 jobs.admit(self.job, key, payload, keyspace=self.keyspace)
             except JobExists:
                 continue  # somebody else has dispatched it meanwhile
-            except InvalidPayload as error:
+            except (InvalidPayload, AssignmentFailed) as error:
                 logger.error("schedule %r: %s", self.name, error)
+            except NotPinned as error:
+                logger.info("schedule %r: no job now: %s", self.name, error)
             except (KeyspaceFull, KeyspaceClosed) as error:
                 logger.warning("schedule %r: %s", self.name, error)
                 return

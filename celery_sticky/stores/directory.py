@@ -25,10 +25,11 @@ NO_VERSION: Version = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PinMoved:
-    """Hint for one incarnation: the pin of a key that it has claimed, or that it had pinned, has changed."""
+    """Hint: the pin of a key has changed."""
 
-    incarnation: str
     key: str
+    concerned: frozenset[str] = frozenset()
+    """The live incarnations that have claimed the key, or had pinned it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +111,14 @@ class Directory(Protocol):
     def pin(self, worker: str, key: str, *, take: bool) -> str | None:
         """Pin a key for the worker of this name; return the name of the live worker that has it instead, or None.
 
-        `take`: whoever has it. It lasts as long as the worker's incarnation. Who has claimed the key is told by a hint.
+        `take`: whoever has it. It lasts as long as the worker's incarnation. A change is told by a hint.
 
         Raises:
             NotAMember: no live incarnation of this name is enlisted.
         """
 
     def unpin(self, worker: str, key: str) -> bool:
-        """Let a key go; False if it was not pinned by this worker. Who has claimed it is told by a hint."""
+        """Let a key go; False if it was not pinned by this worker. That is told by a hint."""
 
     def enlist(self, worker: str, incarnation: str) -> None:
         """Note that there is a direct queue of this worker, and who it is now."""

@@ -4,6 +4,9 @@ A record says what is wanted (id, payload, whether it is to stop) and what came 
 The owner of the record's slot makes the two agree. Whatever an owner writes names the epoch under which it opened the
 slot, and any other one is refused: a worker that lost the slot changes nothing.
 
+A `slot` here is the number of one or, where keys are directed, the place of one key: a text, `keys.job_place`. There
+may be any number of these, so one without records leaves nothing behind, neither fence nor revision.
+
 A job store object is used by one thread, except `wake`, which any thread may call. Every verb is one atomic step at the
 server. `StoreUnavailable` from a verb means: it may or may not have happened. Every verb may be repeated.
 """
@@ -14,6 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from celery_sticky.keys import Slot
 
 STOPPED = "stopped before it started"
 """The outcome of a job that was stopped, or replaced, before a start of it had succeeded."""
@@ -39,7 +44,7 @@ class NewJob:
 
     name: str
     key: str
-    slot: int
+    slot: Slot
     id: str
     """Of this dispatch: a repeat of it has the same."""
     payload: bytes
@@ -52,7 +57,7 @@ class JobRecord:
 
     name: str
     key: str
-    slot: int
+    slot: Slot
     id: str
     payload: bytes
     state: JobState
@@ -135,13 +140,23 @@ class SlotJobs:
 
     revision: int
     """Grows with each change of the slot's records or notes, and never stands for two contents: not even where the
-    server has lost its last writes."""
+    server has lost its last writes. 0: nothing is written down."""
     records: tuple[JobRecord, ...]
     """In no order."""
     notes: tuple[Note, ...]
     """In the order in which they came; at most a thousand, or one for each job, of each the oldest, shared equally."""
     more: bool = False
     """There are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlaces:
+    """The places of keys that have records."""
+
+    revision: int
+    """Grows with each change in any of them."""
+    revisions: Mapping[str, int]
+    """Place -> revision."""
 
 
 class JobStore(Protocol):
@@ -166,20 +181,20 @@ class JobStore(Protocol):
         None: it is not known yet, or no longer kept.
         """
 
-    def stop(self, slot: int, name: str, key: str) -> bool:
+    def stop(self, slot: Slot, name: str, key: str) -> bool:
         """Want a job no more, and signal its slot; False: there is none.
 
         A record that is QUEUED goes at once, with the outcome STOPPED, and the notes that wait for it; any other one is
         STOPPING.
         """
 
-    def notify(self, slot: int, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
+    def notify(self, slot: Slot, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
         """Leave a note for a job that is wanted, and signal its slot; FULL: `limit` notes wait for this job.
 
         NO_JOB: there is no such record, or it is STOPPING.
         """
 
-    def records(self, name: str | None = None, key: str | None = None, slot: int | None = None) -> Sequence[JobRecord]:
+    def records(self, name: str | None = None, key: str | None = None, slot: Slot | None = None) -> Sequence[JobRecord]:
         """Return the records of the keyspace, all of one slot, of one name, of one key."""
 
     def close_keyspace(self, *, closed: bool) -> None:
@@ -190,30 +205,33 @@ class JobStore(Protocol):
 
     # -- for the owner of a slot ---------------------------------------------------------------
 
-    def open(self, slot: int, epoch: int) -> None:
-        """Fence the slot's records for this epoch.
+    def open(self, slot: Slot, epoch: int) -> None:
+        """Fence the slot's records for this epoch. In the place of a key without records it does nothing.
 
         Raises:
             Fenced: a higher epoch has opened it.
         """
 
-    def look(self, known: Mapping[int, int]) -> Mapping[int, SlotJobs]:
+    def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """Return what is written down for those slots whose revision differs from the known one (0: nothing known).
 
-        A slot in which nothing was ever written down has revision 0.
+        A slot in which nothing was ever written down has revision 0, and so has the place of a key without records.
         """
 
-    def reserve(self, slot: int, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+    def places(self, known: int) -> JobPlaces | None:
+        """Return the places of keys that have records; None where their revision is the known one (0: none ever)."""
+
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
         """Reserve the start of jobs: STARTING, by this worker and epoch. Return id -> attempt of those still wanted.
 
         Not wanted: an id that is no record's, or whose record is STOPPING.
 
         Raises:
-            Fenced: the slot is fenced for another epoch; nothing was changed.
+            Fenced: the slot is fenced for another epoch, and there are records; nothing was changed.
         """
 
     def settle(
-        self, slot: int, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
+        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
     ) -> None:
         """Write down what became of runs, and drop notes that were delivered; pass over ids that are no record's.
 
@@ -222,15 +240,15 @@ class JobStore(Protocol):
         ENDED: the record and its notes go; if it was fresh, its outcome is the report's error, or a success.
 
         Raises:
-            Fenced: the slot is fenced for another epoch; nothing was changed.
+            Fenced: as `reserve`.
         """
 
-    def where(self, slot: int) -> str:
+    def where(self, slot: Slot) -> str:
         """Return where the records of a slot are, for people."""
 
     # -- for both ------------------------------------------------------------------------------
 
-    def watch(self, timeout: float) -> Collection[int]:
+    def watch(self, timeout: float) -> Collection[Slot]:
         """Wait at most `timeout` seconds for signals; return the slots that have changed (none: time is up, or `wake`).
 
         Signals are hints: they may be lost, late, repeated. The first call subscribes, and returns at once.

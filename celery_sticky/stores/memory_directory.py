@@ -142,9 +142,7 @@ class MemoryDirectory(Client[Records, Heard]):
         return self._book().claims.get(key, (0, ""))[1]
 
     def _tell(self, key: str, incarnations: Collection[str]) -> None:
-        for incarnation in incarnations:
-            if self._lives(incarnation):
-                self._server.signal(self._keyspace, PinMoved(incarnation, key))
+        self._server.signal(self._keyspace, PinMoved(key, frozenset(filter(self._lives, incarnations))))
 
     def _book(self) -> DirectoryRecords:
         return self._records().directories.setdefault(self._keyspace, DirectoryRecords())

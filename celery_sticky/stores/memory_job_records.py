@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
+from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, NewJob, Note, Outcome, Report, Verdict
 
 
@@ -25,19 +25,14 @@ class Dispatch:
 
 
 @dataclass(slots=True)
-class Slot:
-    """One slot of a keyspace."""
+class Place:
+    """One slot of a keyspace, or the place of a key."""
 
     epoch: int = 0
     revision: int = 0
     ids: dict[tuple[str, str], str] = field(default_factory=dict)
     """(name, key) -> id."""
     notes: list[Note] = field(default_factory=list)
-
-    def revise(self) -> int:
-        """Return the next revision: the clock's, so that none comes twice where records were lost."""
-        self.revision = max(self.revision + 1, time.time_ns() // 1000)
-        return self.revision
 
     def drop_notes(self) -> None:
         """Drop the notes of jobs that are gone."""
@@ -50,7 +45,9 @@ class Keyspace:
 
     records: dict[str, JobRecord] = field(default_factory=dict)
     """By id."""
-    slots: defaultdict[int, Slot] = field(default_factory=lambda: defaultdict(Slot))
+    slots: dict[Slot, Place] = field(default_factory=dict)
+    places_revision: int = 0
+    """The highest revision of a key's place there ever was."""
     dispatches: dict[str, Dispatch] = field(default_factory=dict)
     """By id."""
     ticks: dict[str, int] = field(default_factory=dict)
@@ -58,9 +55,29 @@ class Keyspace:
     noted: int = 0
     """Notes so far."""
 
-    def find(self, slot: int, name: str, key: str) -> JobRecord | None:
+    def at(self, slot: Slot) -> Place:
+        """Return what is written down for a slot; that of a key's place without records is not kept."""
+        place = self.slots.get(slot) or Place()
+        return place if isinstance(slot, str) else self.slots.setdefault(slot, place)
+
+    def revise(self, slot: Slot) -> int:
+        """Give a slot the next revision: the clock's, so that none comes twice where records were lost."""
+        place = self.at(slot)
+        # One counter for the places of keys: one that was forgotten may come again.
+        last = self.places_revision if isinstance(slot, str) else place.revision
+        place.revision = max(last + 1, time.time_ns() // 1000)
+        if isinstance(slot, str):
+            self.places_revision = place.revision
+        return place.revision
+
+    def forget_vacant(self, slot: Slot) -> None:
+        """Forget this if it is the place of a key, and has no records."""
+        if isinstance(slot, str) and not self.at(slot).ids:
+            self.slots.pop(slot, None)
+
+    def find(self, slot: Slot, name: str, key: str) -> JobRecord | None:
         """Return the record of this name and key."""
-        job_id = self.slots[slot].ids.get((name, key))
+        job_id = self.at(slot).ids.get((name, key))
         return None if job_id is None else self.records[job_id]
 
     def add(self, job: NewJob, outcome_ttl: float) -> None:
@@ -70,9 +87,9 @@ class Keyspace:
 
     def put(self, record: JobRecord) -> None:
         """Write a record down, in the place of an older one of its id."""
-        slot = self.slots[record.slot]
-        self.records[record.id] = replace(record, version=slot.revise())
-        slot.ids[record.name, record.key] = record.id
+        place = self.slots.setdefault(record.slot, Place())
+        self.records[record.id] = replace(record, version=self.revise(record.slot))
+        place.ids[record.name, record.key] = record.id
 
     def tell(self, job_id: str, error: str, ttl: float | None = None) -> None:
         """Write down how the start of a dispatched job went."""
@@ -81,18 +98,17 @@ class Keyspace:
         dispatch.until = time.monotonic() + (dispatch.outcome_ttl if ttl is None else ttl)
 
     def remove(self, record: JobRecord, error: str, ttl: float | None = None) -> None:
-        """Let a record go: with this outcome if it is fresh. `Slot.drop_notes` is the caller's."""
+        """Let a record go: with this outcome if it is fresh. Then `Place.drop_notes`, `forget_vacant`."""
         if record.fresh:
             self.tell(record.id, error, ttl)
-        slot = self.slots[record.slot]
-        del self.records[record.id], slot.ids[record.name, record.key]
-        slot.revise()
+        del self.records[record.id], self.at(record.slot).ids[record.name, record.key]
+        self.revise(record.slot)
 
     def stop(self, record: JobRecord) -> None:
         """Want a job no more."""
         if record.state is JobState.QUEUED:
             self.remove(record, STOPPED)
-            self.slots[record.slot].drop_notes()
+            self.at(record.slot).drop_notes()
         elif record.state is not JobState.STOPPING:
             self.put(replace(record, state=JobState.STOPPING))
 

@@ -11,11 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from celery_sticky.errors import Fenced
+from celery_sticky.keys import Slot
 from celery_sticky.stores.in_process import Client, Server
 from celery_sticky.stores.jobs import (
     STOPPED,
     Admission,
     Fate,
+    JobPlaces,
     JobRecord,
     JobState,
     NewJob,
@@ -24,7 +26,7 @@ from celery_sticky.stores.jobs import (
     Report,
     SlotJobs,
 )
-from celery_sticky.stores.memory_job_records import Keyspace, Slot
+from celery_sticky.stores.memory_job_records import Keyspace, Place
 
 SEEN_NOTES = 1000
 """Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
@@ -33,7 +35,7 @@ SEEN_NOTES = 1000
 Keyspaces = defaultdict[str, Keyspace]
 
 
-class MemoryJobServer(Server[Keyspaces, int]):
+class MemoryJobServer(Server[Keyspaces, Slot]):
     """What the job stores of one process share."""
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ def memory_job_server(name: str, prefix: str) -> MemoryJobServer:
     return _servers.setdefault((name, prefix), MemoryJobServer())  # one step: threads may ask for it at once
 
 
-class MemoryJobs(Client[Keyspaces, int]):
+class MemoryJobs(Client[Keyspaces, Slot]):
     """A client of a `MemoryJobServer`, for one keyspace: see `celery_sticky.stores.jobs.JobStore`."""
 
     def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
@@ -68,7 +70,7 @@ class MemoryJobs(Client[Keyspaces, int]):
                 return Admission.FULL, None
             if old is not None:
                 space.remove(old, STOPPED)
-                space.slots[job.slot].drop_notes()
+                space.at(job.slot).drop_notes()
             space.add(job, outcome_ttl)
             self._server.signal(self._keyspace, job.slot)
             return Admission.ADMITTED, None
@@ -83,7 +85,7 @@ class MemoryJobs(Client[Keyspaces, int]):
         with self._server.changed:
             return self._server.changed.wait_for(known, timeout)
 
-    def stop(self, slot: int, name: str, key: str) -> bool:
+    def stop(self, slot: Slot, name: str, key: str) -> bool:
         """See `JobStore.stop`."""
         with self._server.changed:
             space = self._space()
@@ -91,25 +93,27 @@ class MemoryJobs(Client[Keyspaces, int]):
             if record is None:
                 return False
             space.stop(record)
+            space.forget_vacant(slot)
             self._server.signal(self._keyspace, slot)
             return True
 
-    def notify(self, slot: int, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
+    def notify(self, slot: Slot, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
         """See `JobStore.notify`."""
         with self._server.changed:
             space = self._space()
             record = space.find(slot, name, key)
             if record is None or record.state is JobState.STOPPING:
                 return Fate.NO_JOB
-            if len([note for note in space.slots[slot].notes if (note.name, note.key) == (name, key)]) >= limit:
+            place = space.at(slot)
+            if len([note for note in place.notes if (note.name, note.key) == (name, key)]) >= limit:
                 return Fate.FULL
             space.noted += 1
-            space.slots[slot].notes.append(Note(f"{space.noted:016d}", name, key, payload))
-            space.slots[slot].revise()
+            place.notes.append(Note(f"{space.noted:016d}", name, key, payload))
+            space.revise(slot)
             self._server.signal(self._keyspace, slot)
             return Fate.SENT
 
-    def records(self, name: str | None = None, key: str | None = None, slot: int | None = None) -> Sequence[JobRecord]:
+    def records(self, name: str | None = None, key: str | None = None, slot: Slot | None = None) -> Sequence[JobRecord]:
         """See `JobStore.records`."""
         with self._server.changed:
             return [
@@ -125,6 +129,7 @@ class MemoryJobs(Client[Keyspaces, int]):
             space.closed = closed
             for record in list(space.records.values()) if closed else ():
                 space.stop(record)
+                space.forget_vacant(record.slot)
                 self._server.signal(self._keyspace, record.slot)
 
     def claim_tick(self, name: str, number: int) -> bool:
@@ -136,22 +141,31 @@ class MemoryJobs(Client[Keyspaces, int]):
             ticks[name] = number
             return True
 
-    def open(self, slot: int, epoch: int) -> None:
+    def open(self, slot: Slot, epoch: int) -> None:
         """See `JobStore.open`."""
         with self._server.changed:
-            fence = self._space().slots[slot]
-            if fence.epoch > epoch:
-                raise Fenced(fence.epoch, "")
-            fence.epoch = epoch
+            place = self._space().at(slot)
+            if place.epoch > epoch:
+                raise Fenced(place.epoch, "")
+            place.epoch = epoch
 
-    def look(self, known: Mapping[int, int]) -> Mapping[int, SlotJobs]:
+    def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """See `JobStore.look`."""
         with self._server.changed:
             space = self._space()
-            changed = {number: space.slots[number] for number in known if space.slots[number].revision != known[number]}
-            return {number: _seen(space, slot) for number, slot in changed.items()}
+            changed = {slot: space.at(slot) for slot in known if space.at(slot).revision != known[slot]}
+            return {slot: _seen(space, place) for slot, place in changed.items()}
 
-    def reserve(self, slot: int, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+    def places(self, known: int) -> JobPlaces | None:
+        """See `JobStore.places`."""
+        with self._server.changed:
+            space = self._space()
+            if space.places_revision == known:
+                return None
+            places = space.slots.items()
+            return JobPlaces(space.places_revision, {p: at.revision for p, at in places if isinstance(p, str)})
+
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
         """See `JobStore.reserve`."""
         with self._server.changed:
             space = self._fenced(slot, epoch)
@@ -163,43 +177,45 @@ class MemoryJobs(Client[Keyspaces, int]):
             return {record.id: record.attempt + 1 for record in wanted}
 
     def settle(
-        self, slot: int, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
+        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
     ) -> None:
         """See `JobStore.settle`."""
         with self._server.changed:
             space = self._fenced(slot, epoch)
-            place = space.slots[slot]
+            place = space.at(slot)
             dropped = set(notes)
             if any(note.id in dropped for note in place.notes):
                 place.notes = [note for note in place.notes if note.id not in dropped]
-                place.revise()
+                space.revise(slot)
             for report in reports:
                 record = space.records.get(report.id)
                 if record is not None and record.slot == slot:
                     space.settle(record, report, outcome_ttl)
             place.drop_notes()
+            space.forget_vacant(slot)
             self._server.changed.notify_all()
 
-    def where(self, slot: int) -> str:
+    def where(self, slot: Slot) -> str:
         """See `JobStore.where`."""
         return f"memory, {self._keyspace}, {slot}"
 
     def _space(self) -> Keyspace:
         return self._records()[self._keyspace]
 
-    def _fenced(self, slot: int, epoch: int) -> Keyspace:
+    def _fenced(self, slot: Slot, epoch: int) -> Keyspace:
         space = self._space()
-        if space.slots[slot].epoch != epoch:
-            raise Fenced(space.slots[slot].epoch, "")
+        place = space.at(slot)
+        if place.epoch != epoch and (isinstance(slot, int) or place.ids):
+            raise Fenced(place.epoch, "")
         return space
 
 
-def _seen(space: Keyspace, slot: Slot) -> SlotJobs:
-    records = tuple(space.records[job_id] for job_id in slot.ids.values())
-    count = Counter((note.name, note.key) for note in slot.notes)
+def _seen(space: Keyspace, place: Place) -> SlotJobs:
+    records = tuple(space.records[job_id] for job_id in place.ids.values())
+    count = Counter((note.name, note.key) for note in place.notes)
     share, seen, notes = max(1, SEEN_NOTES // max(1, len(count))), Counter[tuple[str, str]](), []
-    for note in slot.notes:
+    for note in place.notes:
         seen[note.name, note.key] += 1
         if seen[note.name, note.key] <= share:
             notes.append(note)
-    return SlotJobs(slot.revision, records, tuple(notes), len(notes) < len(slot.notes))
+    return SlotJobs(place.revision, records, tuple(notes), len(notes) < len(place.notes))

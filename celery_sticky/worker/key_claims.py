@@ -1,14 +1,15 @@
 """Which keys of directed keyspaces this worker has something to do with, and which of them it may run. Pure.
 
 An entry of such a keyspace is let into the gate, and starts only when its key is claimed. While anything of a key is
-left here the claim is kept; whether the key still belongs here is asked anew now and then. Whoever shares this between
-threads holds the courier's lock.
+left here, an entry or a job, the claim is kept; whether the key still belongs here is asked anew now and then. Whoever
+shares this between threads holds the courier's lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from celery_sticky.ownership.gate import Entry, Gate, KeyId, Stage
 
@@ -29,6 +30,18 @@ class Question:
     claimed: bool
     slots: Collection[int | str]
     """Where its messages came from that have not started."""
+    job: bool = False
+    """Whether a job waits for the claim."""
+
+
+class Held(Enum):
+    """How a key is held for its jobs."""
+
+    NOT = 0
+    WAITING = 1
+    """They wait for the claim."""
+    OPEN = 2
+    """Their place is open here."""
 
 
 @dataclass(slots=True)
@@ -45,6 +58,8 @@ class _Key:
     ask_at: float = 0.0
     held_since: float | None = None
     """Since when it is known that another worker has claimed it."""
+    job: Held = Held.NOT
+    """What of the key's jobs needs the claim."""
 
 
 class KeyClaims:
@@ -53,18 +68,30 @@ class KeyClaims:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._keys: dict[str, dict[str, _Key]] = {}
+        """Those with entries, or with a job that waits."""
+        self._quiet: dict[str, dict[str, _Key]] = {}
+        """Those that are claimed for jobs alone: there may be very many, and nothing is to be decided of them here."""
         self._incarnations: dict[str, str] = {}
         self._mine: dict[str, str] = {}
         self._released: dict[str, set[str]] = {}
 
-    def serve(self, keyspace: str, incarnation: str, mine: str) -> None:
-        """This is who we are in the keyspace now, and our direct queue: what was claimed as another one is void."""
+    def serve(self, keyspace: str, incarnation: str, mine: str) -> list[str]:
+        """This is who we are in the keyspace now, and our direct queue: what was claimed as another one is void.
+
+        Return the keys that were held for jobs.
+        """
         self._incarnations[keyspace], self._mine[keyspace] = incarnation, mine
         self._released[keyspace] = set()
-        for known in self._keys.setdefault(keyspace, {}).values():
+        keys = self._keys.setdefault(keyspace, {})
+        keys |= self._quiet.pop(keyspace, {})
+        held = [key for key, known in keys.items() if known.job is Held.OPEN]
+        for known in keys.values():
             known.token, known.asked, known.elsewhere, known.ask_at = 0, False, False, 0.0
+            known.job = Held.NOT
             for entry in known.entries:
                 entry.pending = True  # those that have started go on; should one start again, it needs the claim anew
+        self._keys[keyspace] = {key: known for key, known in keys.items() if known.entries}
+        return held
 
     def incarnation(self, keyspace: str) -> str:
         """Return who we are there."""
@@ -75,7 +102,7 @@ class KeyClaims:
     def prepare(self, entry: Entry) -> None:
         """An entry is about to enter the gate, or to have another turn."""
         keyspace, key = _claim_of(entry)
-        known = self._keys.get(keyspace, {}).get(key)
+        known = self._find(keyspace, key)
         entry.pending = known is None or not known.token or known.elsewhere or self._foreign(entry)
         if known is not None:
             entry.token = known.token
@@ -83,7 +110,7 @@ class KeyClaims:
     def note(self, entry: Entry) -> None:
         """The entry is in the gate."""
         keyspace, key = _claim_of(entry)
-        known = self._keys.setdefault(keyspace, {}).setdefault(key, _Key())
+        known = self._take(keyspace, key)
         known.entries[entry] = None
         if entry.pending:
             known.ask_at = 0.0
@@ -99,10 +126,7 @@ class KeyClaims:
             if known is None:
                 continue
             known.entries.pop(entry, None)
-            if not known.entries:
-                del self._keys[keyspace][key]
-                if known.asked:
-                    self._released[keyspace].add(key)
+            self._put_away(keyspace, key, known)
 
     def __len__(self) -> int:
         return sum(len(keys) for keys in self._keys.values())
@@ -119,8 +143,9 @@ class KeyClaims:
             if now < known.ask_at:
                 continue
             slots = {entry.slot[1] for entry in known.entries if entry.stage in UNSTARTED}
-            if slots:
-                found.append(Question(key, known.pin, bool(known.token), slots))
+            waiting = known.job is Held.WAITING
+            if slots or waiting:
+                found.append(Question(key, known.pin, bool(known.token), slots, waiting))
         return found
 
     def review(self, keyspace: str) -> None:
@@ -133,7 +158,7 @@ class KeyClaims:
 
         It is a hint. Where it is lost, the key is asked of in `REVIEW` seconds.
         """
-        known = self._keys.get(keyspace, {}).get(key)
+        known = self._find(keyspace, key)
         if known is None:
             return
         known.elsewhere, known.ask_at = True, 0.0
@@ -143,7 +168,7 @@ class KeyClaims:
     def asking(self, keyspace: str, keys: Iterable[str]) -> None:
         """These keys are about to be claimed: whether the answer comes or not, they may be ours after it."""
         for key in keys:
-            if (known := self._keys[keyspace].get(key)) is not None:
+            if (known := self._find(keyspace, key)) is not None:
                 known.asked = True
                 self._released[keyspace].discard(key)
             else:
@@ -156,7 +181,7 @@ class KeyClaims:
         for key in gone & known.keys():
             gone.discard(key)  # it has come back, and nobody has given it back meanwhile
             known[key].asked = True
-        return list(gone)
+        return list(gone)  # of `_quiet` none is there: it was granted after it had come back
 
     def released(self, keyspace: str, keys: Iterable[str]) -> None:
         """These were given back."""
@@ -204,6 +229,48 @@ class KeyClaims:
             known.elsewhere, known.ask_at = elsewhere, now + REVIEW
         else:
             self.granted(keyspace, key, known.token, now)
+
+    # -- jobs ----------------------------------------------------------------------------------
+
+    def want_job(self, keyspace: str, key: str, pin: str) -> None:
+        """A job of the key is to run here: have the key claimed for it."""
+        known = self._take(keyspace, key)
+        if known.job is Held.NOT:
+            known.job, known.pin, known.ask_at, known.held_since = Held.WAITING, pin, 0.0, None
+
+    def hold_job(self, keyspace: str, key: str) -> int:
+        """The place of the key's jobs is open here, under the token that is returned."""
+        known = self._keys[keyspace][key]
+        known.job = Held.OPEN
+        self._put_away(keyspace, key, known)
+        return known.token
+
+    def leave_job(self, keyspace: str, key: str) -> None:
+        """No job of the key is to run here, or runs here, any more."""
+        if (known := self._find(keyspace, key)) is not None:
+            known.job = Held.NOT
+            self._take(keyspace, key)
+            self._put_away(keyspace, key, known)
+
+    def _find(self, keyspace: str, key: str) -> _Key | None:
+        return self._keys.get(keyspace, {}).get(key) or self._quiet.get(keyspace, {}).get(key)
+
+    def _take(self, keyspace: str, key: str) -> _Key:
+        """Return a key as one of which something is to be decided."""
+        keys = self._keys.setdefault(keyspace, {})
+        if key not in keys:
+            keys[key] = self._quiet.setdefault(keyspace, {}).pop(key, _Key())
+        return keys[key]
+
+    def _put_away(self, keyspace: str, key: str, known: _Key) -> None:
+        """Forget a key of which nothing is left here, or lay it aside for as long as only its jobs go on."""
+        if known.entries or known.job is Held.WAITING:
+            return
+        del self._keys[keyspace][key]
+        if known.job is Held.OPEN:
+            self._quiet.setdefault(keyspace, {})[key] = known
+        elif known.asked:
+            self._released[keyspace].add(key)
 
     def _foreign(self, entry: Entry) -> bool:
         """Whether it comes from the direct queue of another worker: nothing of that runs here."""

@@ -18,7 +18,7 @@ from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Directory
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.server import ValkeyServer
-from celery_sticky.testing.store_contract import StoreServer, first_view, joined
+from celery_sticky.testing.store_contract import StoreServer, first_view, hear, joined
 
 
 def version(view: View) -> tuple[int, int]:
@@ -192,6 +192,7 @@ class DirectoryContract:
         directory, other = place.directory, place.open_it()
         directory.watch(0.0)
         directory.pin("a", "k:1", take=False)  # claimed by nobody
+        assert hear(directory, PinMoved("k:1")) == [PinMoved("k:1")]
         place.claim("a-1", "k:1", pin="a-1")
         other.pin("a", "k:1", take=False)  # nothing new
         other.pin("b", "k:1", take=False)  # refused
@@ -204,10 +205,10 @@ class DirectoryContract:
             heard = directory.watch(10.0)
             while not heard:
                 heard = directory.watch(10.0)
-            assert heard == [PinMoved("a-1", "k:1")]
+            assert heard == [PinMoved("k:1", frozenset({"a-1"}))]
         place.release("a-1", "k:1")
         other.unpin("a", "k:1")
-        assert not directory.watch(0.0)
+        assert hear(directory, PinMoved("k:1")) == [PinMoved("k:1")], "it concerns nobody"
         other.close()
 
     def test_a_pin_that_another_takes_is_lost_until_that_is_known_or_it_is_pinned_anew(self, place: Place) -> None:
@@ -232,7 +233,7 @@ class DirectoryContract:
         heard = directory.watch(10.0)
         while not heard:
             heard = directory.watch(10.0)
-        assert heard == [PinMoved("a-1", "k")]
+        assert heard == [PinMoved("k", frozenset({"a-1"}))]
         other.close()
 
     def test_an_eviction_loses_every_pin_however_it_is_removed(self, place: Place) -> None:
@@ -260,6 +261,28 @@ class DirectoryContract:
         heard = place.directory.watch(10.0)
         while not heard:
             heard = place.directory.watch(10.0)
+
+    def test_a_pin_that_changes_is_heard_by_directories_and_not_by_stores(self, place: Place) -> None:
+        other = place.open_it()
+        other.watch(0.0)
+        place.store.watch(0.0)
+        for change in (
+            lambda: place.directory.pin("a", "k:é", take=False),
+            lambda: place.directory.pin("b", "k:é", take=True),
+            lambda: place.directory.unpin("b", "k:é"),
+        ):
+            change()
+            heard = other.watch(10.0)
+            while not heard:
+                heard = other.watch(10.0)
+            assert [moved.key for moved in heard if isinstance(moved, PinMoved)] == ["k:é"]
+        place.directory.pin("a", "last", take=False)
+        for again in range(3):
+            assert not place.directory.unpin("b", "last") and place.directory.pin("a", "last", take=bool(again)) is None
+        assert hear(other, PinMoved("last")) == [PinMoved("last")]
+        assert not other.watch(0.2), "nothing has changed"
+        assert not place.store.watch(0.0)
+        other.close()
 
 
 class FaultyDirectoryContract(DirectoryContract):

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from celery_sticky.errors import Fenced
+from celery_sticky.keys import Slot
 from celery_sticky.stores import JobStore, open_job_store
 from celery_sticky.stores.jobs import NewJob, Note, Report, SlotJobs, Verdict
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
 
 T = TypeVar("T")
-SLOTS = range(2)
+SLOTS: list[Slot] = [0, 1, "=b", "=:b"]
 IDS = [f"d{i}" for i in range(6)]
 PLACES = [("a:", "b"), ("a", ":b"), ("c", "d")]
 slots, ids, places = st.sampled_from(SLOTS), st.sampled_from(IDS), st.sampled_from(PLACES)
+notes = st.integers(0, 1)
 reports = st.builds(Report, ids, st.sampled_from(Verdict), st.sampled_from(["", "boom"]))
 
 
@@ -37,23 +39,23 @@ class Comparison(RuleBasedStateMachine):
             self.client.delete(key)
         self.memory: JobStore = MemoryJobs(MemoryJobServer(), "k")
         self.redis = open_job_store(self.url, "k", prefix="model", socket_timeout=5.0)
-        self.epochs = dict.fromkeys(SLOTS, 1)
+        self.epochs: dict[Slot, int] = dict.fromkeys(SLOTS, 1)
 
     def teardown(self) -> None:
         self.memory.close()
         self.redis.close()
 
     @rule(job_id=ids, place=places, slot=slots, payload=st.sampled_from([b"1", b"2"]), most=st.integers(0, 4))
-    def admit(self, job_id: str, place: tuple[str, str], slot: int, payload: bytes, most: int) -> None:
+    def admit(self, job_id: str, place: tuple[str, str], slot: Slot, payload: bytes, most: int) -> None:
         new = NewJob(*place, slot, job_id, payload)
         self.same(lambda store: store.admit(new, max_queued=most, outcome_ttl=600))
 
     @rule(slot=slots, place=places)
-    def stop(self, slot: int, place: tuple[str, str]) -> None:
+    def stop(self, slot: Slot, place: tuple[str, str]) -> None:
         self.same(lambda store: store.stop(slot, *place))
 
     @rule(slot=slots, place=places, payload=st.sampled_from([b"1", b"2"]), limit=st.integers(0, 6))
-    def notify(self, slot: int, place: tuple[str, str], payload: bytes, limit: int) -> None:
+    def notify(self, slot: Slot, place: tuple[str, str], payload: bytes, limit: int) -> None:
         self.same(lambda store: store.notify(slot, *place, payload, limit=limit))
 
     @rule(closed=st.sampled_from([True, False, False]))
@@ -61,13 +63,13 @@ class Comparison(RuleBasedStateMachine):
         self.same(lambda store: store.close_keyspace(closed=closed))
 
     @rule(slot=slots, above=st.integers(-1, 1))
-    def open(self, slot: int, above: int) -> None:
+    def open(self, slot: Slot, above: int) -> None:
         epoch = self.epochs[slot] + above
         if self.same(lambda store: _fence(lambda: store.open(slot, epoch))) == 0:
             self.epochs[slot] = epoch
 
     @rule(slot=slots, above=st.sampled_from([-1, 0, 0, 0, 0]), wanted=st.lists(ids, unique=True))
-    def reserve(self, slot: int, above: int, wanted: list[str]) -> None:
+    def reserve(self, slot: Slot, above: int, wanted: list[str]) -> None:
         epoch, answers = self.epochs[slot] + above, {}
 
         def reserve(store: JobStore) -> int:
@@ -76,8 +78,8 @@ class Comparison(RuleBasedStateMachine):
         self.same(reserve)
         assert answers.get(self.memory) == answers.get(self.redis)
 
-    @rule(slot=slots, above=st.sampled_from([-1, 0, 0, 0, 0]), said=st.lists(reports, max_size=4), taken=st.sets(slots))
-    def settle(self, slot: int, above: int, said: list[Report], taken: set[int]) -> None:
+    @rule(slot=slots, above=st.sampled_from([-1, 0, 0, 0, 0]), said=st.lists(reports, max_size=4), taken=st.sets(notes))
+    def settle(self, slot: Slot, above: int, said: list[Report], taken: set[int]) -> None:
         epoch = self.epochs[slot] + above
 
         def settle(store: JobStore) -> int:
@@ -94,6 +96,7 @@ class Comparison(RuleBasedStateMachine):
     def both_have_the_same_written_down(self) -> None:
         self.same(lambda store: [_bare(store.look({slot: 0}).get(slot)) for slot in SLOTS])
         self.same(lambda store: [store.outcome(job_id, 0) for job_id in IDS])
+        self.same(lambda store: set(found.revisions) if (found := store.places(0)) else None)
 
     @invariant()
     def nothing_else_is_left_of_a_job(self) -> None:
@@ -101,6 +104,16 @@ class Comparison(RuleBasedStateMachine):
         assert self.client.smembers("model:k:jobs:queued") == {record.id for record in records if record.fresh}
         kept = {f"model:k:jobs:job:{record.id}" for record in records}
         assert set(self.client.scan_iter("model:k:jobs:job:*")) == kept
+
+    @invariant()
+    def nothing_is_left_of_the_places_of_keys_without_records(self) -> None:
+        there = {record.slot for record in self.redis.records() if isinstance(record.slot, str)}
+        assert set(self.client.hkeys("model:k:jobs:places")) - {""} == there
+        assert {slot for slot in self.client.hkeys("model:k:jobs:fences") if slot.startswith("=")} <= there
+        for kind in ("", "notes:"):
+            assert {
+                key.removeprefix(f"model:k:jobs:{kind}") for key in self.client.scan_iter(f"model:k:jobs:{kind}=*")
+            } <= there
 
     def same(self, verb: Callable[[JobStore], T]) -> T:
         """Do it at both; the answer is the same."""
@@ -118,7 +131,7 @@ def _fence(verb: Callable[[], object]) -> int:
     return 0
 
 
-def _notes(store: JobStore, slot: int) -> tuple[Note, ...]:
+def _notes(store: JobStore, slot: Slot) -> tuple[Note, ...]:
     seen = store.look({slot: 0})
     return seen[slot].notes if slot in seen else ()
 

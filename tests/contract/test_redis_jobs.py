@@ -11,6 +11,7 @@ import pytest
 from kombu import Connection
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.keys import Slot
 from celery_sticky.stores import JobStore, open_job_store
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, Outcome
 from celery_sticky.stores.redis.jobs import RedisJobs
@@ -117,8 +118,9 @@ def test_a_verb_is_one_script_however_much_it_moves(store: JobStore, client: Any
     store.close_keyspace(closed=False)  # now the server knows the script
     for i, name in enumerate(names):
         queued(store, job(name, key=name, slot=i % 16))
-    known = {slot: seen.revision for slot, seen in store.look(dict.fromkeys(range(256), 0)).items()}
-    assert sent(client, lambda: store.look(dict.fromkeys(range(256), 0) | known)) == 1
+    everything: dict[Slot, int] = dict.fromkeys(range(256), 0)
+    known = {slot: seen.revision for slot, seen in store.look(everything).items()}
+    assert sent(client, lambda: store.look(everything | known)) == 1
     assert sent(client, lambda: store.look(dict.fromkeys(range(256), 0))) == 1
     assert sent(client, lambda: store.close_keyspace(closed=True)) == 1
     assert ids(store) == set()

@@ -14,7 +14,7 @@ from harness.app import AppConfig, make_app
 
 config = AppConfig.from_environ(os.environ)
 app = make_app(config)
-directed_tasks.register(app, config.history)
+directed_tasks.register(app, config.history, jobs="STICKY_TEST_JOBS" in os.environ)
 
 
 @pins_lost.connect(weak=False)

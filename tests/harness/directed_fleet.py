@@ -25,6 +25,7 @@ from celery_sticky.testing.worker import WorkerProcess
 from harness import directed_tasks
 from harness.app import AppConfig
 from harness.fleet import Fleet
+from harness.jobs_fleet import JOB_CONF
 from harness.keyed_fleet import CONF, node
 
 SLOTS = 16
@@ -33,8 +34,17 @@ SLOTS = 16
 class DirectedFleet(Fleet):
     """Workers that take part in one of the keyspaces of `directed_tasks`."""
 
-    def __init__(self, guard: Guard, directory: Path, broker: str, keyspace: str, **settings: Any) -> None:
-        conf = {**CONF, "sticky_runtime_dir": str(directory / "run"), "task_ignore_result": False, **settings}
+    def __init__(
+        self, guard: Guard, directory: Path, broker: str, keyspace: str, *, jobs: bool = False, **settings: Any
+    ) -> None:
+        self.has_jobs = jobs
+        conf = {
+            **CONF,
+            **(JOB_CONF if jobs else {}),
+            "sticky_runtime_dir": str(directory / "run"),
+            "task_ignore_result": False,
+            **settings,
+        }
         conf["sticky_slots"] = SLOTS
         super().__init__(guard, directory, AppConfig(broker, directory / "history.jsonl", broker, conf=conf))
         directed_tasks.register(self.app, self.config.history)
@@ -49,6 +59,8 @@ class DirectedFleet(Fleet):
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
         """Start a worker of the keyspace alone. It also takes ordinary tasks from a queue of its name."""
         options.setdefault("app", "harness.directed_app")
+        if self.has_jobs:
+            options["env"] = {"STICKY_TEST_JOBS": "1", **options.pop("env", {})}
         keyspaces = options.pop("keyspaces", self.keyspace)
         args = (*options.pop("args", ()), "--sticky-keyspaces", keyspaces, "-Q", name)
         return super().worker(name, ready=ready, args=args, **options)

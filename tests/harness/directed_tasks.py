@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from celery_sticky import Job, Keyspace, Sticky, Worker, jump
+from celery_sticky import Job, Keyspace, Plan, Sticky, Worker, jump
 from celery_sticky.keys import hash_key
 from celery_sticky.testing.recorder import Recorder
 
@@ -45,14 +45,17 @@ KEYSPACES = (
 )
 
 
-def register(app: Celery, history: Path) -> None:
-    """Declare the keyspaces, and define for each a task `<keyspace>.record`."""
+def register(app: Celery, history: Path, *, jobs: bool = True) -> None:
+    """Declare the keyspaces, and define for each a task `<keyspace>.record` and, with `jobs`, a job `sync`."""
     recorder, sticky = Recorder(history), Sticky.of(app)
+    job_recorder = Recorder(history.with_name("jobs.jsonl"))
     for keyspace in KEYSPACES:
         sticky.keyspace(keyspace)
         _define(app, recorder, keyspace.name)
+        if jobs:
+            _define_job(sticky, job_recorder, keyspace.name)
 
-    @sticky.job("front", keyspace=os.environ.get("STICKY_TEST_JOB_IN", "default"))
+    @sticky.job("front")
     async def front(job: Job) -> None:
         """A front end that holds the client of its key for as long as it runs."""
         await asyncio.to_thread(sticky.pin, job.key, "pinned")
@@ -90,3 +93,27 @@ def _define(app: Celery, recorder: Recorder, name: str) -> None:
             time.sleep(seconds)
             os.kill(os.getppid(), 9)
             time.sleep(60)
+
+
+def _define_job(sticky: Sticky, recorder: Recorder, name: str) -> None:
+    @sticky.job("sync", keyspace=name)
+    async def sync(job: Job) -> None:
+        """Write down its run and its notifications; `payload` says how long it takes to read one, and to stop."""
+        payload = job.payload or {}
+        worker, epoch = job.worker, job.epoch
+        with recorder.run(job.key, 0, job.id, worker=worker, keyspace=name, epoch=epoch, attempt=job.attempt):
+            try:
+                async for note in job.inbox:
+                    if note == "end":
+                        return
+                    recorder.published(job.key, note, worker)
+                    await asyncio.sleep(payload.get("slow", 0))
+            finally:
+                await asyncio.sleep(payload.get("stop", 0))
+
+    wanted = recorder.path.with_name("wanted")
+
+    @sticky.schedule(f"planned-{name}", every=0.3, job="sync", keyspace=name)
+    def planned() -> Any:
+        """Wants the keys that the file `wanted` names; without the file it wants nothing changed."""
+        return wanted.read_text().split() if wanted.exists() else Plan()

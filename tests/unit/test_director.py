@@ -28,6 +28,7 @@ from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.desk import End
 from celery_sticky.worker.director import Director
 from celery_sticky.worker.envelope import Envelope
+from celery_sticky.worker.lease import Lease
 from celery_sticky.worker.member import Snapshot
 
 KS, SLOTS = "pinned", 8
@@ -98,6 +99,7 @@ class Worker:
             lambda: MemoryDirectory(world.server, KS),
             lambda: MemoryQueues(world.broker),
             self.courier,
+            Lease({KS: SLOTS}),
             lambda event: None,
             lambda keys: self.lost.append(sorted(keys)),
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from harness.fake_host import FakeHost, World
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs import keeper as keeper_module
@@ -17,8 +18,8 @@ from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.places import Terms, house_job
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
-from celery_sticky.jobs.suspects import Suspects
-from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
+from celery_sticky.jobs.wire import Ended, Notify, Start, Stop
+from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
@@ -42,86 +43,41 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock()
 
 
-@dataclass
-class World:
-    """What is true, whoever knows it."""
-
-    running: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
-    """Name and key -> worker and epoch of what runs."""
-    starts: list[tuple[str, str, int]] = field(default_factory=list)
-    """Key, worker, epoch."""
-    noted: dict[str, list[Any]] = field(default_factory=dict)
-    """Id -> payloads."""
-
-
-class FakeHost:
-    """A job host whose answers come when the test lets them."""
-
-    def __init__(self, worker: str, world: World) -> None:
-        self.worker, self.world = worker, world
-        self.suspects = Suspects()
-        self.number = 0
-        self.inbox: deque[Message] = deque()
-        self.runs: dict[int, Start] = {}
-        self.keeper: Keeper
-        self.failing: set[str] = set()
-
-    def boot(self) -> None:
-        self.number += 1
-        self.keeper.host_started(self.number)
-
-    def say(self, number: int, messages: Sequence[Message]) -> None:
-        if number == self.number:
-            self.inbox.extend(messages)
-
-    def kill(self, number: int, reason: str) -> None:
-        if number == self.number:
-            self.die(killed=True)
-            self.boot()
-
-    def die(self, *, killed: bool = False) -> None:
-        self.number += 1
-        self.suspects.host_ended(Clock.now, killed=killed)
-        for start in self.runs.values():
-            self.world.running.pop((start.name, start.key), None)
-        self.runs.clear()
-        self.inbox.clear()
-        self.keeper.host_ended()
-
-    def step(self) -> None:
-        if not self.inbox:
-            return
-        match self.inbox.popleft():
-            case Start() as start if start.key in self.failing:
-                self.keeper.heard(Failed(start.ref, "ValueError: no"))
-            case Start() as start:
-                job = (start.name, start.key)
-                assert job not in self.world.running, f"{job} runs already, at {self.world.running[job]}"
-                assert all(e <= start.epoch for k, _, e in self.world.starts if k == start.key), "an old epoch"
-                self.world.running[job] = (self.worker, start.epoch)
-                self.world.starts.append((start.key, self.worker, start.epoch))
-                self.runs[start.ref] = start
-                self.keeper.heard(Started(start.ref))
-            case Stop(ref) if ref in self.runs:
-                self.end(ref)
-            case Notify(ref, note, payload) if ref in self.runs:
-                self.world.noted.setdefault(self.runs[ref].id, []).append(payload)
-                self.keeper.heard(Noted(ref, note))
-
-    def end(self, ref: int, error: str = "") -> None:
-        start = self.runs.pop(ref)
-        del self.world.running[start.name, start.key]
-        self.keeper.heard(Ended(ref, error))
-
-
 class CountedJobs(MemoryJobs):
     """Counts the looks."""
 
     looks = 0
+    looked_at = 0
 
-    def look(self, known: Mapping[int, int]) -> Mapping[int, SlotJobs]:
+    def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         self.looks += 1
+        self.looked_at += len(known)
         return super().look(known)
+
+
+class Director:
+    """What a keeper says of the places of keys."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.known: set[str] = set()
+
+    def wanted(self, places: Collection[str]) -> None:
+        fresh = [place for place in places if place not in self.known]
+        self.known.update(fresh)
+        self.heard += [("wanted", *fresh)] if fresh else []
+
+    def listed(self, places: Collection[str]) -> None:
+        self.known = set(places)
+        self.heard.append(("listed", *sorted(places)))
+
+    def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
+        self.known -= {place} if vacant else set()
+        self.heard.append(("vacant" if vacant else "drained", place, epoch))
+
+    def take(self) -> list[Any]:
+        heard, self.heard = self.heard, []
+        return heard
 
 
 class Worker:
@@ -135,9 +91,10 @@ class Worker:
         self.lease.grant("ks", boottime() + 1e6, 1)
         self.store = CountedJobs(server, "ks")
         self.store.watch(0.0)  # subscribes
-        self.host = FakeHost(name, world)
+        self.host = FakeHost(name, world, lambda: Clock.now)
         self.drained: set[int] = set()
         self.reports: list[Event] = []
+        self.director = Director()
         self.keeper = Keeper(
             "ks",
             name,
@@ -148,6 +105,7 @@ class Worker:
             self._report,
             poll=poll,
             outcome_ttl=60.0,
+            director=self.director,
         )
         self.host.keeper = self.keeper
         self.host.boot()
@@ -760,3 +718,223 @@ def test_a_fence_above_our_epoch_is_reported(server: MemoryJobServer) -> None:
     run(worker)
     (report,) = [report for report in worker.reports if not isinstance(report, HostUp)]
     assert repr(report) == "OpenRefused(slot=0, fence=7)"
+
+
+# -- places of keys --------------------------------------------------------------------------------
+
+PLACE = "=k"
+
+
+def placed(server: MemoryJobServer, *, poll: float = NEVER) -> Worker:
+    worker = Worker("a", server, World(), poll=poll)
+    run(worker)
+    worker.director.take()
+    return worker
+
+
+def admit_placed(worker: Worker, key: str = "k", job_id: str = "id") -> None:
+    admission, _ = worker.store.admit(NewJob("job", key, f"={key}", job_id, b"1"), max_queued=10**6, outcome_ttl=60)
+    assert admission is Admission.ADMITTED
+
+
+def held(worker: Worker) -> Worker:
+    """Have a job run in the place."""
+    admit_placed(worker)
+    run(worker)
+    worker.keeper.open(PLACE, 77, 1)
+    run(worker)
+    worker.director.take()
+    return worker
+
+
+def test_of_a_place_that_is_not_held_here_the_director_is_told(server: MemoryJobServer) -> None:
+    worker = placed(server)
+    admit_placed(worker)
+    admit(worker, "plain", "other")
+    run(worker)
+    assert worker.director.take() == [("wanted", PLACE)]
+    assert not worker.host.world.starts, "that is the director's to say"
+
+
+def test_a_job_runs_under_the_token_its_place_was_opened_with(server: MemoryJobServer) -> None:
+    worker = held(placed(server))
+    assert worker.host.world.starts == [("k", "a", 77)]
+    worker.store.notify(PLACE, "job", "k", b"5", limit=9)
+    run(worker)
+    assert worker.host.world.noted == {"id": [5]} and worker.director.take() == []
+
+
+def test_a_place_that_is_stopped_is_drained_when_its_jobs_have_ended(server: MemoryJobServer) -> None:
+    worker = held(placed(server))
+    worker.keeper.stop(PLACE)
+    worker.work()
+    worker.work()
+    assert worker.director.take() == [], "it still runs"
+    run(worker)
+    assert worker.director.take() == [("drained", PLACE, 77)] and not worker.host.runs
+    worker.keeper.open(PLACE, 78, 1)
+    run(worker)
+    assert worker.host.world.starts[-1] == ("k", "a", 78)
+
+
+def test_what_became_of_a_run_is_written_down_before_its_place_is_drained(server: MemoryJobServer) -> None:
+    worker = held(placed(server))
+    worker.host.end(1)
+    worker.keeper.stop(PLACE)
+    run(worker)
+    assert state(worker) == "gone", "the next worker would start it again"
+    assert worker.director.take() == [("vacant", PLACE, 77)]
+
+
+def test_a_place_whose_jobs_are_gone_is_let_go(server: MemoryJobServer) -> None:
+    worker = held(placed(server))
+    worker.store.stop(PLACE, "job", "k")
+    run(worker)
+    assert worker.director.take() == [("vacant", PLACE, 77)] and not server.records["ks"].slots.keys() & {PLACE}
+    worker.keeper.open(PLACE, 78, 1)
+    run(worker)
+    assert worker.director.take() == [("vacant", PLACE, 78)], "also one that has none when it is opened"
+
+
+def test_a_job_that_comes_while_its_place_is_let_go_is_not_missed(server: MemoryJobServer) -> None:
+    """Guards: the keeper has seen that nothing is left there, and has yet to write down what became of the last run."""
+    worker = held(placed(server))
+    worker.store.stop(PLACE, "job", "k")
+    worker.work()
+    worker.host.step()  # it has stopped
+    worker.work()  # that is written down, and seen
+    admit_placed(worker, job_id="next")
+    run(worker)
+    heard = worker.director.take()
+    if ("vacant", PLACE, 77) in heard:
+        assert heard[-1] == ("wanted", PLACE)
+        worker.keeper.open(PLACE, 78, 1)
+        run(worker)
+    assert [key for key, *_ in worker.host.world.starts] == ["k", "k"]
+
+
+def test_a_place_that_may_have_changed_is_looked_at_again_before_it_is_let_go() -> None:
+    roster = Roster(TERMS)
+    roster.open(PLACE, 77, 1)
+    roster.fenced(PLACE)
+    roster.seen(PLACE, SlotJobs(0, (), ()))
+    assert roster.changed([PLACE, "=other"]) == {PLACE}
+    roster.reconcile(boottime(), lambda _: True)
+    assert roster.take_drained() == []
+    roster.seen(PLACE, SlotJobs(0, (), ()))
+    roster.reconcile(boottime(), lambda _: True)
+    assert [drained.vacant for drained in roster.take_drained()] == [True]
+
+
+def test_what_signals_have_lost_the_next_look_finds(server: MemoryJobServer) -> None:
+    worker = held(placed(server, poll=0.0))
+    other = MemoryJobs(server, "ks")
+    other.stop(PLACE, "job", "k")
+    other.admit(NewJob("job", "x", "=x", "x", b"1"), max_queued=9, outcome_ttl=9)
+    worker.store.watch(0.0)  # lost
+    for _ in range(6):
+        worker.keeper.work(worker.store)
+        while worker.host.inbox:
+            worker.host.step()
+    heard = worker.director.take()
+    assert ("listed", PLACE, "=x") in heard and ("vacant", PLACE, 77) in heard and ("listed", "=x") in heard
+    worker.work()
+    assert worker.director.take() == [], "nothing has changed"
+
+
+def test_a_place_that_is_somebody_elses_kills_what_runs_of_it(server: MemoryJobServer) -> None:
+    worker = held(placed(server))
+    worker.keeper.close(PLACE)
+    worker.work()
+    assert not worker.host.runs and worker.director.take() == []
+
+
+def test_a_place_that_was_opened_under_a_higher_token_is_given_up(server: MemoryJobServer) -> None:
+    worker = placed(server)
+    admit_placed(worker)
+    run(worker)
+    worker.director.take()
+    worker.store.open(PLACE, 99)
+    worker.keeper.open(PLACE, 77, 1)
+    run(worker)
+    assert worker.director.take() == [("drained", PLACE, 77)]
+    assert not worker.host.world.starts and worker.reports == [HostUp()]
+
+
+def test_a_fence_that_went_with_the_last_record_is_set_anew(server: MemoryJobServer) -> None:
+    worker = held(placed(server))
+    keyspace = server.records["ks"]
+    keyspace.slots[PLACE].epoch = 0  # as where all was gone and another job came before we looked
+    worker.host.end(1, "OSError: gone")
+    run(worker)
+    assert state(worker) == "failing" and keyspace.slots[PLACE].epoch == 77
+
+
+def test_a_place_that_is_stopped_and_whose_fence_is_gone_is_drained_all_the_same(server: MemoryJobServer) -> None:
+    """Guards: its job was stopped and dispatched again at once, so that what became of the old run is nobody's."""
+    worker = held(placed(server))
+    worker.host.end(1)
+    server.records["ks"].slots[PLACE].epoch = 0
+    worker.keeper.stop(PLACE)
+    run(worker)
+    assert worker.director.take()[-1] == ("drained", PLACE, 77)
+
+
+def test_in_a_place_that_is_only_tended_nothing_starts_and_what_is_to_stop_goes(server: MemoryJobServer) -> None:
+    worker = placed(server)
+    for key in ("fresh", "ran", "stops"):
+        admit_placed(worker, key, key)
+        if key != "fresh":
+            worker.keeper.open(f"={key}", 5, 1)
+            run(worker)
+            worker.keeper.stop(f"={key}")
+            run(worker)
+    worker.store.stop("=stops", "job", "stops")
+    starts = list(worker.host.world.starts)
+    for key in ("fresh", "ran", "stops"):
+        worker.keeper.open(f"={key}", 9, 1, "nobody has pinned it")
+    run(worker, 10)
+    records = {record.key: (record.state.value, record.error) for record in worker.store.records()}
+    assert records == {"fresh": ("queued", ""), "ran": ("failing", "nobody has pinned it")}
+    assert worker.host.world.starts == starts
+    assert worker.director.take()[-1] == ("vacant", "=stops", 9)
+
+
+def test_of_thousands_of_places_only_those_are_looked_at_that_have_changed(server: MemoryJobServer) -> None:
+    worker = placed(server, poll=0.0)
+    for i in range(3000):
+        key = f"k{i}"
+        admit_placed(worker, key, key)
+        worker.keeper.open(f"={key}", 5, 1)
+    run(worker, 20)  # in portions
+    assert len(worker.host.world.starts) == 3000
+    worker.store.looked_at = 0
+    before = time.process_time()
+    for _ in range(100):
+        worker.work()
+    idle = time.process_time() - before
+    assert worker.store.looked_at == 0 and worker.director.take()[-1][0] == "listed"
+    worker.store.notify("=k7", "job", "k7", b"1", limit=9)
+    run(worker)
+    assert worker.host.world.noted == {"k7": [1]} and worker.store.looked_at <= 10
+    assert idle < 1.0, "a hundred looks, each of one answer"
+
+
+def test_a_job_that_was_dispatched_as_in_a_plain_keyspace_does_not_run_where_nobody_claims_its_key(
+    server: MemoryJobServer,
+) -> None:
+    plain = alone(server)
+    admit(plain, "before", "before")
+    run(plain)
+    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]}, directed=True)
+    worker.keeper.open(0, 9, 1)
+    admit(worker)
+    run(worker, 8)
+    assert [key for key, *_ in worker.host.world.starts] == ["schedule:x"]
+    outcome = worker.store.outcome("id", 0)
+    assert outcome is not None and "directs keys" in outcome.error
+    (left,) = worker.store.records()
+    assert (left.key, left.state) == ("before", JobState.FAILING) and "directs keys" in left.error
+    worker.store.stop(0, "job", "before")
+    run(worker)
+    assert not worker.store.records()

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_sticky import Job, Sticky
+from celery_sticky import Job, Keyspace, Sticky, jump
 from celery_sticky.errors import (
+    AssignmentFailed,
     DispatchTimeout,
     InvalidJob,
     InvalidKey,
@@ -22,12 +23,16 @@ from celery_sticky.errors import (
     JobFailed,
     KeyspaceFull,
     NoSuchJob,
+    NotPinned,
     ShutdownTimeout,
 )
 from celery_sticky.jobs import client as client_module
 from celery_sticky.jobs.client import MAX_PAYLOAD, Jobs
+from celery_sticky.jobs.schedule import Schedule
 from celery_sticky.jobs.wire import Start, decode, encode
-from celery_sticky.stores import JobStore, open_job_store
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import DIRECT_QUEUE, Member
+from celery_sticky.stores import JobStore, open_directory, open_job_store, open_store
 from celery_sticky.stores.jobs import JobState, Report, Verdict
 
 
@@ -284,7 +289,7 @@ def test_connections_are_used_again_but_not_by_two_threads_nor_by_a_child() -> N
     busy = threading.Event()
     busy.set()
     settings = make("x").settings
-    jobs = Jobs(lambda: settings, open_slow, lambda _: None)
+    jobs = Jobs(lambda: settings, open_slow, lambda _: None, lambda _, key: 0)
     jobs.list()
     jobs.list()
     assert opened == ["default"]
@@ -302,6 +307,81 @@ def test_connections_are_used_again_but_not_by_two_threads_nor_by_a_child() -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == count + 1, "the child made one of its own"
     jobs.close()
     assert opened.count("closed") == count
+
+
+# -- keyspaces that direct keys --------------------------------------------------------------------
+
+
+def fails(key: str, workers: Any) -> Any:
+    raise LookupError("no such shard")
+
+
+@pytest.fixture
+def directed(sticky: Sticky) -> Sticky:
+    """Has keyspaces of which a worker `a` is a member; its pin of `pinned` is there."""
+    for keyspace in (
+        Keyspace("pins", pins=True),
+        Keyspace("strict", pins=True, unpinned="refuse"),
+        Keyspace("fails", assign=fails),
+        Keyspace("empty", assign=jump),
+    ):
+        sticky.keyspace(keyspace)
+        store = open_store(sticky.wiring.store_at, keyspace.name)
+        run = store.read().store_id
+        view = changes.fresh(slots=8, hash=keyspace.hash_name, generation=1, version=1, store_id=run)
+        if keyspace.name != "empty":
+            view = changes.join(view, Member("a", "a-1", attributes={DIRECT_QUEUE: "1"}))
+        assert store.swap(None, view)
+        directory = open_directory(sticky.wiring.store_at, keyspace.name)
+        directory.enlist("a", "a-1")
+        if keyspace.pins:
+            directory.pin("a", "pinned", take=False)
+    return sticky
+
+
+def test_a_job_of_a_directed_key_is_written_down_by_its_key(directed: Sticky) -> None:
+    owner = Owner(directed, keyspace="pins")
+    job_id = directed.jobs.admit("sync", "pinned", 1, keyspace="pins")
+    (record,) = owner.store.records()
+    assert record.slot == "=pinned"
+    owner.start_all()
+    assert directed.jobs.dispatch("sync", "pinned", 1, keyspace="pins", id=job_id) == job_id
+    directed.jobs.notify("sync", "pinned", 5, keyspace="pins")
+    (note,) = owner.store.look({"=pinned": 0})["=pinned"].notes
+    assert note.payload == b"5"
+    info = directed.jobs.get("sync", "pinned", keyspace="pins")
+    assert info is not None and info.slot == directed.slot_for("pinned", "pins")
+    assert directed.jobs.list(keyspace="pins") == [info]
+    directed.jobs.stop("sync", "pinned", keyspace="pins")
+    with pytest.raises(ShutdownTimeout):
+        directed.jobs.shutdown("pins", timeout=0.1)
+
+
+def test_where_a_key_belongs_to_nobody_its_job_is_not_wanted(directed: Sticky) -> None:
+    for jobs_verb in (directed.jobs.dispatch, directed.jobs.admit, directed.jobs.notify):
+        with pytest.raises(NotPinned, match="key 'k' of keyspace 'strict'"):
+            jobs_verb("sync", "k", keyspace="strict")
+    with pytest.raises(NoSuchJob):
+        directed.jobs.stop("sync", "k", keyspace="strict")
+    with pytest.raises(AssignmentFailed, match="no such shard"):
+        directed.jobs.admit("sync", "k", keyspace="fails")
+    with pytest.raises(NoSuchJob):
+        directed.jobs.notify("sync", "k", keyspace="fails")
+    assert not directed.jobs.list(keyspace="strict") and not directed.jobs.list(keyspace="fails")
+    directed.jobs.admit("sync", "pinned", keyspace="strict")
+
+
+def test_a_job_may_wait_for_a_worker_to_come(directed: Sticky) -> None:
+    with pytest.raises(DispatchTimeout):
+        directed.jobs.dispatch("sync", "k", keyspace="empty", timeout=0.05)
+    assert [info.key for info in directed.jobs.list(keyspace="empty")] == ["k"]
+
+
+def test_a_schedule_passes_over_keys_that_nobody_has_pinned(directed: Sticky) -> None:
+    Schedule("tenants", "strict", "sync", 1.0, list).apply(["a", "pinned", "z"], directed.jobs)
+    assert [info.key for info in directed.jobs.list(keyspace="strict")] == ["pinned"]
+    Schedule("tenants", "fails", "sync", 1.0, list).apply(["a"], directed.jobs)
+    assert not directed.jobs.list(keyspace="fails")
 
 
 # -- declarations ----------------------------------------------------------------------------------

@@ -339,3 +339,68 @@ def test_a_key_that_another_worker_has_claimed_is_asked_of_less_and_less_often(w
     worker.claims.ask_at(KS, "a", 0.0)
     worker.claims.held(KS, "a", now)
     assert "a" in worker.asked(now + HELD_FIRST), "the next wait is another one"
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+
+def test_a_key_is_claimed_for_a_job_and_kept_for_as_long_as_it_is_here(worker: Worker) -> None:
+    worker.claims.want_job(KS, "j", "pin-1")
+    (question,) = [one for one in worker.claims.questions(KS, NOW, 9) if one.key == "j"]
+    assert (question.pin, question.claimed, list(question.slots), question.job) == ("pin-1", False, [], True)
+    worker.grant("j", 9)
+    assert worker.claims.hold_job(KS, "j") == 9
+    assert "j" not in worker.asked(NOW + 10 * REVIEW) and worker.claims.to_release(KS) == []
+    worker.claims.leave_job(KS, "j")
+    assert worker.claims.to_release(KS) == ["j"]
+
+
+def test_a_key_that_is_claimed_for_jobs_alone_is_not_gone_through_again_and_again(worker: Worker) -> None:
+    before = len(worker.claims)
+    for i in range(100):
+        worker.claims.want_job(KS, f"j{i}", "")
+        worker.grant(f"j{i}")
+        worker.claims.hold_job(KS, f"j{i}")
+    assert len(worker.claims) == before
+
+
+def test_tasks_run_under_the_claim_of_a_job_and_the_other_way_round(worker: Worker, broker: MemoryBroker) -> None:
+    worker.claims.want_job(KS, "c", "")
+    worker.grant("c", 5)
+    worker.claims.hold_job(KS, "c")
+    publish(broker, MINE, "c1")
+    worker.desk.rounds.note([(KS, MINE)])
+    worker.turn()
+    started = worker.start()
+    assert started["c1"].token == 5, "without being asked of again"
+    worker.claims.leave_job(KS, "c")
+    assert worker.claims.to_release(KS) == [], "c1 runs"
+    worker.claims.want_job(KS, "c", "")
+    (question,) = [one for one in worker.claims.questions(KS, NOW, 9) if one.key == "c"]
+    assert question.claimed and worker.claims.hold_job(KS, "c") == 5
+    worker.desk.end(started["c1"], ACK, NOW)
+    worker.turn()
+    assert worker.claims.to_release(KS) == [], "the job runs"
+    worker.claims.leave_job(KS, "c")
+    assert worker.claims.to_release(KS) == ["c"]
+
+
+def test_a_job_that_is_not_to_run_here_after_all_leaves_nothing_but_what_was_asked(worker: Worker) -> None:
+    for key in ("j1", "j2"):
+        worker.claims.want_job(KS, key, "")
+    worker.claims.asking(KS, ["j2"])
+    for key in ("j1", "j2", "never wanted"):
+        worker.claims.leave_job(KS, key)
+    assert worker.claims.to_release(KS) == ["j2"] and not {"j1", "j2"} & set(worker.asked())
+
+
+def test_as_another_incarnation_no_key_is_held_for_jobs(worker: Worker) -> None:
+    for key in ("a", "j"):
+        worker.claims.want_job(KS, key, "")
+        worker.grant(key)
+        worker.claims.hold_job(KS, key)
+    worker.claims.want_job(KS, "waits", "")
+    assert sorted(worker.claims.serve(KS, "me-2", MINE)) == ["a", "j"]
+    assert worker.claims.serve(KS, "me-3", MINE) == []
+    assert worker.claims.to_release(KS) == [] and {"j", "waits"}.isdisjoint(worker.asked())
+    assert not any(question.job for question in worker.claims.questions(KS, NOW, 9))

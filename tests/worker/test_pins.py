@@ -226,13 +226,6 @@ def test_pinned_from_a_job_the_key_comes_to_the_worker_of_the_job(directed: Dire
     assert {key: node(fleet.ran(key)[0]) for key in keys} == homes
 
 
-def test_where_keys_are_directed_no_jobs_can_be_declared(directed: Directed) -> None:
-    fleet = directed("pinned")
-    worker = fleet.worker("a", ready=False, env={"STICKY_TEST_JOB_IN": "pinned"})
-    worker.wait_for_log("keyspace 'pinned' directs keys to workers.*declare them in another keyspace", 30)
-    assert worker.wait() != 0
-
-
 def test_only_a_worker_can_pin(directed: Directed) -> None:
     fleet = directed("pinned")
     with pytest.raises(NotAMember, match="this process belongs to none"):

@@ -4,6 +4,7 @@ from celery_sticky.testing.job_store_contract.admissions import AdmissionContrac
 from celery_sticky.testing.job_store_contract.notes import NoteContract
 from celery_sticky.testing.job_store_contract.outcomes import OutcomeContract
 from celery_sticky.testing.job_store_contract.owners import OwnerContract
+from celery_sticky.testing.job_store_contract.places import PlaceContract
 from celery_sticky.testing.job_store_contract.runs import RunContract
 from celery_sticky.testing.job_store_contract.signals import JobFaultContract, JobSignalContract
 from celery_sticky.testing.job_store_contract.stops import StopContract
@@ -18,6 +19,7 @@ class JobStoreContract(
     OwnerContract,
     RunContract,
     NoteContract,
+    PlaceContract,
     JobSignalContract,
     JobFaultContract,
 ):

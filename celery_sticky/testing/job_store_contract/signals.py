@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import JobState, JobStore, Outcome
 from celery_sticky.testing.job_store_contract.steps import (
     EPOCH,
@@ -69,7 +70,7 @@ class JobSignalContract(WatchContract[JobStore]):
         settle(store, ended(running(store, job("d3", slot=9)).id), slot=9)
         other.watch(0)
         store.close_keyspace(closed=True)
-        heard: set[int] = set()
+        heard: set[Slot] = set()
         while heard != {0, 5}:
             more = other.watch(PATIENCE)
             assert more and not heard & set(more)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob, Outcome, Report, Verdict
 from celery_sticky.testing.store_contract.server import PATIENCE
 
@@ -18,7 +19,7 @@ SLOT, EPOCH = 3, 7
 SUCCESS = Outcome()
 
 
-def job(id: str = "d1", name: str = "feed", key: str = "k", slot: int = SLOT, payload: bytes = b'{"n":1}') -> NewJob:  # noqa: A002
+def job(id: str = "d1", name: str = "feed", key: str = "k", slot: Slot = SLOT, payload: bytes = b'{"n":1}') -> NewJob:  # noqa: A002
     """Return a job to be admitted."""
     return NewJob(name, key, slot, id, payload)
 
@@ -35,7 +36,7 @@ def queued(store: JobStore, new: NewJob | None = None, *, ttl: float = 60) -> Ne
     return new
 
 
-def reserved(store: JobStore, *ids: str, slot: int = SLOT, epoch: int = EPOCH) -> None:
+def reserved(store: JobStore, *ids: str, slot: Slot = SLOT, epoch: int = EPOCH) -> None:
     """Open the slot and reserve the start of jobs."""
     store.open(slot, epoch)
     assert set(store.reserve(slot, epoch, "w1", ids)) == set(ids)
@@ -52,7 +53,7 @@ def settle(
     store: JobStore,
     *reports: Report,
     notes: Collection[str] = (),
-    slot: int = SLOT,
+    slot: Slot = SLOT,
     epoch: int = EPOCH,
     ttl: float = 60,
 ) -> None:
@@ -103,12 +104,12 @@ def record(store: JobStore, job_id: str = "d1") -> JobRecord:
     return found
 
 
-def ids(store: JobStore, slot: int | None = None) -> set[str]:
+def ids(store: JobStore, slot: Slot | None = None) -> set[str]:
     """Return the ids of the records."""
     return {record.id for record in store.records(slot=slot)}
 
 
-def revision(store: JobStore, slot: int = SLOT) -> int:
+def revision(store: JobStore, slot: Slot = SLOT) -> int:
     """Return the revision of a slot."""
     seen = store.look({slot: 0})
     return seen[slot].revision if slot in seen else 0
@@ -120,7 +121,7 @@ def note(store: JobStore, payload: bytes = b"{}", *, to: NewJob | None = None, l
     return store.notify(to.slot, to.name, to.key, payload, limit=limit)
 
 
-def notes(store: JobStore, slot: int = SLOT) -> list[bytes]:
+def notes(store: JobStore, slot: Slot = SLOT) -> list[bytes]:
     """Return the payloads of the notes that wait, the oldest first."""
     seen = store.look({slot: 0})
     return [note.payload for note in seen[slot].notes] if slot in seen else []

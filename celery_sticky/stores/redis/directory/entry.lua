@@ -45,11 +45,16 @@ local function may_act(incarnation)
   return lives(incarnation) and redis.call('HGET', VIEW, 'store_id') == run_id()
 end
 
--- A hint to an incarnation, if it lives: the pin of a key that it has to do with has changed.
-local function tell(channel, incarnation, key)
-  if incarnation and lives(incarnation) then
-    redis.call('PUBLISH', channel, 'pin:' .. incarnation .. ':' .. key)
+-- A hint: the pin of a key has changed, and those of these incarnations that live have to do with it.
+local function tell(channel, key, held_by, former)
+  local concerned = {}
+  if held_by and lives(held_by) then
+    concerned[1] = held_by
   end
+  if former and former ~= held_by and lives(former) then
+    concerned[#concerned + 1] = former
+  end
+  redis.call('PUBLISH', channel, 'pin:' .. table.concat(concerned, ',') .. ':' .. key)
 end
 
 local function note_lost(incarnation, key)

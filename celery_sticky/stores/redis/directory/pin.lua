@@ -19,8 +19,5 @@ end
 redis.call('SREM', LOST .. incarnation, key)
 redis.call('HSET', PINS, key, incarnation .. ' ' .. worker)
 local _, held_by = holder(key)
-tell(channel, held_by, key)
-if former ~= held_by then
-  tell(channel, former, key)
-end
+tell(channel, key, held_by, former)
 return {'done'}

@@ -131,6 +131,6 @@ def _signal(payload: bytes) -> ViewChanged | PinMoved | None:
         match payload.decode().split(":", 2):
             case ["changed", version]:
                 return ViewChanged(int(version))
-            case ["pin", incarnation, key]:
-                return PinMoved(incarnation, key)
+            case ["pin", concerned, key]:
+                return PinMoved(key, frozenset(filter(None, concerned.split(","))))
     return None

@@ -11,5 +11,5 @@ if pinner(key) ~= incarnation then
 end
 redis.call('HDEL', PINS, key)
 local _, held_by = holder(key)
-tell(channel, held_by, key)
+tell(channel, key, held_by)
 return 1

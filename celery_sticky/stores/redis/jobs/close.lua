@@ -9,7 +9,7 @@ if not closed then
     return
 end
 redis.call('SET', root .. ':closed', 1)
-for _, slot in ipairs(redis.call('HKEYS', root .. ':revisions')) do
+for _, slot in ipairs(used_slots()) do
     local ids = redis.call('HVALS', slot_key(slot))
     for _, id in ipairs(ids) do
         stop(slot, id)
@@ -18,3 +18,4 @@ for _, slot in ipairs(redis.call('HKEYS', root .. ':revisions')) do
         redis.call('PUBLISH', channel, slot)
     end
 end
+forget_vacant()

@@ -32,13 +32,25 @@ local function say(slot, revision)
     reply[#reply + 1] = notes(slot)
 end
 
+-- Return the revisions of these slots and places of keys; '0' where there is none.
+local function revisions(from, upto)
+    local found, placed = redis.call('HMGET', root .. ':revisions', unpack(ARGV, from, upto)), nil
+    for i = 1, #found do
+        if not found[i] and is_place(ARGV[from + i - 1]) then
+            placed = placed or redis.call('HMGET', root .. ':places', unpack(ARGV, from, upto))
+            found[i] = placed[i]
+        end
+        found[i] = found[i] or '0'
+    end
+    return found
+end
+
 for from = 2, slots + 1, CHUNK do
     local upto = math.min(from + CHUNK - 1, slots + 1)
-    local revisions = redis.call('HMGET', root .. ':revisions', unpack(ARGV, from, upto))
-    for i, revision in ipairs(revisions) do
+    for i, revision in ipairs(revisions(from, upto)) do
         local at = from + i - 1
-        if (revision or '0') ~= ARGV[at + slots] then
-            say(ARGV[at], revision or '0')
+        if revision ~= ARGV[at + slots] then
+            say(ARGV[at], revision)
         end
     end
 end

@@ -5,6 +5,9 @@
 -- Reply nil, or the higher epoch that refuses
 
 local slot, epoch = ARGV[1], ARGV[2]
+if vacant(slot) then
+    return false
+end
 local fence = redis.call('HGET', root .. ':fences', slot)
 if fence and tonumber(fence) > tonumber(epoch) then
     return fence

@@ -5,7 +5,8 @@
 -- <root>:outcome:<id>   stream  one entry: error, identity. Many can wait for it, and it expires.
 -- <root>:notes:<id>     stream  payload: what waits for a job. An entry is named by the revision of the slot that it made.
 -- <root>:queued         set     ids of the fresh records
--- <root>:revisions      hash    slot -> revision, of every slot that was ever used
+-- <root>:revisions      hash    number of a slot -> revision, of every slot that was ever used
+-- <root>:places         hash    place of a key -> revision, of those that have records; '' -> the highest there ever was
 -- <root>:fences         hash    slot -> epoch
 -- <root>:ticks          hash    ticker -> last number
 -- <root>:closed                 is there while the keyspace is closed
@@ -33,8 +34,20 @@ local function place_of(name, key)
     return #name .. ':' .. name .. key
 end
 
+local function is_place(slot)
+    return string.sub(slot, 1, 1) == '='
+end
+
+-- Whether it is the place of a key, and has no records: then there is nothing to be fenced.
+local function vacant(slot)
+    return is_place(slot) and redis.call('EXISTS', slot_key(slot)) == 0
+end
+
 -- Return the fence of a slot if it is another one, else false.
 local function fenced(slot, epoch)
+    if vacant(slot) then
+        return false
+    end
     local fence = redis.call('HGET', root .. ':fences', slot) or '0'
     return fence ~= epoch and fence
 end
@@ -44,7 +57,9 @@ end
 local coming = {}
 local function next_revision(slot)
     if not coming[slot] then
-        local time, last = redis.call('TIME'), tonumber(redis.call('HGET', root .. ':revisions', slot)) or 0
+        -- One counter for all places of keys: one that was forgotten may come again.
+        local revisions, field = root .. (is_place(slot) and ':places' or ':revisions'), is_place(slot) and '' or slot
+        local time, last = redis.call('TIME'), tonumber(redis.call('HGET', revisions, field)) or 0
         coming[slot] = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
     end
     return coming[slot]
@@ -55,9 +70,13 @@ local revised = {}
 local function revise(slot)
     if not revised[slot] then
         revised[slot] = next_revision(slot)
+        local revisions = root .. (is_place(slot) and ':places' or ':revisions')
         -- A server that is out of memory lets a script grow nothing until the script has removed something.
-        redis.call('HDEL', root .. ':revisions', slot)
-        redis.call('HSET', root .. ':revisions', slot, revised[slot])
+        redis.call('HDEL', revisions, slot)
+        redis.call('HSET', revisions, slot, revised[slot])
+        if is_place(slot) then
+            redis.call('HSET', revisions, '', revised[slot])
+        end
     end
     return revised[slot]
 end
@@ -70,6 +89,8 @@ local function tell(id, identity, error, ttl)
 end
 
 -- Let a record go, with its notes: with this outcome if it is fresh, kept for `ttl` (nil: as its dispatch wants).
+-- Then `forget_vacant`, unless another one comes in its stead.
+local gone = {}
 local function remove(slot, id, error, ttl)
     local job = redis.call('HMGET', job_key(id), 'name', 'key', 'fresh', 'identity', 'outcome_ttl')
     redis.call('DEL', job_key(id), notes_key(id))
@@ -77,10 +98,21 @@ local function remove(slot, id, error, ttl)
     if job[3] == '1' then
         tell(id, job[4], error, ttl or job[5])
     end
+    gone[slot] = true
     revise(slot)
 end
 
--- Want a job no more.
+-- Forget the places of keys in which this script has left no record.
+local function forget_vacant()
+    for slot in pairs(gone) do
+        if vacant(slot) then
+            redis.call('HDEL', root .. ':places', slot)
+            redis.call('HDEL', root .. ':fences', slot)
+        end
+    end
+end
+
+-- Want a job no more. Then `forget_vacant`.
 local function stop(slot, id)
     local state = redis.call('HGET', job_key(id), 'state')
     if state == 'queued' then
@@ -88,6 +120,15 @@ local function stop(slot, id)
     elseif state ~= 'stopping' then
         redis.call('HSET', job_key(id), 'version', revise(slot), 'state', 'stopping')
     end
+end
+
+-- Return every slot and every place of a key in which there may be records.
+local function used_slots()
+    local slots = redis.call('HKEYS', root .. ':revisions')
+    for _, place in ipairs(redis.call('HKEYS', root .. ':places')) do
+        slots[#slots + 1] = place ~= '' and place or nil
+    end
+    return slots
 end
 
 -- Add the records of a slot to a reply, each as a list of its fields in the order of `JobRecord`.

@@ -5,7 +5,7 @@
 -- Reply the records
 
 local reply = {}
-for _, slot in ipairs(ARGV[1] ~= '' and ARGV or redis.call('HKEYS', root .. ':revisions')) do
+for _, slot in ipairs(ARGV[1] ~= '' and ARGV or used_slots()) do
     read(slot, reply)
 end
 return reply

@@ -42,4 +42,5 @@ end
 for i = first_report, #ARGV, 3 do
     settle(ARGV[i], ARGV[i + 1], ARGV[i + 2])
 end
+forget_vacant()
 return false

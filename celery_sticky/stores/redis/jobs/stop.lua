@@ -10,5 +10,6 @@ if not id then
     return 0
 end
 stop(slot, id)
+forget_vacant()
 redis.call('PUBLISH', channel, slot)
 return 1

@@ -6,23 +6,36 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.keys import KEYED, Slot
 from celery_sticky.redis_clients import key_prefix, translate_errors
-from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, NewJob, Note, Outcome, Report, SlotJobs
+from celery_sticky.stores.jobs import (
+    Admission,
+    Fate,
+    JobPlaces,
+    JobRecord,
+    JobState,
+    NewJob,
+    Note,
+    Outcome,
+    Report,
+    SlotJobs,
+)
 from celery_sticky.stores.redis.client import Client, script
 
 if TYPE_CHECKING:
     from kombu import Connection
 
-VERBS = ("admit", "stop", "notify", "records", "close", "claim_tick", "open", "look", "reserve", "settle")
+VERBS = ("admit", "stop", "notify", "records", "close", "claim_tick", "open", "look", "places", "reserve", "settle")
 SEEN_NOTES = 1000
 """Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
 
 
-class RedisJobs(Client[int]):
+class RedisJobs(Client[Slot]):
     """See `celery_sticky.stores.jobs.JobStore`."""
 
     def __init__(
@@ -31,7 +44,7 @@ class RedisJobs(Client[int]):
         self._root = f"{key_prefix(connection)}{prefix}:{keyspace}:jobs"
         self._longest_step = socket_timeout / 2
         scripts = {verb: script(__package__, "record", verb) for verb in VERBS}
-        super().__init__(connection, self._root, scripts, _slot, socket_timeout)
+        super().__init__(connection, self._root, scripts, _signal, socket_timeout)
 
     def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
         """See `JobStore.admit`."""
@@ -49,15 +62,15 @@ class RedisJobs(Client[int]):
             if outcome is not None or left <= self._longest_step:
                 return outcome
 
-    def stop(self, slot: int, name: str, key: str) -> bool:
+    def stop(self, slot: Slot, name: str, key: str) -> bool:
         """See `JobStore.stop`."""
         return bool(self._ask("stop", self._channel, slot, name, key) == 1)
 
-    def notify(self, slot: int, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
+    def notify(self, slot: Slot, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
         """See `JobStore.notify`."""
         return Fate(self._ask("notify", self._channel, slot, name, key, payload, limit).decode())
 
-    def records(self, name: str | None = None, key: str | None = None, slot: int | None = None) -> Sequence[JobRecord]:
+    def records(self, name: str | None = None, key: str | None = None, slot: Slot | None = None) -> Sequence[JobRecord]:
         """See `JobStore.records`."""
         found = map(_record, self._ask("records", "" if slot is None else slot))
         return [record for record in found if name in (None, record.name) and key in (None, record.key)]
@@ -70,33 +83,41 @@ class RedisJobs(Client[int]):
         """See `JobStore.claim_tick`."""
         return bool(self._ask("claim_tick", name, number) == 1)
 
-    def open(self, slot: int, epoch: int) -> None:
+    def open(self, slot: Slot, epoch: int) -> None:
         """See `JobStore.open`."""
         _check(self._ask("open", slot, epoch))
 
-    def look(self, known: Mapping[int, int]) -> Mapping[int, SlotJobs]:
+    def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """See `JobStore.look`."""
         flat = iter(self._ask("look", SEEN_NOTES, *known, *known.values()))
         return {
-            int(slot): _slot_jobs(revision, [_record(record) for record in records], notes)
+            _slot(slot): _slot_jobs(revision, [_record(record) for record in records], notes)
             for slot, revision, records, notes in zip(flat, flat, flat, flat, strict=True)
         }
 
-    def reserve(self, slot: int, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+    def places(self, known: int) -> JobPlaces | None:
+        """See `JobStore.places`."""
+        if (reply := self._ask("places", known)) is None:
+            return None
+        revision, *flat = reply
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return JobPlaces(int(revision), {place.decode(): int(revised) for place, revised in pairs})
+
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
         """See `JobStore.reserve`."""
         fence, *flat = self._ask("reserve", slot, epoch, worker, *ids)
         _check(fence)
         return {job_id.decode(): attempt for job_id, attempt in zip(flat[::2], flat[1::2], strict=True)}
 
     def settle(
-        self, slot: int, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
+        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
     ) -> None:
         """See `JobStore.settle`."""
         said = chain.from_iterable((report.id, report.verdict.value, report.error) for report in reports)
         dropped = chain.from_iterable(note.split(" ", 1) for note in notes)
         _check(self._ask("settle", slot, epoch, _milliseconds(outcome_ttl), len(notes), *dropped, *said))
 
-    def where(self, slot: int) -> str:
+    def where(self, slot: Slot) -> str:
         """See `JobStore.where`."""
         return f"{self._root}:{slot}"
 
@@ -128,9 +149,15 @@ def _milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
 
 
-def _slot(signal: bytes) -> int | None:
+def _slot(text: bytes) -> Slot:
+    return int(text) if text.isdigit() else text.decode()
+
+
+def _signal(signal: bytes) -> Slot | None:
     """Read a signal; None for what is none of this release."""
-    return int(signal) if signal.isdigit() else None
+    with suppress(UnicodeDecodeError):
+        return _slot(signal) if signal.isdigit() or signal.startswith(KEYED.encode()) else None
+    return None
 
 
 def _record(fields: list[bytes]) -> JobRecord:
@@ -138,7 +165,7 @@ def _record(fields: list[bytes]) -> JobRecord:
     return JobRecord(
         name=name.decode(),
         key=key.decode(),
-        slot=int(slot),
+        slot=_slot(slot),
         id=job_id.decode(),
         payload=payload,
         state=JobState(state.decode()),

@@ -1,0 +1,134 @@
+"""What the director decides of keys: it asks the directory of those that have something here, and tells the desk."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from celery_sticky.keys import direct
+from celery_sticky.ownership.gate import Entry
+from celery_sticky.ownership.view import View
+from celery_sticky.stores.directory import Answer, Directory, Said, Wish
+from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.desk import Desk
+from celery_sticky.worker.directed_jobs import DirectedJobs
+from celery_sticky.worker.key_plans import Plan, Scene
+from celery_sticky.worker.lease import boottime
+
+logger = logging.getLogger("celery_sticky.director")
+
+AT_ONCE = 500
+"""Keys asked of in one request."""
+ROUNDS = 4
+"""Requests in a row while members and pins change under them."""
+PAUSE = 0.05
+"""Seconds between two looks at the keys that wait for a claim, or that could be given back."""
+NOBODY_PAUSE = 0.5
+"""Seconds until a key is asked of again that no worker takes."""
+
+
+class Decisions:
+    """Of the keys of one keyspace. Used by the director's thread."""
+
+    def __init__(self, keyspace: str, worker: str, courier: Courier, jobs: DirectedJobs) -> None:
+        self._name, self._mine = keyspace, direct(worker)
+        self._courier, self._jobs = courier, jobs
+        self._calls = 0
+
+    def take(
+        self,
+        directory: Directory,
+        incarnation: str,
+        scene: Callable[[], Scene],
+        adopt: Callable[[View | None], None],
+    ) -> bool:
+        """Decide of the keys that are due; True if there are more. `adopt` takes a newer document, for `scene`."""
+        for _ in range(ROUNDS):
+            seen, now = scene(), boottime()
+            plans = self._plan(seen, now)
+            if not plans:
+                return False
+            changed, view = self._ask(directory, incarnation, seen, plans, now)
+            if changed:
+                adopt(view)
+                if scene().view is seen.view:  # the document is missing, or older: the member sees to it
+                    self._put_off([plan.question.key for plan in plans], now + PAUSE)
+        return True
+
+    def _plan(self, scene: Scene, now: float) -> list[Plan]:
+        questions = self._courier.consult(lambda desk: desk.claims.questions(self._name, now, AT_ONCE))
+        return [Plan.make(question, scene) for question in questions]
+
+    def give_back(self, directory: Directory, incarnation: str) -> None:
+        """Give keys back of which nothing is left here."""
+        keys = self._courier.consult(lambda desk: desk.claims.to_release(self._name))
+        for start in range(0, len(keys), AT_ONCE):
+            part = keys[start : start + AT_ONCE]
+            self._calls += 1
+            directory.release(incarnation, self._calls, part)
+            self._courier.consult(lambda desk, part=part: desk.claims.released(self._name, part))  # type: ignore[misc]
+
+    def _ask(
+        self, directory: Directory, incarnation: str, scene: Scene, plans: list[Plan], now: float
+    ) -> tuple[bool, View | None]:
+        """Ask of keys; return whether the document is another one, and then that."""
+        wishes = []
+        for plan in plans:
+            question = plan.question
+            wishes.append(Wish(question.key, question.pin, plan.runs(self._mine) and not question.claimed))
+        wanted = [wish.key for wish in wishes if wish.run]
+        self._courier.consult(lambda desk: desk.claims.asking(self._name, wanted))
+        self._calls += 1
+        claims = directory.claim(incarnation, self._calls, scene.version, wishes)
+        if not claims.member:
+            self._put_off([wish.key for wish in wishes], now + PAUSE)  # the member finds out, and tells us
+        elif not claims.changed:
+            self._courier.decide(lambda desk: self._tell(desk, incarnation, scene, plans, claims.answers, now))
+        return claims.changed, claims.view
+
+    def _put_off(self, keys: list[str], when: float) -> None:
+        def put_off(desk: Desk) -> None:
+            for key in keys:
+                desk.claims.ask_at(self._name, key, when)
+
+        self._courier.consult(put_off)
+
+    def _tell(
+        self,
+        desk: Desk,
+        incarnation: str,
+        scene: Scene,
+        plans: list[Plan],
+        answers: Mapping[str, Answer],
+        now: float,
+    ) -> None:
+        """Tell the desk what was decided; nothing if this worker is another incarnation by now."""
+        claims = desk.claims
+        if claims.incarnation(self._name) != incarnation:
+            return
+        for plan in plans:
+            key = plan.question.key
+            answer = answers[key]
+            if answer.said is Said.PINNED:
+                claims.pinned(self._name, key, answer.by)
+                continue
+            claims.ask_at(self._name, key, now + (NOBODY_PAUSE if plan.place.nobody else PAUSE))
+            if answer.said is Said.GRANTED:
+                claims.granted(self._name, key, answer.token, now)
+            elif answer.said is Said.HELD:
+                claims.held(self._name, key, now)
+            elif plan.question.claimed and not plan.place.nobody:
+                claims.reviewed(self._name, key, now, elsewhere=not plan.runs(self._mine))
+            if plan.question.job:
+                self._jobs.tell(desk, plan, answer)
+            for entry in claims.unstarted(self._name, key):
+                self._settle(desk, plan, entry, scene)
+
+    def _settle(self, desk: Desk, plan: Plan, entry: Entry, scene: Scene) -> None:
+        place = plan.place
+        if place.refusal is not None:
+            logger.error("a message of keyspace %s is buried: %s", self._name, place.refusal)
+            desk.refuse(entry, place.refusal, time.time())
+        elif place.slot is not None and not plan.here(entry.slot[1], self._mine):
+            desk.move(entry, place.slot, time.time(), scene.seen(plan.question.pin))

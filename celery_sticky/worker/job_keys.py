@@ -1,0 +1,233 @@
+"""The keys of a directed keyspace that have jobs, and what this worker does about them. Pure.
+
+All of them are known here, also those of other workers: whose they are is seen without asking when members change.
+There may be very many: nothing is done about a key of which nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from celery_sticky.worker.key_plans import Duty, Scene
+
+RETRY_FIRST, RETRY_LAST = 1.0, 60.0
+"""Seconds until the function is called again for keys for which it has failed; doubled in between."""
+
+
+class Stage(Enum):
+    """What this worker has done about the jobs of a key."""
+
+    OUT = "out"
+    ASKING = "asking"
+    """It wants the claim."""
+    OPEN = "open"
+    """It has the claim, and the keeper their place."""
+    STOPPING = "stopping"
+    """The keeper stops them."""
+
+
+@dataclass(slots=True)
+class _Job:
+    pin: str = ""
+    """The incarnation that has pinned the key, as far as is known; empty: nobody."""
+    looked: bool = False
+    """Whether that was looked up at all."""
+    stage: Stage = Stage.OUT
+    duty: Duty = Duty.NONE
+    """For which it is open."""
+    token: int = 0
+    gone: bool = False
+    """There are no jobs of it any more, as far as is known."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be done."""
+
+    want: list[tuple[str, str]] = field(default_factory=list)
+    """Keys to be claimed, and by whom they are pinned."""
+    leave: list[str] = field(default_factory=list)
+    """Keys that need not be claimed after all."""
+    stop: list[str] = field(default_factory=list)
+    """Keys whose jobs are to be stopped."""
+    failed: str = ""
+    """Why the function has failed for some key that is this worker's to tend."""
+
+
+class JobKeys:
+    """The keys of one keyspace that have jobs. `now` is in seconds on one clock."""
+
+    def __init__(self, *, pins: bool) -> None:
+        self._pins = pins
+        self._jobs: dict[str, _Job] = {}
+        self._held: set[str] = set()
+        self._unsure: dict[str, None] = {}
+        """Whose pin is to be looked up."""
+        self._due: dict[str, None] = {}
+        self._refused: dict[str, float] = {}
+        """When to claim a key again whose place could not be opened."""
+        self._failing: set[str] = set()
+        self._failures = 0
+        self._retry_at = 0.0
+        self._round: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def held(self) -> bool:
+        """Whether anything of any key's jobs is here, or may come to be."""
+        return bool(self._held)
+
+    # -- what is known -------------------------------------------------------------------------
+
+    def knows(self, key: str) -> bool:
+        """Whether the key is known to have jobs. Any thread may ask."""
+        job = self._jobs.get(key)
+        return job is not None and not job.gone
+
+    def wanted(self, keys: Iterable[str]) -> None:
+        """There may be jobs of these keys."""
+        for key in keys:
+            if not self.knows(key):
+                job = self._jobs.setdefault(key, _Job())
+                job.gone = job.looked = False  # whatever its pin is: while it was gone nothing was done about it
+                self._look_at(key)
+
+    def listed(self, keys: Collection[str]) -> None:
+        """There are jobs of these keys, and of no others."""
+        self.wanted(keys)
+        there = set(keys)
+        for key, job in self._jobs.items():
+            if key not in there and not job.gone:
+                job.gone = True
+                self._due[key] = None
+
+    def drained(self, key: str, token: int, now: float, *, vacant: bool) -> bool:
+        """Nothing of the key's jobs is here any more; False: that was told of an earlier claim."""
+        job = self._jobs.get(key)
+        if job is None or job.token != token or job.stage not in (Stage.OPEN, Stage.STOPPING):
+            return False
+        if job.stage is Stage.OPEN and not vacant:
+            self._refused[key] = now + RETRY_FIRST  # the store has records of a later token: time brings a higher one
+        else:
+            self._due[key] = None
+        self._set(key, job, Stage.OUT)
+        job.gone |= vacant
+        return True
+
+    def pin_changed(self, key: str) -> None:
+        """The pin of a key is another one."""
+        if key in self._jobs:
+            self._look_at(key)
+
+    def review(self) -> None:
+        """Members have changed: think about every key anew."""
+        self._due = dict.fromkeys(self._jobs)
+
+    def reset(self) -> None:
+        """The membership is over, or another one has begun: nothing is held."""
+        for job in self._jobs.values():
+            job.stage, job.duty, job.token = Stage.OUT, Duty.NONE, 0
+        self._held.clear()
+        self.review()
+
+    # -- pins ----------------------------------------------------------------------------------
+
+    def sweep(self, most: int) -> None:
+        """Have the pins of some more keys looked up, all in turn: a signal may have been lost."""
+        if not self._round:
+            self._round = list(self._jobs)
+        part, self._round = self._round[-most:], self._round[:-most]
+        self._unsure.update(dict.fromkeys(key for key in part if key in self._jobs))
+
+    def to_look(self, most: int) -> list[str]:
+        """Return keys whose pins are to be looked up."""
+        return [key for key, _ in zip(self._unsure, range(most), strict=False)]
+
+    def looked(self, keys: Iterable[str], pins: Mapping[str, str]) -> None:
+        """These were looked up."""
+        for key in keys:
+            del self._unsure[key]
+            if (job := self._jobs.get(key)) is not None and (not job.looked or job.pin != pins.get(key, "")):
+                job.pin, job.looked = pins.get(key, ""), True
+                self._due[key] = None
+
+    # -- what is to be done --------------------------------------------------------------------
+
+    @property
+    def more(self) -> bool:
+        """Whether there is more to do at once."""
+        return bool(self._due or self._unsure)
+
+    def decide(self, scene: Scene, now: float, most: int) -> Changes:
+        """Think about keys that are due; what is returned has to be done."""
+        if self._failing and now >= self._retry_at:
+            self._due.update(dict.fromkeys(self._failing))
+        for key in [key for key, at in self._refused.items() if at <= now]:
+            del self._refused[key]
+            self._due[key] = None
+        changes = Changes()
+        for key in [key for key, _ in zip(self._due, range(most), strict=False)]:
+            del self._due[key]
+            self._failing.discard(key)
+            if key not in self._refused and (job := self._jobs.get(key)) is not None:
+                self._change(key, job, self._duty(key, job, scene, changes), changes)
+        if not self._failing:
+            self._failures = 0
+        elif now >= self._retry_at:
+            self._retry_at = now + min(RETRY_FIRST * 2.0 ** min(self._failures, 10), RETRY_LAST)
+            self._failures += 1
+        else:
+            changes.failed = ""  # it was told, and will be again
+        return changes
+
+    def granted(self, key: str, token: int, duty: Duty, pin: str) -> None:
+        """The key is claimed, for this; when it was, this was its pin."""
+        job = self._jobs[key]
+        self._set(key, job, Stage.OPEN)
+        job.token, job.duty, job.pin = token, duty, pin
+
+    def left(self, key: str, pin: str) -> None:
+        """The key is not claimed after all: it belongs elsewhere, with this pin."""
+        job = self._jobs[key]
+        self._set(key, job, Stage.OUT)
+        job.pin = pin
+
+    def _look_at(self, key: str) -> None:
+        (self._unsure if self._pins else self._due)[key] = None
+
+    def _duty(self, key: str, job: _Job, scene: Scene, changes: Changes) -> Duty:
+        if job.gone:
+            return Duty.NONE
+        place = scene.place(key, job.pin)
+        duty = scene.duty(key, place)
+        if place.failed:
+            self._failing.add(key)
+            if duty is Duty.TEND:
+                changes.failed = str(place.refusal)
+        return duty
+
+    def _change(self, key: str, job: _Job, duty: Duty, changes: Changes) -> None:
+        match job.stage:
+            case Stage.OUT if duty is not Duty.NONE:
+                self._set(key, job, Stage.ASKING)
+                changes.want.append((key, job.pin))
+            case Stage.OUT if job.gone:
+                del self._jobs[key]
+            case Stage.ASKING if duty is Duty.NONE:
+                self._set(key, job, Stage.OUT)
+                changes.leave.append(key)
+                self._due[key] = None  # it may be gone
+            case Stage.OPEN if duty is not job.duty and not job.gone:
+                self._set(key, job, Stage.STOPPING)
+                changes.stop.append(key)
+
+    def _set(self, key: str, job: _Job, stage: Stage) -> None:
+        job.stage = stage
+        if stage is Stage.OUT:
+            self._held.discard(key)
+        else:
+            self._held.add(key)

@@ -100,11 +100,11 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def one_leaves(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.view.members)))
-        owned = self.view.owned_by(name)
+        owned, cold = self.view.owned_by(name), not any(self.view.owner)
         self.follow(leave(self.view, name))
         assert self.view.owned_by(name) == owned
         assert (name in self.view.members) == bool(owned)
-        self.planned = True
+        self.planned = self.planned or not cold  # else it goes on settling
 
     @precondition(lambda self: self.view.members)
     @rule(data=st.data())

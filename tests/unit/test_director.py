@@ -60,7 +60,8 @@ class World:
         return worker
 
     def evict(self, name: str) -> None:
-        """Take a worker out of the view."""
+        """Take a worker out of the view, whose trust has ended before."""
+        self.workers[name].trusted = False
         self.write(lambda view: changes.evict(view, name))
 
     def send(self, worker: str, *ids: str) -> None:
@@ -112,7 +113,7 @@ class Worker:
 
     def join(self, count: int) -> None:
         """Be a member, for the `count`th time."""
-        self.incarnation = f"{self.name}-{count}"
+        self.incarnation, self.trusted = f"{self.name}-{count}", True
         self.director.joining(self.incarnation)
         self.world.write(
             lambda view: changes.join(view, Member(self.name, self.incarnation, attributes={DIRECT_QUEUE: "1"}))

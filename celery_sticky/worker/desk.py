@@ -20,12 +20,13 @@ from celery_sticky.worker.envelope import Envelope, restamped
 from celery_sticky.worker.key_claims import KeyClaims
 from celery_sticky.worker.outbox import Outbox
 from celery_sticky.worker.rounds import Rounds
-from celery_sticky.worker.window import Window
 
 BATCH = 64
 """Messages a fetch brings at most."""
 IN_A_SLOT = 4
 """Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
+AHEAD = 32
+"""Runnable messages kept beyond what the pool can run at a time."""
 MOST_HOPS = 16
 """How often a message may be passed on in a row while neither members nor pins have changed."""
 LONE_MARKS = 2
@@ -73,7 +74,6 @@ class Desk:
         self.claims = KeyClaims(self.gate)
         self.outbox = Outbox()
         self.rounds = Rounds()
-        self.window = Window()
         self.to_open: dict[SlotId, Tenure] = {}
         self.refused: list[tuple[Envelope, StickyError]] = []
         """Messages that were buried unstarted, and why, until somebody takes them from here."""
@@ -241,7 +241,7 @@ class Desk:
         if not self.rounds.any:
             return []
         gate, concurrency = self.gate, self._concurrency()
-        window = concurrency + self.window.ahead
+        window = concurrency + AHEAD
         room = min(window - gate.runnable, self._max_waiting - gate.waiting)
         if room <= 0 or (room < window // 2 and gate.runnable > concurrency and not company):
             return []  # a round trip for a handful of messages is a waste while the pool is busy
@@ -250,8 +250,6 @@ class Desk:
         batch = min(BATCH, room)
         most = max(1, batch // IN_A_SLOT)
         slots = self.rounds.pick(most, lambda slot: gate.held(slot) < a_slot and gate.is_open(slot))
-        if slots:
-            self.window.asked(now, dry=gate.runnable + gate.waiting <= concurrency)
         return [Want(self._tenures[slot], batch // len(slots)) for slot in slots]
 
     def _in_a_hurry(self) -> bool:
@@ -305,8 +303,6 @@ class Desk:
         for verdict in fetched.refused:
             self._on_refused(self.outbox.answered(verdict.tenure, verdict.tag), verdict, now)
         self.rounds.drained(fetched.drained)
-        if fetched.deliveries:
-            self.window.brought(more=self.rounds.any)
         for slot, due in fetched.due.items():
             self.rounds.note_due(slot, due)
         for slot in fetched.lost:

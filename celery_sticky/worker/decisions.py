@@ -113,12 +113,12 @@ class Decisions:
             if answer.said is Said.PINNED:
                 claims.pinned(self._name, key, answer.by)
                 continue
-            claims.ask_at(self._name, key, now + (NOBODY_PAUSE if plan.place.nobody else PAUSE))
+            claims.ask_at(self._name, key, now + (NOBODY_PAUSE if plan.belonging.nobody else PAUSE))
             if answer.said is Said.GRANTED:
                 claims.granted(self._name, key, answer.token, now)
             elif answer.said is Said.HELD:
                 claims.held(self._name, key, now)
-            elif plan.question.claimed and not plan.place.nobody:
+            elif plan.question.claimed and not plan.belonging.nobody:
                 claims.reviewed(self._name, key, now, elsewhere=not plan.runs(self._mine))
             if plan.question.job:
                 self._jobs.tell(desk, plan, answer)
@@ -126,9 +126,9 @@ class Decisions:
                 self._settle(desk, plan, entry, scene)
 
     def _settle(self, desk: Desk, plan: Plan, entry: Entry, scene: Scene) -> None:
-        place = plan.place
-        if place.refusal is not None:
-            logger.error("a message of keyspace %s is buried: %s", self._name, place.refusal)
-            desk.refuse(entry, place.refusal, time.time())
-        elif place.slot is not None and not plan.here(entry.slot[1], self._mine):
-            desk.move(entry, place.slot, time.time(), scene.seen(plan.question.pin))
+        belonging = plan.belonging
+        if belonging.refusal is not None:
+            logger.error("a message of keyspace %s is buried: %s", self._name, belonging.refusal)
+            desk.refuse(entry, belonging.refusal, time.time())
+        elif belonging.slot is not None and not plan.here(entry.slot[1], self._mine):
+            desk.move(entry, belonging.slot, time.time(), scene.seen(plan.question.pin))

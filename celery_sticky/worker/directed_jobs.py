@@ -160,4 +160,4 @@ class DirectedJobs:
         elif answer.said is not Said.HELD and self.keeper is not None:
             token = claims.hold_job(self._name, key)
             self._keys.granted(key, token, plan.duty, plan.question.pin)
-            self.keeper.open(job_place(key), token, self._term, str(plan.place.refusal or ""))
+            self.keeper.open(job_place(key), token, self._term, str(plan.belonging.refusal or ""))

@@ -202,12 +202,12 @@ class JobKeys:
     def _duty(self, key: str, job: _Job, scene: Scene, changes: Changes) -> Duty:
         if job.gone:
             return Duty.NONE
-        place = scene.place(key, job.pin)
-        duty = scene.duty(key, place)
-        if place.failed:
+        belonging = scene.belonging(key, job.pin)
+        duty = scene.duty(key, belonging)
+        if belonging.failed:
             self._failing.add(key)
             if duty is Duty.TEND:
-                changes.failed = str(place.refusal)
+                changes.failed = str(belonging.refusal)
         return duty
 
     def _change(self, key: str, job: _Job, duty: Duty, changes: Changes) -> None:

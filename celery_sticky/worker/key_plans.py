@@ -24,7 +24,7 @@ class Duty(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Belonging:
     """Where a key belongs."""
 
     slot: Slot | None = None
@@ -62,20 +62,20 @@ class Scene:
         """Return what tells whether two workers have concluded from the same, of a key with this pin."""
         return f"{self.view.generation} {self.view.version} {pin}"
 
-    def place(self, key: str, pin: str) -> Place:
+    def belonging(self, key: str, pin: str) -> Belonging:
         """Return where a key belongs; `pin`: the incarnation that has pinned it, empty: nobody."""
         try:
-            return Place(belongs(self.keyspace, key, self.slots, self.view, self.workers, pin or None))
+            return Belonging(belongs(self.keyspace, key, self.slots, self.view, self.workers, pin or None))
         except NoWorker:
-            return Place()
+            return Belonging()
         except (NotPinned, AssignmentFailed) as error:
-            return Place(refusal=error)
+            return Belonging(refusal=error)
 
-    def duty(self, key: str, place: Place) -> Duty:
+    def duty(self, key: str, belonging: Belonging) -> Duty:
         """Return what this worker has to do with the jobs of a key that belongs there."""
-        if place.refusal is not None:
+        if belonging.refusal is not None:
             return Duty.TEND if self._owns(slot_for(key, self.slots)) else Duty.NONE
-        here = place.slot == direct(self.worker) or (isinstance(place.slot, int) and self._owns(place.slot))
+        here = belonging.slot == direct(self.worker) or (isinstance(belonging.slot, int) and self._owns(belonging.slot))
         return Duty.RUN if here else Duty.NONE
 
     def _owns(self, slot: int) -> bool:
@@ -88,15 +88,15 @@ class Plan:
     """What is thought of a key that is asked of."""
 
     question: Question
-    place: Place
+    belonging: Belonging
     duty: Duty
     """`NONE` also where no job waits for the claim."""
 
     @classmethod
     def make(cls, question: Question, scene: Scene) -> Plan:
         """Think about a key."""
-        place = scene.place(question.key, question.pin)
-        return cls(question, place, scene.duty(question.key, place) if question.job else Duty.NONE)
+        belonging = scene.belonging(question.key, question.pin)
+        return cls(question, belonging, scene.duty(question.key, belonging) if question.job else Duty.NONE)
 
     def runs(self, mine: Slot) -> bool:
         """Whether anything of the key is to run here: any of its messages, or its jobs."""
@@ -105,4 +105,4 @@ class Plan:
     def here(self, slot: Slot, mine: Slot) -> bool:
         """Whether a message from this queue is to run here."""
         foreign = isinstance(slot, str) and slot != mine
-        return self.place.slot is not None and not foreign and self.place.slot in (slot, mine)
+        return self.belonging.slot is not None and not foreign and self.belonging.slot in (slot, mine)

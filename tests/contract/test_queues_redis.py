@@ -120,12 +120,14 @@ def test_a_message_between_the_fetch_and_the_look_is_found_at_once(
 def test_a_slot_drained_by_a_script_that_had_to_be_sent_again_wakes(
     redis_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look in the same go was then before the script, which disarms what it reads."""
+    """The look in the same go was then before the script: it saw no list, and the script disarmed it by making one."""
     monkeypatch.setattr(driver, "SWEEP_SECONDS", 1000.0)
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
     _swept(queues)
     client.lpush(QUEUE, "1")
+    (delivery,) = take(queues, FIRST).deliveries
+    settle(queues, defer(delivery, NOW))
     client.script_flush()
     assert bodies(take(queues, FIRST)) == [b"1"]
     assert queues.idle(0) == set()

@@ -40,6 +40,7 @@ def test_a_store_that_is_lost_again_right_after_its_fresh_document_was_written(s
     """A member that has not seen that document has waited long enough, and writes another one.
 
     4018540: members of the first one must not swap over it. 7019015: nobody may own anything by the first one still.
+    More than one rule stands in their way by now: each alone is guarded in test_machine.py and test_changes.py.
     """
     lived(*live_seeds(range(seed, seed + 1)))
 

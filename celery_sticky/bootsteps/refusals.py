@@ -54,7 +54,7 @@ class Refusals:
         """Wait until all is told, at most `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while self._working and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # looks again: what tells is a thread or a greenlet, and either goes on meanwhile
 
     def _run(self) -> None:
         while True:

@@ -200,11 +200,13 @@ def _register_limits(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> 
     def stubborn(self: Task, key: str, n: int, seconds: float) -> None:
         """Take no notice of SIGTERM, and show to the very end that it is alive."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sign, draft = (recorder.path.parent / f"{key}.{end}" for end in ("alive", "draft"))
         with recorded(recorder, self, key, n):
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 time.sleep(0.01)
-                (recorder.path.parent / f"{key}.alive").write_text(str(time.monotonic_ns()))
+                draft.write_text(str(time.monotonic_ns()))
+                draft.replace(sign)  # whole, whenever it is killed
 
     @app.task(name="limited", rate_limit="4/s", **keyed)
     def limited(self: Task, key: str, n: int) -> None:

@@ -41,6 +41,7 @@ def test_a_run_in_which_all_is_well_is_clean() -> None:
         "lost": 0,
         "overlaps": 0,
         "zombie_overlaps": 0,
+        "zombie_starts": 0,
         "out_of_order": 0,
         "stale_epoch": 0,
         "stuck": 0,
@@ -142,6 +143,28 @@ def test_an_overlap_without_a_frozen_process_is_a_broken_promise(frozen: Frozen)
 def test_an_overlap_that_no_token_would_fence_is_a_broken_promise_even_of_a_frozen_process() -> None:
     same = (ZOMBIE[0], ZOMBIE[1], ran(1, 6, 6.5, worker="w2", pid=20, epoch=1))
     assert len(verdict(*same, frozen=[FROZEN]).overlaps) == 1
+
+
+ELSEWHERE = ([sent(0), sent(1), sent(2)], ran(0, 1, 1.5), ran(1, 6, 6.5, worker="w2", pid=20, epoch=2))
+
+
+def test_what_a_process_that_was_frozen_on_its_way_into_a_task_begins_is_reported_apart() -> None:
+    found = verdict(*ELSEWHERE, ran(1, 7.1, 7.2), ran(2, 8, 9, worker="w2", pid=20, epoch=2), frozen=[FROZEN])
+    assert found.figures()["zombie_starts"] == 1 and not found.stale
+    (line,) = found.zombie_lines()
+    assert "epoch 1" in line and "2 was seen" in line
+    overlapping = verdict(*ELSEWHERE, ran(1, 7.1, 7.2), ran(2, 7.15, 9, worker="w2", pid=20, epoch=2), frozen=[FROZEN])
+    assert not overlapping.overlaps and len(overlapping.zombies) == 1
+
+
+@pytest.mark.parametrize(
+    "late",
+    [ran(1, 7.1, 7.2, pid=11), ran(1, 9, 9.1), [*ran(1, 7.05, 7.06, epoch=3), *ran(1, 7.1, 7.2)]],
+    ids=["another process", "long after its thaw", "its second start"],
+)
+def test_another_start_under_a_stale_epoch_is_a_broken_promise(late: Sequence[Event]) -> None:
+    found = verdict(*ELSEWHERE, late, ran(2, 10, 11, worker="w2", pid=20, epoch=3), frozen=[FROZEN])
+    assert len(found.stale) == 1 and not found.zombie_starts
 
 
 # -- order ---------------------------------------------------------------------------------------

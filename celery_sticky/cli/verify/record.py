@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from celery_sticky.cli.verify.plan import Step
 from celery_sticky.ownership.view import View
+from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Overlap
 
 EVERYBODY = "*"
@@ -29,6 +30,17 @@ class Frozen:
         fenced = first.epoch is not None and second.epoch is not None and second.epoch > first.epoch
         meanwhile = first.at <= self.until and self.since <= second.at <= self.until + THAWING
         return fenced and first.pid in self.pids and meanwhile
+
+    def first_starts(self, events: Iterable[Event]) -> set[Event]:
+        """Return the first start of each process after its thaw: it may have been frozen on the way into the task.
+
+        Between its last look at the lease and the first line of the task lie a few instructions, as inside the task.
+        """
+        firsts: dict[int, Event] = {}
+        for event in events:
+            if event.kind is Kind.START and event.pid in self.pids and event.at >= self.until:
+                firsts[event.pid] = min(event, firsts.get(event.pid, event), key=lambda start: start.at)
+        return {start for start in firsts.values() if start.at <= self.until + THAWING}
 
 
 @dataclass(slots=True)

@@ -117,6 +117,7 @@ def _rows(verdict: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
         yield name.replace("_", " "), verdict[name], not verdict[name], comment
     fenced = "of processes paused inside a task; the later run's epoch is higher, a token fences the earlier one"
     yield "zombie overlaps", verdict["zombie_overlaps"], True, fenced
+    yield "zombie starts", verdict["zombie_starts"], True, "of processes paused on their way into a task, as above"
     causes = verdict["duplicates"]
     text = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     yield "run again", sum(causes.values()), UNEXPLAINED not in causes, text

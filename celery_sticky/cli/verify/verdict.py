@@ -33,6 +33,8 @@ class Verdict:
     overlaps: tuple[Overlap, ...]
     zombies: tuple[Overlap, ...]
     """Overlaps of a run whose process was frozen in it: the later run's epoch is higher, so a token fences it."""
+    zombie_starts: tuple[StaleStart, ...]
+    """Starts under a stale epoch of a process that was frozen on its way into the task."""
     stale: tuple[StaleStart, ...]
     duplicates: Mapping[str, int]
     """Cause -> runs of tasks that had run before."""
@@ -60,6 +62,7 @@ class Verdict:
             "lost": len(self.lost),
             "overlaps": len(self.overlaps),
             "zombie_overlaps": len(self.zombies),
+            "zombie_starts": len(self.zombie_starts),
             "out_of_order": len(self.judged.inversions),
             "stale_epoch": len(self.stale) + len(self.judged.shared),
             "stuck": len(self.stuck),
@@ -74,7 +77,7 @@ class Verdict:
             *(f"stuck: {_task(event)}" for event in self.stuck[:limit]),
             *(f"overlap: {_pair(overlap)}" for overlap in self.overlaps[:limit]),
             *(f"out of order: {_start(i.late)} after {_start(i.early)}" for i in self.judged.inversions[:limit]),
-            *(f"stale epoch: {_start(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
+            *(f"stale epoch: {_stale(s)}" for s in self.stale[:limit]),
             *(f"shared epoch: slot {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
             *(f"unexplained: {_run(one)}, and again {_run(two)}" for one, two in self.unexplained[:limit]),
             *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),
@@ -86,8 +89,9 @@ class Verdict:
         return " is dead without having run" if event.task_id in self.hasty else ""
 
     def zombie_lines(self) -> list[str]:
-        """Return each overlap of a zombie, with the epochs that tell its runs apart."""
-        return [*map(_pair, self.zombies), *(self.jobs.zombie_lines() if self.jobs is not None else ())]
+        """Return each overlap and stale start of a zombie, with the epochs that tell its runs apart."""
+        of_jobs = self.jobs.zombie_lines() if self.jobs is not None else ()
+        return [*map(_pair, self.zombies), *map(_stale, self.zombie_starts), *of_jobs]
 
 
 def reach(outcome: Outcome) -> Verdict:
@@ -95,8 +99,14 @@ def reach(outcome: Outcome) -> Verdict:
     chronicle = outcome.chronicle
     hasty = _hasty(outcome)
     judged = judge(outcome.events, outcome.deaths, buried=set(outcome.buried) - hasty, unordered=apart())
+    thawed = {start for spell in chronicle.frozen for start in spell.first_starts(outcome.events)}
+    zombie_starts = tuple(stale for stale in judged.stale if stale.start in thawed)
+    late = {stale.start for stale in zombie_starts}
     zombies = tuple(
-        overlap for overlap in judged.overlaps if any(spell.explains(overlap) for spell in chronicle.frozen)
+        overlap
+        for overlap in judged.overlaps
+        if any(spell.explains(overlap) for spell in chronicle.frozen)
+        or not late.isdisjoint((overlap.first.start, overlap.second.start))
     )
     ordered = sorted(outcome.events, key=lambda event: event.at)
     again = list(_again(pair(ordered, outcome.deaths)))
@@ -107,7 +117,8 @@ def reach(outcome: Outcome) -> Verdict:
         stuck=tuple(event for event in judged.lost if event.task_id in outcome.stuck),
         overlaps=tuple(overlap for overlap in judged.overlaps if overlap not in zombies),
         zombies=zombies,
-        stale=judged.stale,
+        zombie_starts=zombie_starts,
+        stale=tuple(stale for stale in judged.stale if stale not in zombie_starts),
         duplicates=causes,
         unexplained=tuple(runs for runs in again if _cause(*runs, chronicle) == UNEXPLAINED),
         not_buried=tuple(_not_buried(outcome)),
@@ -157,6 +168,10 @@ def _task(event: Event) -> str:
 
 def _start(event: Event) -> str:
     return f"{_task(event)} on {short(event.worker) or '?'} pid {event.pid} epoch {event.epoch} at {event.at / 1e9:.3f}"
+
+
+def _stale(stale: StaleStart) -> str:
+    return f"{_start(stale.start)}, {stale.newest} was seen"
 
 
 def _run(run: Run) -> str:

@@ -7,8 +7,7 @@ Every message of a keyed task has one header `sticky` with the stamp. A caller m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import check_keyspace, slot_for
@@ -19,8 +18,7 @@ KEYSPACE_HEADER = "sticky-keyspace"
 STAMP_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Where a message belongs, as its sender worked it out."""
 
     key: str

@@ -6,7 +6,6 @@ own broker connection is lost. Slots are not touched by that: the courier has a 
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
@@ -29,7 +28,7 @@ from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.worker.desk import Item
-from celery_sticky.worker.envelope import Envelope
+from celery_sticky.worker.envelope import Envelope, loads
 
 logger = logging.getLogger("celery_sticky")
 
@@ -154,7 +153,7 @@ class Delivery(bootsteps.StartStopStep):
         if spec is None:
             raise InvalidKey(f"the message has no stamp, and task {envelope.task!r} has no key")
         try:
-            args, kwargs, _ = json.loads(envelope.body)
+            args, kwargs, _ = loads(envelope.body)
         except (ValueError, TypeError) as error:
             raise InvalidKey("the message has no stamp, and its arguments are not JSON") from error
         key, slots = spec.key_text(args, kwargs), self._part.keyspaces[slot[0]]
@@ -263,4 +262,4 @@ def _decode_once(message: Any) -> None:
     accepted = message.accept is None or "application/json" in message.accept
     if accepted and message.content_type == "application/json" and b"__type__" not in message.body:
         with suppress(ValueError):  # Kombu says it better
-            message._decoded_cache = json.loads(message.body)
+            message._decoded_cache = loads(message.body)

@@ -136,10 +136,10 @@ def _name_custom_headers(fields: dict[str, Any]) -> None:
     """Say which of a message's headers are the application's own: else Celery finds out anew for each task.
 
     Celery asks its `Context` (celery/app/task.py), which takes away every name it knows; here it is asked once for all
-    messages with the same names.
+    messages with the same names. Where there are none, an empty mapping says so: for None it would look again.
     """
-    if fields.get("headers") is None and (names := _custom_headers(tuple(fields))):
-        fields["headers"] = {name: fields[name] for name in names}
+    if fields.get("headers") is None:
+        fields["headers"] = {name: fields[name] for name in _custom_headers(tuple(fields))}
 
 
 @functools.lru_cache(maxsize=1024)

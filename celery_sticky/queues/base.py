@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from celery_sticky.keys import DIRECT, Slot
 
@@ -54,8 +54,7 @@ class Act(StrEnum):
     """Settled here, and at the back of another queue of the keyspace: one step, where the driver moves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What is to become of one delivery."""
 
     act: Act
@@ -71,8 +70,7 @@ class Verdict:
     """MOVE: where the message goes, in the priority list it came from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One message as fetched."""
 
     tenure: Tenure

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from celery_sticky.errors import AssignmentFailed, StickyError
 from celery_sticky.message import STAMP_HEADER
@@ -33,8 +34,7 @@ LONE_MARKS = 2
 """The last marks of a message, at its last start and when it is buried: no other marked one runs beside it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """What an entry of the gate carries: the delivery, read."""
 
     delivery: Delivery
@@ -185,7 +185,7 @@ class Desk:
             item: Item = entry.content
             tenure = self._tenures.get(entry.slot, item.delivery.tenure)
             if tenure != item.delivery.tenure:
-                entry.content = replace(item, delivery=replace(item.delivery, tenure=tenure))
+                entry.content = Item(item.delivery._replace(tenure=tenure), item.envelope)
         return entries
 
     def again(self, entry: Entry, *, counted: bool) -> None:
@@ -261,7 +261,8 @@ class Desk:
     def _stamp(self, entry: Entry, verdict: Verdict) -> Verdict:
         # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it. The same
         # holds in a slot that is none of ours any more: until its next owner opens it, the fence is as we have set it.
-        return replace(verdict, tenure=self._fences.get(entry.slot, verdict.tenure))
+        tenure = self._fences.get(entry.slot)
+        return verdict if tenure is None or tenure == verdict.tenure else verdict._replace(tenure=tenure)
 
     def _put(self, entry: Entry, end: End, now: float) -> bool:
         item: Item = entry.content

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from celery_sticky.errors import StickyError
 from celery_sticky.message import STAMP_HEADER
@@ -16,8 +17,7 @@ class DamagedMessage(StickyError, ValueError):
     """The message is not an envelope that Kombu writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """The parts of a message, its body decoded from base64 but not deserialised."""
 
     headers: dict[str, Any]
@@ -37,6 +37,21 @@ class Envelope:
         return str(self.headers.get("id") or self.properties.get("correlation_id") or "")
 
 
+def loads(text: bytes) -> Any:
+    """Read JSON as `json.loads` does: by a faster reader, and by json itself what that one refuses (`NaN`, say).
+
+    Raises:
+        ValueError: it is none, or is nested too deeply.
+    """
+    try:
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.MsgspecError:
+            return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def restamped(raw: bytes, stamp: Mapping[str, Any]) -> bytes:
     """Return the envelope with another stamp; its body is not touched."""
     outer = json.loads(raw)
@@ -51,16 +66,16 @@ def parse(raw: bytes) -> Envelope:
         DamagedMessage: it is none.
     """
     try:
-        outer = json.loads(raw)
+        outer = loads(raw)
         properties = dict(outer["properties"])
-        body = outer["body"]
+        body: str = outer["body"]
         encoded = properties.get("body_encoding") == "base64"
         return Envelope(
             headers=dict(outer.get("headers") or {}),
             properties=properties,
             content_type=str(outer.get("content-type") or "application/json"),
             content_encoding=str(outer.get("content-encoding") or "utf-8"),
-            body=base64.b64decode(body) if encoded else body.encode() if isinstance(body, str) else body,
+            body=base64.b64decode(body) if encoded else body.encode(),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedMessage(f"the message is not a Kombu envelope: {error!r}") from error

@@ -18,4 +18,14 @@ pytestmark = pytest.mark.unit
 def test_a_task_sees_the_headers_that_celery_would_show_it(fields: dict[str, object]) -> None:
     ours = dict(fields)
     _name_custom_headers(ours)
-    assert vars(Context(ours)) == vars(Context(dict(fields)))
+    seen, stock = Context(ours), Context(dict(fields))
+    assert (seen.headers or None) == stock.headers
+    assert vars(seen) | {"headers": stock.headers} == vars(stock)
+
+
+def test_celery_does_not_look_for_headers_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Context, "sticky", None, raising=False)  # as it is where celery-sticky is at work
+    fields: dict[str, object] = {"id": "1", "root_id": "1", "sticky": {"key": "k"}}
+    _name_custom_headers(fields)
+    monkeypatch.setattr(Context, "_get_custom_headers", None)
+    assert Context(fields).headers == {}

@@ -20,6 +20,8 @@ from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.testing.waiting import wait_until
 from celery_sticky.testing.worker import WorkerProcess
 
+TOO_DEEP = b"[" * 100_000 + b"]" * 100_000
+
 
 @pytest.fixture(scope="module")
 def workers(shared_kinds: Callable[..., KindsFleet]) -> KindsFleet:
@@ -187,6 +189,7 @@ def test_a_message_in_the_wrong_slot_is_buried(workers: KindsFleet, stranger: Ce
 def test_a_message_that_is_garbage_is_buried_and_its_slot_goes_on(workers: KindsFleet, key: str) -> None:
     before = len(workers.dead())
     garbage = ["not json", "[]", '{"headers": 1}', '{"body": "x"}', '{"body": "%%%", "headers": {"task": "record"}}']
+    garbage += ['{"body": 1, "properties": {}}', '{"properties": ' + TOO_DEEP.decode() + "}"]
     with workers.app.connection_for_write() as connection:
         for text in garbage:
             connection.default_channel.client.lpush(queue_name("default", slot_for(key, SLOTS)), text)
@@ -195,7 +198,7 @@ def test_a_message_that_is_garbage_is_buried_and_its_slot_goes_on(workers: Kinds
     workers.send(key, 1).get(timeout=30)
 
 
-@pytest.mark.parametrize("wrong", ["content type", "body", "arguments", "stamp"])
+@pytest.mark.parametrize("wrong", ["content type", "body", "arguments", "stamp", "depth"])
 def test_a_task_that_cannot_be_decoded_is_buried(workers: KindsFleet, stranger: Celery, key: str, wrong: str) -> None:
     slot, task_id = slot_for(key, SLOTS), f"undecodable-{key}"
     stamp = Stamp(key, "default", slot, SLOTS, time.time()).to_header()
@@ -208,6 +211,8 @@ def test_a_task_that_cannot_be_decoded_is_buried(workers: KindsFleet, stranger: 
         body = b"{{{"
     elif wrong == "arguments":
         body = b'[{"no": "list"}, 3, null]'
+    elif wrong == "depth":
+        body = b"[[%b], {}, {}]" % TOO_DEEP
     else:
         headers[STAMP_HEADER] = {"v": 99}
     with stranger.producer_or_acquire() as producer:
@@ -220,7 +225,7 @@ def test_a_task_that_cannot_be_decoded_is_buried(workers: KindsFleet, stranger: 
             declare=[],
             headers=headers,
         )
-    if wrong in ("body", "arguments"):
+    if wrong in ("body", "arguments", "depth"):
         # Celery decodes what a task is called with where it runs: it fails, like any task that raises.
         wait_until(lambda: workers.depth(key).in_flight == workers.depth(key).waiting == 0, 30)
     else:

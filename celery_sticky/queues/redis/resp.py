@@ -11,6 +11,7 @@ import socket
 Argument = bytes | str | int
 
 RECEIVE_BYTES = 256 * 1024
+BULK, INTEGER, MINUS = b"$:-"
 
 
 class ServerError(Exception):
@@ -57,8 +58,28 @@ class Reader:
         if kind == b":":
             return int(rest)
         if kind in b"*~":
-            return [self.read() for _ in range(int(rest))] if rest != b"-1" else None
+            return self._items(int(rest)) if rest != b"-1" else None
         return self._read_rare(kind, rest)
+
+    def _items(self, count: int) -> list[object]:
+        """Return the next so many replies; the common kinds are read without a call for each."""
+        items: list[object] = []
+        for _ in range(count):
+            data, at = self._data, self._at
+            end = data.find(b"\r\n", at)
+            if end > at and data[at] == BULK and data[at + 1] != MINUS:
+                start = end + 2
+                stop = start + int(data[at + 1 : end])
+                if stop + 2 <= len(data):
+                    items.append(data[start:stop])
+                    self._at = stop + 2
+                    continue
+            elif end > at and data[at] == INTEGER:
+                items.append(int(data[at + 1 : end]))
+                self._at = end + 2
+                continue
+            items.append(self.read())
+        return items
 
     def _read_rare(self, kind: bytes, rest: bytes) -> object:
         if kind == b"+":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import shutil
@@ -10,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -244,13 +242,3 @@ class Faults:
 
     def _slow(self, step: Step, done: Done) -> None:
         self._order({"send": "slow", "seconds": SLOW, **step.detail})
-
-
-def libfaketime() -> str | None:
-    """Return where libfaketime is on this machine, as a package of the system or of Python puts it, or None."""
-    places = [Path("/usr/lib"), Path("/usr/local/lib"), *Path("/usr/lib").glob("*-linux-gnu")]
-    files = [place / "faketime/libfaketime.so.1" for place in places]
-    spec = importlib.util.find_spec("libfaketime")
-    if spec is not None and spec.origin is not None:
-        files.append(Path(spec.origin).parent / "vendor/libfaketime/src/libfaketime.so.1")
-    return next((str(file) for file in files if file.exists()), None)

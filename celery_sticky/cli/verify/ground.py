@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
+from celery_sticky.cli.verify import faketime
 from celery_sticky.cli.verify.site import HOST, Mode, Site, queue_of
 from celery_sticky.testing import processes
 from celery_sticky.testing.guard import Guard
@@ -168,20 +169,12 @@ class Ground:
         environ = {**site.environ(), "TMPDIR": site.folder}
         if self._clock is not None:
             self.set_clock(name, 0)
-            environ |= {
-                "LD_PRELOAD": self._clock,
-                "FAKETIME_TIMESTAMP_FILE": str(self._clock_file(name)),
-                "FAKETIME_CACHE_DURATION": "1",  # without a cache each look at the clock reads a file: gevent starves
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "DONT_FAKE_MONOTONIC": "1",
-            }
+            environ |= faketime.environ(self._clock, self._clock_file(name))
         return environ
 
     def set_clock(self, name: str, seconds: int) -> None:
         """Let the wall clock of a worker be so much ahead."""
-        new = self._clock_file(name).with_suffix(".new")
-        new.write_text(f"{seconds:+d}\n")
-        new.rename(self._clock_file(name))
+        faketime.set_clock(self._clock_file(name), seconds)
 
     def _clock_file(self, name: str) -> Path:
         return Path(self.site.folder) / f"{name}.clock"

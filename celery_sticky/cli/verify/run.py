@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from celery_sticky.cli.verify.eyes import Eyes
-from celery_sticky.cli.verify.faults import Faults, libfaketime
+from celery_sticky.cli.verify.faketime import libfaketime, why_not
+from celery_sticky.cli.verify.faults import Faults
 from celery_sticky.cli.verify.ground import Ground, Terms, can_proxy, now
 from celery_sticky.cli.verify.plan import CASCADE, Plan, make_plan
 from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
@@ -93,8 +94,8 @@ def impossible(terms: Terms) -> dict[str, str]:
         found["cascade"] = f"it kills two of at least {CASCADE} workers"
     if terms.pool != "prefork":
         found["child-kill"] = f"workers of the pool {terms.pool} have no child processes"
-    if libfaketime() is None:
-        found["clock"] = "libfaketime is not installed"
+    if (reason := why_not()) is not None:
+        found["clock"] = reason
     return found
 
 

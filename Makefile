@@ -18,11 +18,11 @@ help: ## Show this list
 demo: $(STAMP) ## Three workers, one killed, one joining, and a verdict (DEMO_ARGS="--broker URL")
 	@$(BIN)/celery sticky demo $(DEMO_ARGS)
 
-test: $(STAMP) ## All tests (TEST_ARGS="-k name"); those of real workers under faults come last, one by one
+test: $(STAMP) ## All tests (TEST_ARGS="-k name"); those of real workers under faults come last
 	@status=0; \
 	$(BIN)/python -m pytest -q -n 2 -m "unit or contract or docs" $(TEST_ARGS) || status=$$?; [ $$status -eq 5 ] && status=0; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m worker $(TEST_ARGS) || { last=$$?; [ $$last -eq 5 ] || status=$$last; }; \
-	$(BIN)/python -m pytest -q -m system $(TEST_ARGS) || { last=$$?; [ $$last -eq 5 ] || status=$$last; }; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m system $(TEST_ARGS) || { last=$$?; [ $$last -eq 5 ] || status=$$last; }; \
 	exit $$status
 
 simulate: $(STAMP) ## Workers, store and broker under random faults and virtual time (SEEDS=2000, SIMULATE_ARGS="--seed 7")

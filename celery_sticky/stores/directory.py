@@ -21,6 +21,8 @@ from celery_sticky.ownership.view import View
 Version = tuple[int, int]
 """Version and generation of a document."""
 NO_VERSION: Version = (0, 0)
+START = "0"
+"""Where a sweep begins, and has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ class Directory(Protocol):
     def strike(self, worker: str, incarnation: str) -> None:
         """Forget a worker, if this still is its last incarnation."""
 
-    def sweep(self, start: str = "0") -> str:
-        """Remove what names incarnations without a counter, a part at a time; return where to go on, "0" at the end.
+    def sweep(self, start: str = START) -> str:
+        """Remove what names incarnations without a counter, a part at a time; return where to go on, at last `START`.
 
         Which pins it removes is kept for `lost`.
         """

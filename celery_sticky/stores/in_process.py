@@ -6,6 +6,7 @@ It can be made to fail like a real server.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
@@ -33,6 +34,8 @@ class Server(Generic[Records, Heard]):
     """What the clients of one process share. The methods here are the faults."""
 
     def __init__(self, empty: Callable[[], Records]) -> None:
+        self.clock: Callable[[], float] = time.time
+        """Seconds since the epoch."""
         self.changed = Condition()
         self.records = empty()
         self.run_id = uuid4().hex

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -75,7 +74,7 @@ class MemoryStore(Client[Records, Heard]):
             records = self._records()
             document = records.documents.get(self._keyspace)
             view = None if document is None else _parsed(document)
-            return Reading(view, dict(records.beats.get(self._keyspace, {})), self._server.run_id, time.time())
+            return Reading(view, dict(records.beats.get(self._keyspace, {})), self._server.run_id, self._server.clock())
 
     def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
         """See `Store.swap`."""
@@ -111,7 +110,7 @@ class MemoryStore(Client[Records, Heard]):
         """See `Store.revoke`."""
         with self._server.changed:
             revoked = self._records().revoked
-            expires = time.time() + ttl
+            expires = self._server.clock() + ttl
             for task_id in task_ids:
                 revoked.pop(task_id, None)
                 revoked[task_id] = expires
@@ -121,7 +120,7 @@ class MemoryStore(Client[Records, Heard]):
     def revoked(self) -> Collection[str]:
         """See `Store.revoked`."""
         with self._server.changed:
-            now = time.time()
+            now = self._server.clock()
             return frozenset(task_id for task_id, expires in self._records().revoked.items() if expires > now)
 
     def _version(self) -> tuple[int, int] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_sticky.errors import NotAMember
@@ -46,7 +45,7 @@ class MemoryDirectory(Client[Records, Heard]):
         holder = self._holder(wish.key)
         if holder != incarnation and self._lives(holder):
             return Answer(Said.HELD, by=holder)
-        book.token = max(book.token + 1, int(time.time() * 1000))
+        book.token = max(book.token + 1, int(self._server.clock() * 1000))
         book.claims[wish.key] = (book.token, incarnation)
         return Answer(Said.GRANTED, token=book.token)
 

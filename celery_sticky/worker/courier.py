@@ -141,10 +141,10 @@ class Courier:
         with self._lock:
             return ask(self._desk)
 
-    def decide(self, tell: Callable[[Desk], None]) -> None:
-        """Tell the desk what has been decided of keys. `tell` must not wait for anything."""
+    def decide(self, tell: Callable[[Desk, float], None]) -> None:
+        """Tell the desk, and what time it is, what has been decided of keys. `tell` must not wait for anything."""
         with self._lock:
-            tell(self._desk)
+            tell(self._desk, time.time())
             self._decided = True
         self._wake()
 
@@ -328,7 +328,7 @@ class Courier:
             entry.key = self._host.lock_of(slot, envelope)
             due = self._host.due_of(envelope)
             if slot[0] in self._directed:
-                _direct(entry, envelope)
+                have_claimed(entry, envelope)
         except StickyError as error:
             logger.error("a message in slot %s of keyspace %s is buried: %s", slot[1], slot[0], error)
             with self._lock:
@@ -338,7 +338,7 @@ class Courier:
             self._desk.admit(entry, due, now)
 
 
-def _direct(entry: Entry, envelope: Envelope) -> None:
+def have_claimed(entry: Entry, envelope: Envelope) -> None:
     """Note that the key has to be claimed, and what was counted where the message was before."""
     stamp = Stamp.from_header(envelope.headers[STAMP_HEADER])
     entry.claim = (stamp.keyspace, stamp.key)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from celery_sticky.keys import direct
 from celery_sticky.ownership.gate import Entry
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.directory import Answer, Directory, Said, Wish
-from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.desk import Desk
 from celery_sticky.worker.directed_jobs import DirectedJobs
 from celery_sticky.worker.key_plans import Plan, Scene
-from celery_sticky.worker.lease import boottime
+from celery_sticky.worker.talks import Courier, Talk, ask
 
 logger = logging.getLogger("celery_sticky.director")
 
@@ -29,27 +28,23 @@ NOBODY_PAUSE = 0.5
 
 
 class Decisions:
-    """Of the keys of one keyspace. Used by the director's thread."""
+    """Of the keys of one keyspace. `clock` counts seconds, as that of whoever asks."""
 
-    def __init__(self, keyspace: str, worker: str, courier: Courier, jobs: DirectedJobs) -> None:
+    def __init__(
+        self, keyspace: str, worker: str, courier: Courier, jobs: DirectedJobs, clock: Callable[[], float]
+    ) -> None:
         self._name, self._mine = keyspace, direct(worker)
-        self._courier, self._jobs = courier, jobs
+        self._courier, self._jobs, self._clock = courier, jobs, clock
         self._calls = 0
 
-    def take(
-        self,
-        directory: Directory,
-        incarnation: str,
-        scene: Callable[[], Scene],
-        adopt: Callable[[View | None], None],
-    ) -> bool:
+    def take(self, incarnation: str, scene: Callable[[], Scene], adopt: Callable[[View | None], None]) -> Talk[bool]:
         """Decide of the keys that are due; True if there are more. `adopt` takes a newer document, for `scene`."""
         for _ in range(ROUNDS):
-            seen, now = scene(), boottime()
+            seen, now = scene(), self._clock()
             plans = self._plan(seen, now)
             if not plans:
                 return False
-            changed, view = self._ask(directory, incarnation, seen, plans, now)
+            changed, view = yield from self._ask(incarnation, seen, plans, now)
             if changed:
                 adopt(view)
                 if scene().view is seen.view:  # the document is missing, or older: the member sees to it
@@ -60,18 +55,16 @@ class Decisions:
         questions = self._courier.consult(lambda desk: desk.claims.questions(self._name, now, AT_ONCE))
         return [Plan.make(question, scene) for question in questions]
 
-    def give_back(self, directory: Directory, incarnation: str) -> None:
+    def give_back(self, incarnation: str) -> Talk[None]:
         """Give keys back of which nothing is left here."""
         keys = self._courier.consult(lambda desk: desk.claims.to_release(self._name))
         for start in range(0, len(keys), AT_ONCE):
             part = keys[start : start + AT_ONCE]
             self._calls += 1
-            directory.release(incarnation, self._calls, part)
+            yield from ask(Directory.release, incarnation, self._calls, part)
             self._courier.consult(lambda desk, part=part: desk.claims.released(self._name, part))  # type: ignore[misc]
 
-    def _ask(
-        self, directory: Directory, incarnation: str, scene: Scene, plans: list[Plan], now: float
-    ) -> tuple[bool, View | None]:
+    def _ask(self, incarnation: str, scene: Scene, plans: list[Plan], now: float) -> Talk[tuple[bool, View | None]]:
         """Ask of keys; return whether the document is another one, and then that."""
         wishes = []
         for plan in plans:
@@ -80,11 +73,11 @@ class Decisions:
         wanted = [wish.key for wish in wishes if wish.run]
         self._courier.consult(lambda desk: desk.claims.asking(self._name, wanted))
         self._calls += 1
-        claims = directory.claim(incarnation, self._calls, scene.version, wishes)
+        claims = yield from ask(Directory.claim, incarnation, self._calls, scene.version, wishes)
         if not claims.member:
             self._put_off([wish.key for wish in wishes], now + PAUSE)  # the member finds out, and tells us
         elif not claims.changed:
-            self._courier.decide(lambda desk: self._tell(desk, incarnation, scene, plans, claims.answers, now))
+            self._courier.decide(partial(self._tell, incarnation, scene, plans, claims.answers, now))
         return claims.changed, claims.view
 
     def _put_off(self, keys: list[str], when: float) -> None:
@@ -96,14 +89,15 @@ class Decisions:
 
     def _tell(
         self,
-        desk: Desk,
         incarnation: str,
         scene: Scene,
         plans: list[Plan],
         answers: Mapping[str, Answer],
         now: float,
+        desk: Desk,
+        told: float,
     ) -> None:
-        """Tell the desk what was decided; nothing if this worker is another incarnation by now."""
+        """Tell the desk what was decided at `now`; nothing if this worker is another incarnation by now."""
         claims = desk.claims
         if claims.incarnation(self._name) != incarnation:
             return
@@ -123,12 +117,12 @@ class Decisions:
             if plan.question.job:
                 self._jobs.tell(desk, plan, answer)
             for entry in claims.unstarted(self._name, key):
-                self._settle(desk, plan, entry, scene)
+                self._settle(desk, plan, entry, scene, told)
 
-    def _settle(self, desk: Desk, plan: Plan, entry: Entry, scene: Scene) -> None:
+    def _settle(self, desk: Desk, plan: Plan, entry: Entry, scene: Scene, told: float) -> None:
         belonging = plan.belonging
         if belonging.refusal is not None:
             logger.error("a message of keyspace %s is buried: %s", self._name, belonging.refusal)
-            desk.refuse(entry, belonging.refusal, time.time())
+            desk.refuse(entry, belonging.refusal, told)
         elif belonging.slot is not None and not plan.here(entry.slot[1], self._mine):
-            desk.move(entry, belonging.slot, time.time(), scene.seen(plan.question.pin))
+            desk.move(entry, belonging.slot, told, scene.seen(plan.question.pin))

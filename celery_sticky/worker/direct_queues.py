@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from celery_sticky.assignment import heir
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.keys import DIRECT, direct
+from celery_sticky.keys import DIRECT, Slot, direct
 from celery_sticky.ownership.view import View
-from celery_sticky.queues.base import SlotQueues
-from celery_sticky.stores.directory import Directory
-from celery_sticky.worker.courier import Courier
-from celery_sticky.worker.lease import boottime
+from celery_sticky.queues.base import Depth, SlotQueues
+from celery_sticky.stores.directory import START, Directory
+from celery_sticky.worker.talks import Courier, Talk, ask
 
 logger = logging.getLogger("celery_sticky.director")
 
@@ -35,7 +34,7 @@ class _Queue:
 
 
 class DirectQueues:
-    """Which of them are open here. Used by the director's thread, save for `close_all`."""
+    """Which of them are open here. Of one thread, save for `close_all`. `now` is in seconds on one clock."""
 
     def __init__(self, keyspace: str, worker: str, connect: Callable[[], SlotQueues], courier: Courier) -> None:
         self._name, self._worker, self._mine = keyspace, worker, direct(worker)
@@ -66,7 +65,7 @@ class DirectQueues:
 
     def members_changed(self) -> None:
         """Somebody has come or gone: look whose heir we are, and for what names those that are gone."""
-        self._look_at, self._sweep_from = 0.0, "0"
+        self._look_at, self._sweep_from = 0.0, START
 
     def refused(self, name: str, fence: int) -> None:
         """The broker has refused to open a queue: it is fenced at this epoch."""
@@ -81,26 +80,25 @@ class DirectQueues:
         self._queues.pop(name, None)
         return True
 
-    def look_after(self, directory: Directory, view: View, incarnation: str, *, leaving: bool) -> bool:
+    def look_after(self, view: View, incarnation: str, now: float, *, leaving: bool) -> Talk[bool]:
         """Open and close what is to be. True if our own queue is closed for good without more ado."""
-        now = boottime()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            self._enlisted = dict(directory.enlisted())
+            self._enlisted = dict((yield from ask(Directory.enlisted)))
         heritage = {direct(name) for name in self._enlisted if heir(view, name) == self._worker}
         closed = leaving and self._stop_mine()
-        for name in heritage - self._queues.keys():
+        for name in sorted(heritage - self._queues.keys()):
             logger.info("keyspace %s: %s is gone: its direct queue is emptied from here", self._name, name)
-        for name in (heritage if leaving else heritage | {self._mine}) - self._queues.keys():
+        for name in sorted((heritage if leaving else heritage | {self._mine}) - self._queues.keys()):
             self._open(name, view, incarnation)
-        for name in self._queues.keys() - heritage - {self._mine}:
+        for name in sorted(self._queues.keys() - heritage - {self._mine}):
             del self._queues[name]
             self._courier.close((self._name, name))
         self._fences = {name: fence for name, fence in self._fences.items() if name not in self._queues}
         for name in self._fences.keys() - heritage - {self._mine}:
             del self._fences[name]
         if heritage:
-            self._tidy(directory, now)
+            yield from self._tidy(now)
         return closed
 
     def _open(self, name: str, view: View, incarnation: str) -> None:
@@ -120,27 +118,31 @@ class DirectQueues:
         self._courier.stop(place)
         return False
 
-    def _tidy(self, directory: Directory, now: float) -> None:
+    def _tidy(self, now: float) -> Talk[None]:
         if now >= self._count_at:
             self._count_at = now + COUNTED_EVERY
             with suppress(BrokerUnavailable):
-                self._forget_empty(directory, now)
+                yield from self._forget_empty(now)
         if self._sweep_from is not None:
-            on = directory.sweep(self._sweep_from)
-            self._sweep_from = None if on == "0" else on
+            on = yield from ask(Directory.sweep, self._sweep_from)
+            self._sweep_from = None if on == START else on
 
-    def _forget_empty(self, directory: Directory, now: float) -> None:
+    def _forget_empty(self, now: float) -> Talk[None]:
         """Forget workers whose queue has been empty for long."""
+        names = [name for name in self._queues if name != self._mine]
+        depths: Mapping[Slot, Depth] = yield lambda _: self._depths(names)
+        for name, depth in depths.items():
+            queue, worker = self._queues[str(name)], str(name).removeprefix(DIRECT)
+            if depth.waiting or depth.deferred or depth.in_flight:
+                queue.empty_since = None
+            elif queue.empty_since is None:
+                queue.empty_since = now
+            elif now >= queue.empty_since + KEPT:
+                yield from ask(Directory.strike, worker, self._enlisted.pop(worker, ""))
+
+    def _depths(self, names: list[str]) -> Mapping[Slot, Depth]:
         queues = self._connect()
         try:
-            names = [name for name in self._queues if name != self._mine]
-            for name, depth in queues.depth(self._name, names).items():
-                queue, worker = self._queues[str(name)], str(name).removeprefix(DIRECT)
-                if depth.waiting or depth.deferred or depth.in_flight:
-                    queue.empty_since = None
-                elif queue.empty_since is None:
-                    queue.empty_since = now
-                elif now >= queue.empty_since + KEPT:
-                    directory.strike(worker, self._enlisted.pop(worker, ""))
+            return queues.depth(self._name, names)
         finally:
             queues.close()

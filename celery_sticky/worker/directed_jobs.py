@@ -10,11 +10,10 @@ from typing import Protocol
 
 from celery_sticky.keys import Slot, job_place, key_of
 from celery_sticky.stores.directory import Answer, Directory, Look, Said, Version
-from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.desk import Desk
 from celery_sticky.worker.job_keys import JobKeys
 from celery_sticky.worker.key_plans import Duty, Plan, Scene
-from celery_sticky.worker.lease import Lease, boottime
+from celery_sticky.worker.talks import Courier, Talk, ask
 
 logger = logging.getLogger("celery_sticky.director")
 
@@ -42,10 +41,20 @@ class PlaceKeeper(Protocol):
 class DirectedJobs:
     """Which keys' jobs are run here. The keeper calls `wanted`, `listed` and `drained`, from its thread."""
 
-    def __init__(self, keyspace: str, courier: Courier, lease: Lease, wake: Callable[[], None], *, pins: bool) -> None:
+    def __init__(
+        self,
+        keyspace: str,
+        courier: Courier,
+        term: Callable[[], int],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        *,
+        pins: bool,
+    ) -> None:
         self.keeper: PlaceKeeper | None = None
         """None where the keyspace has no jobs."""
-        self._name, self._courier, self._lease, self._wake, self._pins = keyspace, courier, lease, wake, pins
+        self._name, self._courier, self._newest_term, self._wake = keyspace, courier, term, wake
+        self._clock, self._pins = clock, pins
         self._keys = JobKeys(pins=pins)
         self._inbox: deque[Callable[[], object]] = deque()
         self._term = 0
@@ -76,7 +85,7 @@ class DirectedJobs:
 
     def serve(self, held: Collection[str]) -> None:
         """A membership is over, or has begun: what was held of these keys is void."""
-        self._term = self._lease.term(self._name)
+        self._term = self._newest_term()
         if self.keeper is not None:
             for key in held:
                 self.keeper.close(job_place(key))
@@ -118,20 +127,20 @@ class DirectedJobs:
         """The pin of a key is another one."""
         self._keys.pin_changed(key)
 
-    def look(self, directory: Directory, known: Version) -> Look | None:
+    def look(self, known: Version) -> Talk[Look | None]:
         """Look up pins that may have changed."""
-        if self._pins and boottime() >= self._sweep_at:
-            self._sweep_at = boottime() + SWEEP_EVERY
+        if self._pins and (now := self._clock()) >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY
             self._keys.sweep(LOOK_AT_ONCE)
         if not (keys := self._keys.to_look(LOOK_AT_ONCE)):
             return None
-        look = directory.look(known, keys)
+        look = yield from ask(Directory.look, known, keys)
         self._keys.looked(keys, look.pins)
         return look
 
     def decide(self, scene: Scene, incarnation: str) -> None:
         """Think about keys in which something has changed, and bring about what follows."""
-        changes = self._keys.decide(scene, boottime(), AT_ONCE)
+        changes = self._keys.decide(scene, self._clock(), AT_ONCE)
         if changes.failed:
             logger.error("jobs of keyspace %s wait: %s", self._name, changes.failed)
         self._courier.consult(lambda desk: self._claim(desk, incarnation, changes.want, changes.leave))
@@ -148,7 +157,7 @@ class DirectedJobs:
             desk.claims.leave_job(self._name, key)
 
     def _drained(self, key: str, token: int, *, vacant: bool) -> None:
-        if self._keys.drained(key, token, boottime(), vacant=vacant):
+        if self._keys.drained(key, token, self._clock(), vacant=vacant):
             self._courier.consult(lambda desk: desk.claims.leave_job(self._name, key))
 
     def tell(self, desk: Desk, plan: Plan, answer: Answer) -> None:

@@ -73,7 +73,8 @@ class KeyClaims:
         """Those that are claimed for jobs alone: there may be very many, and nothing is to be decided of them here."""
         self._incarnations: dict[str, str] = {}
         self._mine: dict[str, str] = {}
-        self._released: dict[str, set[str]] = {}
+        self._released: dict[str, dict[str, None]] = {}
+        """Keys that may be ours and of which nothing is left here, in the order in which that came about."""
 
     def serve(self, keyspace: str, incarnation: str, mine: str) -> list[str]:
         """This is who we are in the keyspace now, and our direct queue: what was claimed as another one is void.
@@ -81,7 +82,7 @@ class KeyClaims:
         Return the keys that were held for jobs.
         """
         self._incarnations[keyspace], self._mine[keyspace] = incarnation, mine
-        self._released[keyspace] = set()
+        self._released[keyspace] = {}
         keys = self._keys.setdefault(keyspace, {})
         keys |= self._quiet.pop(keyspace, {})
         held = [key for key, known in keys.items() if known.job is Held.OPEN]
@@ -170,22 +171,23 @@ class KeyClaims:
         for key in keys:
             if (known := self._find(keyspace, key)) is not None:
                 known.asked = True
-                self._released[keyspace].discard(key)
+                self._released[keyspace].pop(key, None)
             else:
-                self._released[keyspace].add(key)
+                self._released[keyspace][key] = None
 
     def to_release(self, keyspace: str) -> list[str]:
         """Return keys of which nothing is left here, and that we may have claimed."""
         self.take_in()
-        gone, known = self._released.get(keyspace, set()), self._keys.get(keyspace, {})
-        for key in gone & known.keys():
-            gone.discard(key)  # it has come back, and nobody has given it back meanwhile
+        gone, known = self._released.get(keyspace, {}), self._keys.get(keyspace, {})
+        for key in gone.keys() & known.keys():
+            del gone[key]  # it has come back, and nobody has given it back meanwhile
             known[key].asked = True
         return list(gone)  # of `_quiet` none is there: it was granted after it had come back
 
     def released(self, keyspace: str, keys: Iterable[str]) -> None:
         """These were given back."""
-        self._released[keyspace].difference_update(keys)
+        for key in keys:
+            self._released[keyspace].pop(key, None)
 
     # -- what was answered ---------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class KeyClaims:
         if known.job is Held.OPEN:
             self._quiet.setdefault(keyspace, {})[key] = known
         elif known.asked:
-            self._released[keyspace].add(key)
+            self._released[keyspace][key] = None
 
     def _foreign(self, entry: Entry) -> bool:
         """Whether it comes from the direct queue of another worker: nothing of that runs here."""

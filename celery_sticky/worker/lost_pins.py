@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from celery_sticky.stores.directory import Directory
-from celery_sticky.worker.lease import boottime
+from celery_sticky.stores.directory import START, Directory
+from celery_sticky.worker.talks import Talk, ask
 
 LOOK_EVERY = 5.0
 """Seconds between two looks: the hint that there is something to see may be lost."""
 
 
 class LostPins:
-    """Tells the application of them. Used by the director's thread."""
+    """Tells the application of them. `now` is in seconds on one clock."""
 
     def __init__(self, worker: str, tell: Callable[[frozenset[str]], None], trusted: Callable[[], bool]) -> None:
         self._worker, self._tell, self._trusted = worker, tell, trusted
@@ -33,20 +33,20 @@ class LostPins:
         """The pin of a key has changed that was ours, perhaps."""
         self._look_at = 0.0
 
-    def look_after(self, directory: Directory) -> None:
+    def look_after(self, now: float) -> Talk[None]:
         """Tell what has been lost, while the lease is trusted: so that receivers may pin again."""
-        now = boottime()
         if now < self._look_at:
             return
         if len(self._incarnations) > 1:
-            on = directory.sweep()  # what has not been taken over is noted as lost by this, unless it was before
-            while on != "0":
-                on = directory.sweep(on)
-        keys = directory.lost(self._worker, self._incarnations)
+            # What has not been taken over is noted as lost by this, unless it was before.
+            on = yield from ask(Directory.sweep, START)
+            while on != START:
+                on = yield from ask(Directory.sweep, on)
+        keys = yield from ask(Directory.lost, self._worker, tuple(self._incarnations))
         if not self._trusted():
             return  # perhaps we have just thawed, and do not know yet that we are somebody else
         if keys:
             self._tell(frozenset(keys))
-            directory.forget(self._incarnations, keys)
+            yield from ask(Directory.forget, tuple(self._incarnations), keys)
         del self._incarnations[:-1]
         self._look_at = now + LOOK_EVERY

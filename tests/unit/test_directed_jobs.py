@@ -59,14 +59,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (
-        "worker.decisions",
-        "worker.directed_jobs",
-        "worker.direct_queues",
-        "worker.lost_pins",
-        "jobs.keeper",
-    ):
-        monkeypatch.setattr(f"celery_sticky.{module}.boottime", clock)
+    monkeypatch.setattr("celery_sticky.jobs.keeper.boottime", clock)
     return clock
 
 
@@ -150,7 +143,8 @@ class Courier:
     def consult(self, ask: Callable[[Desk], Any]) -> Any:
         return ask(self.desk)
 
-    decide = consult
+    def decide(self, tell: Callable[[Desk, float], None]) -> None:
+        tell(self.desk, 0.0)
 
     def open(self, *_: Any) -> None: ...
 
@@ -183,6 +177,7 @@ class Node:
             self.lease,
             self._report,
             lambda keys: None,
+            cluster.clock,
         )
         self.courier.director = self.director
         self.host = FakeHost(name, cluster.world, cluster.clock)
@@ -496,7 +491,7 @@ def test_a_director_that_has_yet_to_learn_that_it_was_evicted_claims_nothing(clo
     claims, earlier = node.courier.desk.claims, node.incarnation
     claims.serve("ks", "the next", "@me")
     node.director.jobs.reset()
-    node.director.jobs.decide(node.director._scene, earlier)
+    node.director.jobs.decide(node.director._direction._scene, earlier)
     assert claims.questions("ks", clock.now + 99, 9) == []
 
 
@@ -504,7 +499,7 @@ def test_a_key_that_another_worker_has_is_asked_of_less_and_less_often(clock: Cl
     cluster, _, node = at_home(clock)
     other = next(one for one in cluster.nodes.values() if one is not node)
     cluster.keyspace = Keyspace("ks", assign=lambda key, workers: other.name, version="2")
-    other.director.keyspace = cluster.keyspace
+    other.director._direction.keyspace = cluster.keyspace
     other.director.jobs.review()
     asked = 0
     claim = other.directory.claim

@@ -23,7 +23,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.waiting import wait_until
-from celery_sticky.worker import direct_queues, director, key_claims, lost_pins
+from celery_sticky.worker import direct_queues, direction, key_claims, lost_pins
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.desk import End
 from celery_sticky.worker.director import Director
@@ -218,7 +218,7 @@ def test_pins_that_another_worker_takes_are_told(world: World) -> None:
 
 def test_a_hint_that_was_lost_is_made_good(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lost_pins, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(director, "IDLE", 0.1)
+    monkeypatch.setattr(direction, "IDLE", 0.1)
     monkeypatch.setattr(world.server, "signal", lambda *_, **__: None)
     keyspace = Keyspace(KS, pins=True)
     a, _ = world.up("a", keyspace), world.up("b", keyspace)
@@ -255,7 +255,7 @@ def test_another_process_of_the_same_name_has_lost_nothing(world: World) -> None
     world.workers["a"] = worker
     worker.join(2)
     world.directory.pin("a", "l", take=False)
-    wait_until(lambda: worker.director._lost_pins._look_at > 0, 5, "it has looked")
+    wait_until(lambda: worker.director._direction._lost_pins._look_at > 0, 5, "it has looked")
     assert not worker.lost
 
 
@@ -280,7 +280,7 @@ def test_the_queue_of_a_worker_that_is_gone_is_looked_after_until_it_has_been_em
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name, seconds in (
-        (director, "IDLE", 0.02),
+        (direction, "IDLE", 0.02),
         (direct_queues, "LOOK_EVERY", 0.02),
         (direct_queues, "COUNTED_EVERY", 0.02),
     ):

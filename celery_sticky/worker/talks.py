@@ -1,0 +1,85 @@
+"""With whom the parts of a director talk: with the directory, one request at a time, and with the courier.
+
+A talk yields its requests. Whoever holds it makes them one after the other and brings the answers, or the error that
+came instead: in a thread, or step by step. What a request names is as it was when it was yielded, however late it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, TypeVarTuple
+
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership.gate import SlotId
+from celery_sticky.stores.directory import Directory
+from celery_sticky.worker.desk import Desk
+
+Answer = TypeVar("Answer")
+Given = TypeVarTuple("Given")
+
+Request = Callable[[Directory], object]
+Talk = Generator[Request, Any, Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to the directory: one of its verbs."""
+
+    verb: str
+    given: tuple[Any, ...]
+
+    def __call__(self, directory: Directory) -> object:
+        """Make it."""
+        return getattr(directory, self.verb)(*self.given)
+
+    def __str__(self) -> str:
+        return self.verb
+
+
+def ask(verb: Callable[[Any, *Given], Answer], *given: *Given) -> Generator[Request, Any, Answer]:
+    """Ask the directory for one thing; `verb` is one of `Directory`."""
+    answer: Answer = yield Asked(verb.__name__, given)
+    return answer
+
+
+def hold(talk: Generator[Request, Any, Answer], directory: Directory) -> Answer:
+    """Carry a talk on to its end.
+
+    Raises:
+        StoreUnavailable: it was broken off there.
+    """
+    try:
+        request = next(talk)
+        while True:
+            try:
+                answer = request(directory)
+            except StoreUnavailable as error:
+                request = talk.throw(error)
+            else:
+                request = talk.send(answer)
+    except StopIteration as end:
+        result: Answer = end.value
+        return result
+
+
+class Courier(Protocol):
+    """The courier, as a director sees it. None of it waits."""
+
+    def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
+        """Open a direct queue; reports `Opened` or `OpenRefused`."""
+
+    def stop(self, slot: SlotId) -> None:
+        """Start nothing more of a direct queue; reports `Drained` when nothing of it is left here."""
+
+    def close(self, slot: SlotId) -> None:
+        """The direct queue is somebody else's already."""
+
+    def trusts(self, keyspace: str) -> bool:
+        """Whether the lease in this keyspace is trusted now."""
+
+    def consult(self, ask: Callable[[Desk], Answer]) -> Answer:
+        """Return what the desk answers."""
+
+    def decide(self, tell: Callable[[Desk, float], None]) -> None:
+        """Tell the desk, and what time it is (seconds since the epoch), what has been decided of keys."""

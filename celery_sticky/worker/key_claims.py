@@ -132,6 +132,11 @@ class KeyClaims:
     def __len__(self) -> int:
         return sum(len(keys) for keys in self._keys.values())
 
+    def claimed(self, keyspace: str) -> frozenset[str]:
+        """Return the keys that this worker has claimed, as far as it knows."""
+        books = (self._keys, self._quiet)
+        return frozenset(key for book in books for key, known in book.get(keyspace, {}).items() if known.token)
+
     # -- what to ask ---------------------------------------------------------------------------
 
     def questions(self, keyspace: str, now: float, most: int) -> list[Question]:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
 
+from celery_sticky.keys import Slot
 from celery_sticky.queues.base import Fetched, Tenure, Verdict, Want
-from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues, Place
 from celery_sticky.testing.simulator.invariants import Witness
 
 
 class Broker(MemoryBroker):
-    """A broker that is watched."""
+    """A broker that is watched. Where keys are `directed` queues have names, whose hash differs from life to life."""
 
-    def __init__(self, witness: Witness) -> None:
+    def __init__(self, witness: Witness, told: Callable[[Slot], None], *, directed: bool) -> None:
         super().__init__()
-        self.witness = witness
+        self.witness, self.told, self.directed = witness, told, directed
+
+    def publish(self, queue: str | Place, body: bytes, priority: int = 0) -> None:
+        """Put a message into a queue, also one that is moved: its reader hears of it."""
+        super().publish(queue, body, priority)
+        self.told(queue[1])
+
+
+class InOrder(set[Place]):
+    """Queues in an order that does not depend on their hash: a seed stays the same world."""
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(sorted(super().__iter__(), key=str))
 
 
 class WitnessedQueues(MemoryQueues):
@@ -23,6 +36,7 @@ class WitnessedQueues(MemoryQueues):
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
+        self.broker: Broker = broker
         self._witness = broker.witness
 
     def open(self, tenure: Tenure, keep: Collection[int]) -> None:
@@ -36,10 +50,17 @@ class WitnessedQueues(MemoryQueues):
         tenures = [*(want.tenure for want in wants), *(verdict.tenure for verdict in verdicts)]
         fences = {tenure.slot: self.broker.slot(tenure.keyspace, tenure.slot).fence for tenure in tenures}
         fetched = super().fetch(wants, verdicts, now)
+        if self.broker.directed:
+            fetched.lost = InOrder(fetched.lost)
         self._witness.brings(fetched, fences)
         for keyspace in {tenure.keyspace for tenure in tenures}:
             self._count(keyspace, fences)
         return fetched
+
+    def idle(self, timeout: float) -> set[Place]:
+        """Look."""
+        woken = super().idle(timeout)
+        return InOrder(woken) if self.broker.directed else woken
 
     def _settle(self, verdict: Verdict, fetched: Fetched) -> None:
         slot = self.broker.slot(verdict.tenure.keyspace, verdict.tenure.slot)
@@ -56,7 +77,7 @@ class WitnessedQueues(MemoryQueues):
                 self._witness.comes_due(message.body)
         super()._bring(want, now, fetched)
 
-    def _count(self, keyspace: str, slots: Collection[int | str]) -> None:
+    def _count(self, keyspace: str, slots: Collection[Slot]) -> None:
         for number in slots:
             slot = self.broker.slot(keyspace, number)
             waiting = sum(len(messages) for messages in slot.lists.values())

@@ -12,7 +12,7 @@ from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.queues.base import Delivery, Fetched, SlotQueues, Tenure
 from celery_sticky.testing.simulator.scenario import Point
 from celery_sticky.testing.simulator.terms import BROKER_GRACE, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING
-from celery_sticky.worker.courier import IDLE, RETRY_FIRST, RETRY_LAST
+from celery_sticky.worker.courier import IDLE, RETRY_FIRST, RETRY_LAST, have_claimed
 from celery_sticky.worker.desk import Desk, End, Item
 from celery_sticky.worker.envelope import parse
 from celery_sticky.worker.outbox import LINGER
@@ -38,6 +38,7 @@ class SteppedCourier:
             max_waiting=MAX_WAITING,
             max_attempts=MAX_ATTEMPTS,
         )
+        self._directed = process.world.scenario.directing is not None
         self._queues: SlotQueues | None = None
         self._asking = self._reopening = False
         self._down_since: float | None = None
@@ -73,6 +74,22 @@ class SteppedCourier:
             self._cut_off(slot)
         elif self._asking:
             self._lost.append(slot)
+        self._wake()
+
+    # -- for the director ----------------------------------------------------------------------
+
+    def trusts(self, _: str) -> bool:
+        """See `Courier.trusts`."""
+        return self._process.trusts
+
+    def consult(self, ask: Callable[[Desk], T]) -> T:
+        """See `Courier.consult`."""
+        return ask(self.desk)
+
+    def decide(self, tell: Callable[[Desk, float], None]) -> None:
+        """See `Courier.decide`."""
+        tell(self.desk, self._now)
+        self._process.learns_of_claims()
         self._wake()
 
     # -- for the pool --------------------------------------------------------------------------
@@ -177,8 +194,13 @@ class SteppedCourier:
     def _fetched(self, asked: float, fetched: Fetched) -> None:
         self._told_at = asked - EPOCH
         self.desk.take_in(fetched, asked)
+        for envelope, error in self.desk.refused:
+            self._world.note(self._process.origin, "%s is told: %s", envelope.task_id, error)
+        self.desk.refused = []
         for delivery in fetched.deliveries:
             self._admit(delivery, asked)
+        if fetched.deliveries and self._process.director is not None:
+            self._process.director.wake()
         if self.desk.gate.has_ready:
             self._pool.ready()
 
@@ -187,6 +209,9 @@ class SteppedCourier:
         envelope = parse(delivery.body)
         key = self._pool.lock_of(slot, envelope)
         entry = Entry(slot, delivery.tag, key, Item(delivery, envelope), attempts=delivery.attempts)
+        if self._directed:
+            have_claimed(entry, envelope)
+            entry.claim = (KEYSPACE, str(envelope.headers["key"]))  # the same name, with the hash it has here
         self.desk.admit(entry, self._pool.due_of(envelope), now)
 
     # -- the line to the broker ----------------------------------------------------------------

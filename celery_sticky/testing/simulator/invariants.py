@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from celery_sticky.keys import Slot
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict
@@ -60,7 +61,7 @@ class Invariant(StrEnum):
     FENCE_SHARED = "fence-shared"
     """Two members opened a slot under one epoch."""
     STALE_START = "stale-start"
-    """A task started under a lower epoch than one before in its slot."""
+    """A task started under a lower epoch than one before in its slot; or of its key, where keys are directed."""
     FORMER_TENURE = "former-tenure"
     """The broker did what another tenure than the fence's asked for."""
     NEEDLESS_EVICTION = "needless-eviction"
@@ -69,6 +70,20 @@ class Invariant(StrEnum):
     """A plan does not give each member its share by weight within one slot."""
     VERSION_GAP = "version-gap"
     """A view does not follow the one before it, or a member went back to an older one."""
+    TWO_CLAIMS = "two-claims"
+    """Two members trust their lease and their claim of one key."""
+    CLAIM_BACK = "claim-back"
+    """The token of a key's claim fell, or stood still."""
+    CLAIM_SHARED = "claim-shared"
+    """Two members have claimed a key under one token."""
+    MISDIRECTED = "misdirected"
+    """A key is claimed by a member, and belongs to another one that very moment, or nowhere."""
+    UNCLAIMED_START = "unclaimed-start"
+    """A task started whose key its worker has not claimed."""
+    NOT_GIVEN_BACK = "not-given-back"
+    """Keys are claimed of which nothing is left, long after the last fault."""
+    UNTOLD_PIN = "untold-pin"
+    """A worker has lost a pin without its doing, and was not told, long after the last fault."""
     REFUSED = "refused"
     """A worker is refused for no reason."""
 
@@ -85,7 +100,11 @@ class Violation(AssertionError):
 class Progress:
     """What is known of one task."""
 
-    slot: int
+    slot: Slot
+    key: str = ""
+    """Where keys are directed."""
+    known_at: float = 0.0
+    """What its sender knew of where its key belongs was read then, or later."""
     place: int = 0
     """Its place in the order in which the broker took the messages of its key and priority; 0: none yet."""
     runs: int = 0
@@ -111,16 +130,18 @@ class Witness:
     evicted: list[str] = field(default_factory=list)
     _places: int = 0
     _highest: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
-    _running: dict[int | str, list[Run]] = field(default_factory=lambda: defaultdict(list))
-    _books: dict[int | str, int] = field(default_factory=lambda: defaultdict(int))
-    _fences: dict[int | str, Tenure] = field(default_factory=dict)
-    _started: dict[int | str, tuple[int, str]] = field(default_factory=dict)
+    _running: dict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    _books: dict[Slot, int] = field(default_factory=lambda: defaultdict(int))
+    _fences: dict[Slot, Tenure] = field(default_factory=dict)
+    _started: dict[Slot, tuple[int, str]] = field(default_factory=dict)
 
     # -- the broker ----------------------------------------------------------------------------
 
-    def publishes(self, body: bytes, slot: int, name: str, *, waits: bool) -> None:
+    def publishes(
+        self, body: bytes, slot: Slot, name: str, *, waits: bool, key: str = "", known_at: float = 0.0
+    ) -> None:
         """The broker has taken a message; one that `waits` for its time has no place yet."""
-        self.tasks[body] = Progress(slot, 0 if waits else self._next_place())
+        self.tasks[body] = Progress(slot, key, known_at, 0 if waits else self._next_place())
         self.names[body] = name
         self._books[slot] += 1
 
@@ -151,22 +172,33 @@ class Witness:
         """The broker has confirmed a verdict about this message."""
         if verdict.tenure != fence:
             raise Violation(Invariant.FORMER_TENURE, f"{verdict.act} by {verdict.tenure}, the fence is {fence}")
+        if verdict.act is Act.MOVE:
+            self._moves(body, verdict)
         if verdict.act not in (Act.ACK, Act.BURY):
             return
         progress = self.tasks[body]
-        asked = progress.finished_by is not None if verdict.act is Act.ACK else progress.buried or progress.runs > 0
+        asked = progress.finished_by is not None if verdict.act is Act.ACK else self._may_be_buried(progress)
         if not asked:
             raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {verdict.act}")
         progress.settled = True
         self._books[verdict.tenure.slot] -= 1
 
-    def brings(self, fetched: Fetched, fences: dict[int | str, Tenure | None]) -> None:
+    def _moves(self, body: bytes, verdict: Verdict) -> None:
+        self.replaces(body, verdict.body or body)
+        self.tasks[body].slot = verdict.to
+        self._books[verdict.tenure.slot] -= 1
+        self._books[verdict.to] += 1
+
+    def _may_be_buried(self, progress: Progress) -> bool:
+        return progress.buried or progress.runs > 0
+
+    def brings(self, fetched: Fetched, fences: dict[Slot, Tenure | None]) -> None:
         """The broker has brought deliveries under these fences."""
         for delivery in fetched.deliveries:
             if delivery.tenure != (fence := fences[delivery.tenure.slot]):
                 raise Violation(Invariant.FORMER_TENURE, f"fetched by {delivery.tenure}, the fence is {fence}")
 
-    def counts(self, slot: int | str, there: int) -> None:
+    def counts(self, slot: Slot, there: int) -> None:
         """This many messages of a slot are at the broker."""
         if there != self._books[slot]:
             raise Violation(Invariant.LOST, f"slot {slot} has {there} messages and should have {self._books[slot]}")
@@ -203,7 +235,7 @@ class Witness:
             progress = self.tasks[run.body]
             progress.finished_by, progress.finished_at, progress.cut_off = run.process, run.process.world.now, False
 
-    def cuts_off(self, process: Process, slot: int | str, since: float) -> None:
+    def cuts_off(self, process: Process, slot: Slot, since: float) -> None:
         """A worker lost a slot while its connection to the broker was broken; nothing it said after `since` arrived."""
         for progress in self.tasks.values():
             if progress.finished_by is process and progress.slot == slot and progress.finished_at >= since:
@@ -233,12 +265,12 @@ class Witness:
         raise Violation(broken, f"{run} after {later}")
 
     def _check_epoch(self, run: Run) -> None:
-        epoch, incarnation = self._started.get(run.slot, (0, ""))
+        epoch, incarnation = self._started.get(run.fenced, (0, ""))
         if run.epoch < epoch:
             raise Violation(Invariant.STALE_START, f"{run}, epoch {epoch} was seen")
         if run.epoch == epoch and run.incarnation != incarnation:
             raise Violation(Invariant.EPOCH_SHARED, f"{run}, whose epoch was that of {incarnation}")
-        self._started[run.slot] = (run.epoch, run.incarnation)
+        self._started[run.fenced] = (run.epoch, run.incarnation)
 
     # -- members -------------------------------------------------------------------------------
 

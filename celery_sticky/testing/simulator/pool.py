@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from celery_sticky.keys import Slot
+from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.queues.base import Act
 from celery_sticky.testing.simulator.scenario import Outcome, Point
@@ -21,9 +23,11 @@ LOOK = 0.01
 """Seconds after the end of trust by which a child has ended itself."""
 
 
-def envelope(key: int, n: int, *, retries: int = 0, due: float = 0.0) -> bytes:
-    """Return the message of a task's try."""
-    headers = {"id": f"{key}-{n}", "key": key, "n": n, "retries": retries, "due": due}
+def envelope(key: int, n: int, *, retries: int = 0, due: float = 0.0, stamp: Stamp | None = None) -> bytes:
+    """Return the message of a task's try; where keys are directed it has a stamp."""
+    headers: dict[str, Any] = {"id": f"{key}-{n}", "key": key, "n": n, "retries": retries, "due": due}
+    if stamp is not None:
+        headers[STAMP_HEADER] = stamp.to_header()
     return json.dumps({"body": "", "headers": headers, "properties": {}}).encode()
 
 
@@ -35,11 +39,15 @@ class Run:
         item: Item = entry.content
         self.body = item.delivery.body
         self.priority = item.delivery.priority
-        self.slot, self.epoch = entry.slot[1], item.delivery.tenure.epoch
+        self.slot = entry.slot[1]
         self.incarnation = item.delivery.tenure.incarnation
         self.term = process.joined_as
         headers = item.envelope.headers
         self.key, self.n, self.retries = int(headers["key"]), int(headers["n"]), int(headers["retries"])
+        directed = entry.claim is not None
+        self.epoch = entry.token if directed else item.delivery.tenure.epoch
+        self.fenced: Slot = str(self.key) if directed else self.slot
+        """What its epoch is of."""
         self.outcome: Outcome | None = None
         """How it ended; None: its process was lost before."""
         self.begun = self.over = False
@@ -169,7 +177,8 @@ class Pool:
                 courier.end(run.entry, End(Act.ACK))
             case Outcome.RETRY:
                 due = now + self._process.rng.choice((0.0, 0.1, 3.0))
-                body = envelope(run.key, run.n, retries=run.retries + 1, due=due)
+                stamp = self._world.stamp(run.key)
+                body = envelope(run.key, run.n, retries=run.retries + 1, due=due, stamp=stamp)
                 self._world.witness.replaces(run.body, body)
                 courier.end(run.entry, End(Act.DEFER, due=due, body=body))
             case Outcome.BURY:

@@ -6,14 +6,17 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from celery_sticky.ownership.events import (
     BeatDone,
     CloseSlot,
+    Drained,
     Effect,
     Event,
     LeaveAsked,
+    Opened,
+    OpenRefused,
     OpenSlot,
     Read,
     ReadDone,
@@ -27,16 +30,22 @@ from celery_sticky.ownership.events import (
     Tick,
 )
 from celery_sticky.ownership.machine import Machine, Phase, Terms
-from celery_sticky.ownership.view import View
+from celery_sticky.ownership.view import DIRECT_QUEUE, View
 from celery_sticky.stores.memory import MemoryStore
 from celery_sticky.testing.simulator.courier import SteppedCourier
+from celery_sticky.testing.simulator.director import SteppedDirector
 from celery_sticky.testing.simulator.invariants import HELD, Invariant, Violation
+from celery_sticky.testing.simulator.pinning import Pinning
 from celery_sticky.testing.simulator.pool import Pool
 from celery_sticky.testing.simulator.scenario import Fault, Kind, Point
-from celery_sticky.testing.simulator.terms import BROKER_GRACE, HASH, KEYSPACE, MARGIN, SETTLE, TTL
+from celery_sticky.testing.simulator.terms import BROKER_GRACE, KEYSPACE, MARGIN, SETTLE, TTL
+from celery_sticky.testing.simulator.witness import DirectedWitness
+from celery_sticky.worker.member import Snapshot
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.world import World
+
+T = TypeVar("T")
 
 STEP = 0.25
 """Seconds until a child sees that its lease was ended early."""
@@ -55,6 +64,9 @@ class Process:
         self.store = MemoryStore(world.server, KEYSPACE)
         self.pool = Pool(self, world.scenario.concurrency)
         self.courier = SteppedCourier(self)
+        self.pinning = Pinning(self)
+        directing = world.scenario.directing
+        self.director = SteppedDirector(self, directing) if directing is not None else None
         self.alive = True
         self.failed = False
         """Whether anything has ever befallen it."""
@@ -70,6 +82,7 @@ class Process:
         self._wake = 0
         self._trust: tuple[float, Phase] = (float("-inf"), Phase.OUT)
         self._view: View | None = None
+        self._told = Snapshot()
 
     def _terms(self, dead_incarnation: str) -> Terms:
         scenario = self.world.scenario
@@ -78,12 +91,13 @@ class Process:
             name=self.name,
             origin=self.origin,
             slots=scenario.slots,
-            hash=HASH,
+            hash=scenario.hash,
             ttl=TTL,
             margin=MARGIN,
             settle=SETTLE,
             broker_grace=BROKER_GRACE,
             weight=scenario.weights[place] if place >= 0 else 1,
+            attributes={DIRECT_QUEUE: "1"} if scenario.directing is not None else {},
             dead_incarnation=dead_incarnation,
             jitter=self.rng.random(),
         )
@@ -128,8 +142,12 @@ class Process:
         self.turn()
 
     def report(self, _: str, event: Event) -> None:
-        """Tell the member what the courier has seen: its thread takes that in a moment later."""
+        """Tell the member, or the director, what was seen: its thread takes that in a moment later."""
         self.world.note(self.origin, "%s", event)
+        of_queue = isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str)
+        if self.director is not None and of_queue:
+            self.director.report(event)
+            return
         self._inbox.append(event)
         self.later(self.rng.uniform(0, 0.01), self.turn)
 
@@ -162,9 +180,26 @@ class Process:
             return
         self.held = frozenset(slot for slot, state in machine.slots.items() if state in HELD)
         world.witness.owns(self, world.processes)
+        self.learns_of_claims()
+
+    def learns_of_claims(self) -> None:
+        """Its claims, or the lease that they rest on, may have changed."""
+        witness = self.world.witness
+        if isinstance(witness, DirectedWitness):
+            witness.claims(self, self.world.processes)
+
+    @property
+    def claimed(self) -> frozenset[str]:
+        """The keys that it may run as far as it knows."""
+        return self.courier.desk.claims.claimed(KEYSPACE)
+
+    def pins_lost(self, keys: frozenset[str]) -> None:
+        """The application hears of it in a moment."""
+        self.later(self.rng.uniform(0, 0.01), partial(self.pinning.lost, keys))
 
     def _publish(self) -> None:
         machine = self.machine
+        self._tell_director()
         if machine.phase is Phase.IN and machine.incarnation != self.joined_as:
             self.joined_as = machine.incarnation
         trust = (machine.trust_until, machine.phase)
@@ -172,6 +207,13 @@ class Process:
             self._trust = trust
             if machine.phase is not Phase.IN:
                 self.world.after(self.rng.uniform(0, STEP), self.pool.look_at_the_lease)
+
+    def _tell_director(self) -> None:
+        machine, told = self.machine, self._told
+        snapshot = Snapshot(machine.phase, machine.incarnation, machine.view)
+        if self.director is not None and snapshot != told:
+            self._told = snapshot
+            self.director.observe(snapshot)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -202,13 +244,35 @@ class Process:
             self._send(effect, sent)
 
     def _send(self, effect: Read | SendBeat | Swap, sent: float) -> None:
+        if self.director is None or not isinstance(effect, Swap) or not self._joins(effect.new):
+            self._bring(effect, sent)
+            return
+        self.director.joining(
+            self.machine.incarnation,
+            joined=lambda: self._bring(effect, self.clock),
+            failed=lambda: self._answered(StoreFailed(sent)),
+        )
+
+    def _joins(self, new: View) -> bool:
+        me = new.members.get(self.name)
+        return me is not None and me.incarnation == self.machine.incarnation != self.joined_as
+
+    def _bring(self, effect: Read | SendBeat | Swap, sent: float) -> None:
+        self.ask_store(
+            lambda: self.world.serve(self, effect, sent),
+            answered=self._answered,
+            failed=lambda: self._answered(StoreFailed(sent)),
+        )
+
+    def ask_store(self, serve: Callable[[], T], *, answered: Callable[[T], None], failed: Callable[[], None]) -> None:
+        """Have the store do something; go on in this process with what it answers, or without."""
         self.world.ask(
             self.rng,
             self.world.losses,
             self.world.now < self.store_cut_until,
-            serve=lambda: self.world.serve(self, effect, sent),
-            answered=lambda event: self.act(partial(self._answered, event)),
-            failed=lambda: self.act(partial(self._answered, StoreFailed(sent))),
+            serve=serve,
+            answered=lambda answer: self.act(partial(answered, answer)),
+            failed=lambda: self.act(failed),
         )
 
     def _answered(self, event: BeatDone | ReadDone | SwapDone | StoreFailed) -> None:
@@ -281,4 +345,6 @@ class Process:
             self.alive = False
             self.held = frozenset()
             self.store.close()
+            if self.director is not None:
+                self.director.directory.close()
             self.pool.die_with_parent()

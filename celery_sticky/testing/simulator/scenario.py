@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
+
+from celery_sticky.testing.simulator.directing import WAYS, Directing, Pin, draw_pins
+from celery_sticky.testing.simulator.terms import HASH
 
 TROUBLE = 40.0
 """Seconds during which faults happen."""
 NAMES = "abcde"
+EVERY = 4
+"""One seed in so many is a world whose keyspace directs its keys."""
 
 
 class Kind(StrEnum):
@@ -55,6 +60,11 @@ class Point(StrEnum):
     HANDED = "as a task is handed to its pool"
     STARTED = "as a task starts"
     ENDED = "as a task ends"
+    DIRECTORY_ASKED = "as its director asks the directory"
+    DIRECTORY_ANSWERED = "as its director is answered"
+
+
+PLAIN_POINTS = tuple(Point)[:-2]
 
 
 class Outcome(StrEnum):
@@ -135,15 +145,37 @@ class Scenario:
     """There is a document already, as after `celery sticky init`."""
     faults: tuple[Fault, ...] = ()
     tasks: tuple[Task, ...] = ()
+    directing: Directing | None = None
+    """None: the keyspace is a plain one."""
+    pins: tuple[Pin, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        """What its document says of how keys find their way."""
+        return HASH if self.directing is None else self.directing.keyspace.hash_name
 
 
-def draw(seed: int, *, kinds: Collection[Kind] = tuple(LIKELY), deaf: bool = False) -> Scenario:
-    """Return the scenario of a seed, with faults of these kinds."""
+def draw(
+    seed: int, *, kinds: Collection[Kind] = tuple(LIKELY), deaf: bool = False, directed: bool | None = None
+) -> Scenario:
+    """Return the scenario of a seed, with faults of these kinds. `directed`: None: the seed chooses."""
+    directed = seed % EVERY == 1 if directed is None else directed
+    scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not directed else tuple(Point), deaf=deaf)
+    if not directed:
+        return scenario
+    rng = Random(f"directed {seed}")
+    directing = rng.choice(WAYS)
+    keys = {task.key for task in scenario.tasks}
+    pins = draw_pins(rng, scenario.names, keys, TROUBLE) if directing.pins else ()
+    return replace(scenario, directing=directing, pins=pins)
+
+
+def _draw_plain(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, deaf: bool) -> Scenario:
     rng = Random(seed)
     names = NAMES[: rng.choice((2, 3, 3, 3, 4, 5))]
     slots = rng.choice((4, 6, 6, 8))
     number = rng.randint(1, 6) if kinds else 0
-    struck = sorted((_fault(rng, names, kinds) for _ in range(number)), key=lambda fault: fault.at)
+    struck = sorted((_fault(rng, names, kinds, points) for _ in range(number)), key=lambda fault: fault.at)
     if any(fault.kind is Kind.JOIN for fault in struck):
         slots = 40
     sent = tuple(_tasks(rng, slots))
@@ -162,7 +194,7 @@ def draw(seed: int, *, kinds: Collection[Kind] = tuple(LIKELY), deaf: bool = Fal
     )
 
 
-def _fault(rng: Random, names: str, kinds: Collection[Kind]) -> Fault:
+def _fault(rng: Random, names: str, kinds: Collection[Kind], points: Sequence[Point]) -> Fault:
     kind = rng.choices(list(kinds), [LIKELY[kind] for kind in kinds])[0]
     at, seconds = rng.uniform(4, TROUBLE), rng.choice(LENGTHS) * rng.uniform(0.8, 1.2)
     if kind is Kind.JOIN:
@@ -171,7 +203,7 @@ def _fault(rng: Random, names: str, kinds: Collection[Kind]) -> Fault:
         return Fault(at, kind, seconds=seconds)
     if kind in (Kind.DEAF, Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
         return Fault(at, kind)
-    point = rng.choice((Point.NOW, Point.NOW, *Point))
+    point = rng.choice((Point.NOW, Point.NOW, *points))
     if kind is Kind.CRASH:
         return Fault(at, kind, rng.choice(names), point, rng.choice((0.1, 0.1, 3.0, 20.0)), rng.random() < 0.5)
     if kind is Kind.LEAVE:

@@ -34,7 +34,10 @@ class Failure:
         world = f"workers {', '.join(scenario.names)}; {scenario.slots} slots; losses {scenario.losses:.0%} of requests"
         faults = [f"  fault {fault}" for fault in scenario.faults]
         tasks = [f"  task  {task}" for task in scenario.tasks]
-        return "\n".join([head, world, *faults, *tasks, "trace:", *(f"  {line}" for line in self.trace)])
+        pins = [f"  pin   {pin}" for pin in scenario.pins]
+        directed = [f"keys are directed by {scenario.directing}"] if scenario.directing is not None else []
+        trace = ["trace:", *(f"  {line}" for line in self.trace)]
+        return "\n".join([head, world, *directed, *faults, *pins, *tasks, *trace])
 
 
 def live(scenario: Scenario) -> World | Failure:
@@ -63,6 +66,7 @@ def shrink(failure: Failure, most: int = LIVES) -> Failure:
 
     fails(replace(found.scenario, losses=0.0, broker_losses=0.0))
     _reduce(found.scenario.faults, lambda faults: fails(replace(found.scenario, faults=faults)))
+    _reduce(found.scenario.pins, lambda pins: fails(replace(found.scenario, pins=pins)))
     _reduce(found.scenario.tasks, lambda tasks: fails(replace(found.scenario, tasks=tasks)))
     _reduce(found.scenario.faults, lambda faults: fails(replace(found.scenario, faults=faults)))
     while len(found.scenario.names) > 1 and fails(replace(found.scenario, names=found.scenario.names[:-1])):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,18 +13,27 @@ from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
-from celery_sticky.errors import StoreUnavailable
+from celery_sticky.errors import NotAMember, StoreUnavailable
+from celery_sticky.keys import Slot, direct, slot_for
+from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import BeatDone, Read, ReadDone, SendBeat, StoreFailed, Swap, SwapDone
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.view import MemberState, View
+from celery_sticky.stores.directory import Directory
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
+from celery_sticky.testing.simulator.belongings import Belongings
 from celery_sticky.testing.simulator.broker import Broker, WitnessedQueues
+from celery_sticky.testing.simulator.directing import Pin
+from celery_sticky.testing.simulator.director import SteppedDirector
 from celery_sticky.testing.simulator.invariants import Invariant, Violation, Witness
 from celery_sticky.testing.simulator.pool import envelope
 from celery_sticky.testing.simulator.process import Process
 from celery_sticky.testing.simulator.scenario import TROUBLE, Fault, Kind, Scenario, Task
-from celery_sticky.testing.simulator.terms import EPOCH, HASH, KEYSPACE, MARGIN, TIMEOUT, TTL
+from celery_sticky.testing.simulator.senders import SENDERS, Sender
+from celery_sticky.testing.simulator.terms import EPOCH, KEYSPACE, MARGIN, TIMEOUT, TTL
+from celery_sticky.testing.simulator.witness import DirectedWitness
+from celery_sticky.worker.talks import Request
 
 T = TypeVar("T")
 
@@ -54,9 +63,16 @@ class World:
         self.scenario, self.rng, self.now = scenario, Random(scenario.seed), 0.0
         self.losses, self.broker_losses = scenario.losses, scenario.broker_losses
         self.tasks = {(task.key, task.n): task for task in scenario.tasks}
-        self.witness = Witness(scenario.slots)
         self.server = MemoryServer()
-        self.broker = Broker(self.witness)
+        self.server.clock = lambda: EPOCH + self.now
+        self.witness, self._senders = Witness(scenario.slots), list[Sender]()
+        self._belongings: Belongings | None = None
+        if (directing := scenario.directing) is not None:
+            keys = sorted({str(task.key) for task in scenario.tasks} | {str(pin.key) for pin in scenario.pins})
+            self._belongings = Belongings(self.server, directing.keyspace, scenario.slots, keys)
+            self.witness = DirectedWitness(scenario.slots, self._belongings)
+            self._senders = [Sender(self, directing, number) for number in range(SENDERS)]
+        self.broker = Broker(self.witness, self._has_message, directed=directing is not None)
         self.processes: list[Process] = []
         self.events = self.struck = 0
         self.trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=REMEMBERED)
@@ -73,7 +89,7 @@ class World:
         scenario = self.scenario
         if scenario.founded:
             new = changes.fresh(
-                slots=scenario.slots, hash=HASH, generation=1, version=1, store_id=self.server.run_id, epochs=0
+                slots=scenario.slots, hash=scenario.hash, generation=1, version=1, store_id=self.server.run_id, epochs=0
             )
             MemoryStore(self.server, KEYSPACE).swap(None, new)
         for name in scenario.names:
@@ -81,7 +97,9 @@ class World:
         for fault in scenario.faults:
             self.at(fault.at, partial(self._strike, fault))
         for task in scenario.tasks:
-            self.at(task.at, partial(self._publish, task))
+            self.at(task.at, partial(self._send, task))
+        for pin in scenario.pins:
+            self.at(pin.at, partial(self._pin, pin))
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -170,6 +188,12 @@ class World:
                 self.server.restart()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
             self._backup = self.server.snapshot()
+            self.look_at_belongings()
+
+    def _pin(self, pin: Pin) -> None:
+        for process in self.processes:
+            if process.name == pin.worker and process.taking_part:
+                process.pinning.pin(pin)
 
     # -- a request and its answer --------------------------------------------------------------
 
@@ -206,7 +230,7 @@ class World:
         self, process: Process, effect: Read | SendBeat | Swap, sent: float
     ) -> BeatDone | ReadDone | SwapDone | StoreFailed:
         """Do at the store what was asked for."""
-        if self.now < self._out_until:
+        if self.store_is_away:
             return StoreFailed(sent)
         store = process.store
         match effect:
@@ -223,14 +247,38 @@ class World:
                 before = store.read().view
                 done = store.swap(old, new, guard)
                 if done:
+                    self.look_at_belongings()
                     self._judge(process, before, new)
                 self._pass_signals_on()
                 return SwapDone(sent, new, done)
+
+    @property
+    def store_is_away(self) -> bool:
+        """Whether the store answers nobody now."""
+        return self.now < self._out_until
+
+    def serve_directory(self, request: Request, directory: Directory) -> object:
+        """Do at the directory what was asked for; return the answer, or the error that is one."""
+        if self.store_is_away:
+            return StoreUnavailable("away")
+        try:
+            answer = request(directory)
+        except (NotAMember, StoreUnavailable) as error:
+            return error
+        self._pass_signals_on()
+        return answer
+
+    def look_at_belongings(self) -> None:
+        """The document or a pin may have changed."""
+        if self._belongings is not None:
+            self._belongings.look(self.now)
 
     def _pass_signals_on(self) -> None:
         for process in self.processes:
             if not process.alive:
                 continue
+            if process.director is not None:
+                self._tell_director(process, process.director)
             try:
                 signals = process.store.watch(0)
             except StoreUnavailable:
@@ -240,6 +288,17 @@ class World:
                 deaf = self.scenario.deaf or self.now < process.store_cut_until
                 if not deaf and process.rng.random() >= self.losses:
                     process.later(process.rng.uniform(0, 0.1), partial(process.post, signal))
+
+    def _tell_director(self, process: Process, director: SteppedDirector) -> None:
+        try:
+            heard = director.directory.watch(0)
+        except StoreUnavailable:
+            process.act(director.wake)
+            return
+        for signal in heard:
+            deaf = self.scenario.deaf or self.now < process.store_cut_until
+            if not deaf and process.rng.random() >= self.losses:
+                process.later(process.rng.uniform(0, 0.1), partial(director.hear, signal))
 
     def _judge(self, writer: Process, old: View | None, new: View) -> None:
         for member in new.members.values():
@@ -266,12 +325,30 @@ class World:
         """Return a new connection to the broker."""
         return WitnessedQueues(self.broker)
 
-    def _publish(self, task: Task) -> None:
-        slot = task.key % self.scenario.slots
+    def stamp(self, key: int) -> Stamp | None:
+        """Return what a sender writes on a message; plain worlds do without."""
+        if self.scenario.directing is None:
+            return None
+        slots = self.scenario.slots
+        return Stamp(str(key), KEYSPACE, slot_for(str(key), slots), slots, 0.0)
+
+    def _send(self, task: Task) -> None:
+        if self._senders:
+            self._senders[(task.key + task.n) % SENDERS].send(task)
+        else:
+            self.publish(task, task.key % self.scenario.slots, self.now)
+
+    def publish(self, task: Task, slot: Slot, known_at: float) -> None:
+        """The broker takes a message; what its sender knew of where its key belongs was read at `known_at` or later."""
         due = self.now + EPOCH + task.countdown if task.countdown else 0.0
-        body = envelope(task.key, task.n, due=due)
-        self.witness.publishes(body, slot, f"key {task.key} #{task.n}", waits=due > 0)
+        body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key))
+        name = f"key {task.key} #{task.n}"
+        if self.scenario.directing is not None:
+            self.note("sender", "%s goes to queue %s", name, slot)
+        self.witness.publishes(body, slot, name, waits=due > 0, key=str(task.key), known_at=known_at)
         self.broker.publish((KEYSPACE, slot), body, task.priority)
+
+    def _has_message(self, slot: Slot) -> None:
         for process in self.processes:
             process.courier.hear((KEYSPACE, slot))
 
@@ -291,6 +368,28 @@ class World:
                 return Invariant.NOT_OWNED, text
         if left := self.witness.left:
             return Invariant.NOT_DRAINED, f"{left} are left"
+        return self._misdirection(living)
+
+    def _misdirection(self, living: Sequence[Process]) -> tuple[Invariant, str] | None:
+        unsent = {f"key {task.key} #{task.n}": why for sender in self._senders for task, why in sender.unsent.items()}
+        if unsent:
+            return Invariant.NOT_DRAINED, f"not sent yet: {unsent}"
+        if self.scenario.directing is None:
+            return None
+        for process in living:
+            fence = self.broker.slot(KEYSPACE, direct(process.name)).fence
+            if fence is None or fence.incarnation != process.machine.incarnation:
+                return Invariant.NOT_OWNED, f"the direct queue of {process.origin} is fenced for {fence}"
+        records = self.server.records
+        book, members = records.directories[KEYSPACE], records.beats[KEYSPACE]
+        if kept := {key: holder for key, (_, holder) in book.claims.items() if holder in members}:
+            return Invariant.NOT_GIVEN_BACK, f"{kept} are claimed"
+        if any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in self.scenario.faults):
+            return None  # a store that has lost pins tells nobody of them
+        for process in living:
+            pins = {key for key, pin in book.pins.items() if pin == (process.machine.incarnation, process.name)}
+            if untold := process.pinning.pinned.keys() - pins:
+                return Invariant.UNTOLD_PIN, f"{process.origin} believes that it has pinned {sorted(untold)}"
         return None
 
     def _unowned(self, process: Process, view: View) -> str | None:

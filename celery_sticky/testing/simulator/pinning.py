@@ -1,0 +1,63 @@
+"""What the application in a worker does with pins: it pins keys, lets them go, and hears of those that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from celery_sticky.errors import NotAMember, StoreUnavailable
+from celery_sticky.stores.directory import Directory
+from celery_sticky.testing.simulator.directing import Pin
+from celery_sticky.testing.simulator.directory import WitnessedDirectory
+
+if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.process import Process
+
+
+class Pinning:
+    """The pins of one process, as its application knows of them."""
+
+    def __init__(self, process: Process) -> None:
+        self._process, self._world = process, process.world
+        self._directory = WitnessedDirectory(process.world, process.name)
+        self.pinned: dict[str, Pin] = {}
+        """Keys that it has pinned, has not let go, and was not told of as lost."""
+
+    def pin(self, pin: Pin) -> None:
+        """Pin a key, and let it go when that is wanted."""
+        key = str(pin.key)
+        self._process.act(lambda: self._ask(pin, take=pin.take))
+        if pin.seconds:
+            self._process.later(pin.seconds, lambda: self._let_go(key))
+
+    def _ask(self, pin: Pin, *, take: bool) -> None:
+        name, key = self._process.name, str(pin.key)
+
+        def answered(other: object) -> None:
+            if isinstance(other, StoreUnavailable | NotAMember):
+                self._world.note(self._process.origin, "has not pinned key %s: %s", key, other)
+            elif other is None:
+                self._world.note(self._process.origin, "has pinned key %s", key)
+                self.pinned[key] = pin
+
+        self._request(lambda directory: directory.pin(name, key, take=take), answered)
+
+    def _let_go(self, key: str) -> None:
+        self.pinned.pop(key, None)
+        self._world.note(self._process.origin, "lets go of key %s", key)
+        self._request(lambda directory: directory.unpin(self._process.name, key), lambda _: None)
+
+    def lost(self, keys: frozenset[str]) -> None:
+        """The application is told of pins that are lost."""
+        self._world.note(self._process.origin, "is told that it has lost keys %s", sorted(keys))
+        for key in sorted(keys):
+            pin = self.pinned.pop(key, None)
+            if pin is not None and pin.again:
+                self._ask(pin, take=False)
+
+    def _request(self, request: Callable[[Directory], object], answered: Callable[[object], None]) -> None:
+        self._process.ask_store(
+            lambda: self._world.serve_directory(request, self._directory),
+            answered=answered,
+            failed=lambda: answered(StoreUnavailable("no answer")),
+        )

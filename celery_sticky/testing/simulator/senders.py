@@ -1,0 +1,73 @@
+"""Who sends tasks of a directed keyspace: they know where keys belong from a look that may be a second old."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from celery_sticky.errors import NotPinned, NoWorker, StoreUnavailable
+from celery_sticky.keys import Slot
+from celery_sticky.places import FRESH, Places
+from celery_sticky.settings import Settings
+from celery_sticky.stores.directory import Look, Version
+from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.testing.simulator.directing import Directing
+from celery_sticky.testing.simulator.scenario import Task
+from celery_sticky.testing.simulator.terms import KEYSPACE
+
+if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.world import World
+
+SENDERS = 2
+AGAIN = 0.5
+"""Seconds until what could not be sent is sent again."""
+TRIES = 20
+"""So often for a key that must be pinned, and is not."""
+SLOW = 2.0
+"""Seconds from the look at where a key belongs until the broker has the message, at most."""
+
+
+class Sender:
+    """One such process, with the real `Places`."""
+
+    def __init__(self, world: World, directing: Directing, number: int) -> None:
+        self._world, self._directing = world, directing
+        self._rng = Random(world.scenario.seed * 1013 + number)
+        settings = Settings(slots=world.scenario.slots)
+        self._places = Places(lambda: settings, lambda _: _Directory(world, self._rng), clock=lambda: world.now)
+        self.unsent: dict[Task, str] = {}
+        """What could not be sent so far, and why."""
+
+    def send(self, task: Task, tries: int = 1) -> None:
+        """Send a task; again later if that cannot be done now."""
+        try:
+            place = self._places.of(self._directing.keyspace, str(task.key))
+        except (StoreUnavailable, NoWorker, NotPinned) as error:
+            self.unsent[task] = str(error)
+            if isinstance(error, NotPinned) and tries >= TRIES:
+                del self.unsent[task]
+            else:
+                self._world.after(AGAIN, partial(self.send, task, tries + 1))
+            return
+        self.unsent.pop(task, None)
+        known_at = self._world.now - FRESH
+        delay = self._rng.uniform(0, 0.02) if self._rng.random() < 0.9 else self._rng.uniform(0, SLOW)
+        self._world.after(delay, partial(self._arrive, task, place, known_at))
+
+    def _arrive(self, task: Task, place: Slot, known_at: float) -> None:
+        self._world.publish(task, place, known_at)
+
+
+class _Directory(MemoryDirectory):
+    """A sender's client, whose requests are lost now and then."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        super().__init__(world.server, KEYSPACE)
+        self._world, self._rng = world, rng
+
+    def look(self, known: Version, keys: Collection[str]) -> Look:
+        if self._world.store_is_away or self._rng.random() < self._world.losses:
+            raise StoreUnavailable("no answer")
+        return super().look(known, keys)

@@ -1,0 +1,66 @@
+"""What must hold besides where keys are directed: of claims and pins, and what order is promised there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from celery_sticky.keys import DIRECT, direct
+from celery_sticky.testing.simulator.belongings import Belongings
+from celery_sticky.testing.simulator.invariants import Invariant, Progress, Violation, Witness
+
+if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.pool import Run
+    from celery_sticky.testing.simulator.process import Process
+
+
+class DirectedWitness(Witness):
+    """Sees every step of a world whose keyspace directs keys."""
+
+    def __init__(self, slots: int, belongings: Belongings) -> None:
+        super().__init__(slots)
+        self._belongings = belongings
+        self._granted: dict[str, tuple[int, str]] = {}
+        self._begun: dict[tuple[int, int], list[tuple[int, float, str]]] = defaultdict(list)
+        """Runs by key and priority: place, when it began, and what."""
+
+    def grants(self, key: str, token: int, incarnation: str, worker: str) -> None:
+        """The store has granted a claim."""
+        before, holder = self._granted.get(key, (0, ""))
+        if token <= before:
+            broken = Invariant.CLAIM_BACK if token < before or holder == incarnation else Invariant.CLAIM_SHARED
+            raise Violation(broken, f"key {key}: token {token} for {incarnation} after {before} for {holder}")
+        self._granted[key] = token, incarnation
+        place = self._belongings.of(key)
+        if place is None or (isinstance(place, str) and place != direct(worker)):
+            where = str(place).removeprefix(DIRECT) if place else "nowhere"
+            raise Violation(Invariant.MISDIRECTED, f"key {key} belongs to {where}: {incarnation} has claimed it")
+
+    def claims(self, process: Process, processes: Collection[Process]) -> None:
+        """A worker has learnt something of its claims or its lease; does anybody else hold what it holds?"""
+        if not process.trusts or not (mine := process.claimed):
+            return
+        for other in processes:
+            if other is not process and other.alive and other.trusts and (both := mine & other.claimed):
+                raise Violation(Invariant.TWO_CLAIMS, f"keys {sorted(both)} of {process.origin} and {other.origin}")
+
+    def begins(self, run: Run) -> None:
+        """A run begins, this instant."""
+        if not run.epoch:
+            raise Violation(Invariant.UNCLAIMED_START, str(run))
+        super().begins(run)
+
+    def _may_be_buried(self, progress: Progress) -> bool:
+        nowhere = self._belongings.was_nowhere(progress.key, progress.known_at)
+        return nowhere or super()._may_be_buried(progress)
+
+    def _check_order(self, run: Run, progress: Progress) -> None:
+        if not progress.place:
+            return
+        began_before = self._begun[run.key, run.priority]
+        for place, began, what in began_before:
+            if place > progress.place and not self._belongings.changed(progress.key, progress.known_at, began):
+                broken = Invariant.FIRST_RUN_ORDER if progress.runs == 1 else Invariant.RUN_AFTER_LATER
+                raise Violation(broken, f"{run} after {what}, and the key has not moved")
+        began_before.append((progress.place, run.process.world.now, str(run)))

@@ -73,7 +73,7 @@ class MemoryStore(Client[Records, Heard]):
         with self._server.changed:
             records = self._records()
             document = records.documents.get(self._keyspace)
-            view = None if document is None else _parsed(document)
+            view = None if document is None else parsed(document)
             return Reading(view, dict(records.beats.get(self._keyspace, {})), self._server.run_id, self._server.clock())
 
     def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
@@ -127,11 +127,12 @@ class MemoryStore(Client[Records, Heard]):
         document = self._server.records.documents.get(self._keyspace)
         if document is None:
             return None
-        view = _parsed(document)
+        view = parsed(document)
         return view.version, view.generation
 
 
 @lru_cache(maxsize=8)
-def _parsed(document: bytes) -> View:
+def parsed(document: bytes) -> View:
+    """Return the view that these bytes are."""
     # Views are never changed: who reads the same bytes may have the same view.
     return View.from_bytes(document)

@@ -9,7 +9,7 @@ from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Look, PinMoved, Said, Version, Wish
 from celery_sticky.stores.in_process import Client
-from celery_sticky.stores.memory import DirectoryRecords, Heard, Records
+from celery_sticky.stores.memory import DirectoryRecords, Heard, Records, parsed
 
 
 class MemoryDirectory(Client[Records, Heard]):
@@ -148,7 +148,7 @@ class MemoryDirectory(Client[Records, Heard]):
 
     def _view(self) -> View | None:
         document = self._records().documents.get(self._keyspace)
-        return None if document is None else View.from_bytes(document)
+        return None if document is None else parsed(document)
 
     def _compared(self, known: Version) -> tuple[bool, View | None]:
         view = self._view()

@@ -291,7 +291,7 @@ class Desk:
     def take_in(self, fetched: Fetched, now: float) -> None:
         """Take in the answer to a round trip, but for its deliveries: those are read first, then admitted."""
         for verdict in fetched.confirmed:
-            entry = self.outbox.answered(verdict.tenure, verdict.tag)
+            entry = self.outbox.answered(verdict)
             if verdict.act is Act.MARK:
                 attempts = fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag]
                 self._on_marked(entry, attempts + entry.base, now)
@@ -302,7 +302,7 @@ class Desk:
             if verdict.act is Act.DEFER and self.gate.is_open(entry.slot):
                 self.rounds.note_deferred(entry.slot, verdict.due)
         for verdict in fetched.refused:
-            self._on_refused(self.outbox.answered(verdict.tenure, verdict.tag), verdict, now)
+            self._on_refused(self.outbox.answered(verdict), verdict, now)
         self.rounds.drained(fetched.drained)
         for slot, due in fetched.due.items():
             self.rounds.note_due(slot, due)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from celery_sticky.ownership.gate import Entry, SlotId
-from celery_sticky.queues.base import Tenure, Verdict
+from celery_sticky.queues.base import Act, Verdict
 
 LINGER = 0.005
 """Seconds a verdict waits for company while nobody waits for it."""
@@ -19,7 +19,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Entry, Verdict]] = deque()
-        self._sent: dict[tuple[SlotId, int], tuple[Entry, Verdict]] = {}
+        self._sent: dict[tuple[SlotId, int, Act], tuple[Entry, Verdict]] = {}
+        """By act too: a message may be passed on before its mark has gone, and both then go together."""
         self._since = 0.0
 
     def __len__(self) -> int:
@@ -49,13 +50,14 @@ class Outbox:
         while self._waiting:
             entry, verdict = self._waiting.popleft()
             stamped = stamp(entry, verdict)
-            self._sent[entry.slot, entry.tag] = (entry, stamped)
+            self._sent[entry.slot, entry.tag, verdict.act] = (entry, stamped)
             taken.append(stamped)
         return taken
 
-    def answered(self, tenure: Tenure, tag: int) -> Entry:
+    def answered(self, verdict: Verdict) -> Entry:
         """The broker has answered this verdict: return its entry."""
-        return self._sent.pop(((tenure.keyspace, tenure.slot), tag))[0]
+        tenure = verdict.tenure
+        return self._sent.pop(((tenure.keyspace, tenure.slot), verdict.tag, verdict.act))[0]
 
     def back(self, now: float) -> None:
         """The answer was lost: whatever was sent goes again, before the rest."""

@@ -21,7 +21,7 @@ from celery_sticky.ownership.events import BeatDone, Read, ReadDone, SendBeat, S
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.stores.directory import Directory
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
+from celery_sticky.stores.memory import DirectoryRecords, MemoryServer, MemoryStore
 from celery_sticky.testing.simulator.belongings import Belongings
 from celery_sticky.testing.simulator.broker import Broker, WitnessedQueues
 from celery_sticky.testing.simulator.directing import Pin
@@ -262,23 +262,22 @@ class World:
         if self.store_is_away:
             return StoreUnavailable("away")
         try:
-            answer = request(directory)
+            return request(directory)
         except (NotAMember, StoreUnavailable) as error:
             return error
-        self._pass_signals_on()
-        return answer
 
     def look_at_belongings(self) -> None:
         """The document or a pin may have changed."""
         if self._belongings is not None:
             self._belongings.look(self.now)
+            for process in self.processes:
+                if process.alive and process.director is not None:
+                    self._tell_director(process, process.director)
 
     def _pass_signals_on(self) -> None:
         for process in self.processes:
             if not process.alive:
                 continue
-            if process.director is not None:
-                self._tell_director(process, process.director)
             try:
                 signals = process.store.watch(0)
             except StoreUnavailable:
@@ -381,7 +380,7 @@ class World:
             if fence is None or fence.incarnation != process.machine.incarnation:
                 return Invariant.NOT_OWNED, f"the direct queue of {process.origin} is fenced for {fence}"
         records = self.server.records
-        book, members = records.directories[KEYSPACE], records.beats[KEYSPACE]
+        book, members = records.directories.get(KEYSPACE, DirectoryRecords()), records.beats.get(KEYSPACE, {})
         if kept := {key: holder for key, (_, holder) in book.claims.items() if holder in members}:
             return Invariant.NOT_GIVEN_BACK, f"{kept} are claimed"
         if any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in self.scenario.faults):

@@ -133,9 +133,12 @@ class KeyClaims:
         return sum(len(keys) for keys in self._keys.values())
 
     def claimed(self, keyspace: str) -> frozenset[str]:
-        """Return the keys that this worker has claimed, as far as it knows."""
-        books = (self._keys, self._quiet)
-        return frozenset(key for book in books for key, known in book.get(keyspace, {}).items() if known.token)
+        """Return the keys that are claimed as far as is known here, and of which a message runs or may yet start."""
+        return frozenset(
+            key
+            for key, known in self._keys.get(keyspace, {}).items()
+            if known.token and any(entry.stage not in (Stage.ENDED, Stage.GONE) for entry in known.entries)
+        )
 
     # -- what to ask ---------------------------------------------------------------------------
 

@@ -42,6 +42,13 @@ class Worker:
             else:
                 self.desk.opened(opening[0])
 
+    def reconnect(self) -> None:
+        self.queues = MemoryQueues(self.broker)
+        self.desk.reopen_all(NOW)
+        while (opening := self.desk.next_to_open()) is not None:
+            self.queues.open(*opening)
+            self.desk.opened(opening[0])
+
     def turn(self) -> None:
         fetched = self.queues.fetch(self.desk.wants(NOW, company=True), self.desk.verdicts(NOW + 60), NOW)
         self.desk.take_in(fetched, NOW)
@@ -260,6 +267,21 @@ def test_a_mark_counts_what_was_counted_elsewhere(broker: MemoryBroker) -> None:
     worker.turn()
     (dead,) = worker.queues.dead(KS)
     assert json.loads(dead.info)["id"] == "r1", "three starts are the limit"
+
+
+def test_a_mark_and_a_move_of_one_message_that_go_together_are_both_answered(broker: MemoryBroker) -> None:
+    """Guards: the mark was lost on its way, and meanwhile it was decided that the message goes elsewhere."""
+    publish(broker, MINE, "q1", starts=1)
+    worker = Worker(broker)
+    worker.turn()
+    worker.grant("q")
+    (mark,) = worker.desk.verdicts(NOW)
+    assert mark.act is Act.MARK
+    worker.move_all("q", OTHER)
+    worker.reconnect()
+    worker.turn()
+    assert standing(broker, OTHER) == ["q1"]
+    assert worker.claims.to_release(KS) == ["q"], "nothing of it is left here"
 
 
 def test_a_message_that_no_queue_takes_is_buried_with_its_reason(worker: Worker) -> None:

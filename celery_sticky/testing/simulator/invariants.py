@@ -71,7 +71,7 @@ class Invariant(StrEnum):
     VERSION_GAP = "version-gap"
     """A view does not follow the one before it, or a member went back to an older one."""
     TWO_CLAIMS = "two-claims"
-    """Two members trust their lease and their claim of one key."""
+    """Two members trust their lease and their claim of one key, and each has a message of it that runs or may start."""
     CLAIM_BACK = "claim-back"
     """The token of a key's claim fell, or stood still."""
     CLAIM_SHARED = "claim-shared"
@@ -84,6 +84,8 @@ class Invariant(StrEnum):
     """Keys are claimed of which nothing is left, long after the last fault."""
     UNTOLD_PIN = "untold-pin"
     """A worker has lost a pin without its doing, and was not told, long after the last fault."""
+    ERROR = "error"
+    """Some part met an error that it does not know."""
     REFUSED = "refused"
     """A worker is refused for no reason."""
 

@@ -32,6 +32,8 @@ class Pinning:
 
     def _ask(self, pin: Pin, *, take: bool) -> None:
         name, key = self._process.name, str(pin.key)
+        if not self._process.trusts:
+            return  # as `Sticky.pin`, which raises `NotAMember`
 
         def answered(other: object) -> None:
             if isinstance(other, StoreUnavailable | NotAMember):

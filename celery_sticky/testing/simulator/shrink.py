@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from traceback import format_exception
 from typing import TypeVar
 
 from celery_sticky.testing.simulator.invariants import Invariant, Violation
@@ -47,6 +48,9 @@ def live(scenario: Scenario) -> World | Failure:
         return world.live()
     except Violation as violation:
         return Failure(scenario, violation.invariant, str(violation), world.now, tuple(world.lines(LINES)))
+    except Exception as error:
+        text = f"{Invariant.ERROR}: {''.join(format_exception(error)[-2:])}"
+        return Failure(scenario, Invariant.ERROR, text, world.now, tuple(world.lines(LINES)))
 
 
 def shrink(failure: Failure, most: int = LIVES) -> Failure:

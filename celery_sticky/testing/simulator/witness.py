@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_sticky.keys import DIRECT, direct
@@ -22,8 +23,8 @@ class DirectedWitness(Witness):
         super().__init__(slots)
         self._belongings = belongings
         self._granted: dict[str, tuple[int, str]] = {}
-        self._begun: dict[tuple[int, int], list[tuple[int, float, str]]] = defaultdict(list)
-        """Runs by key and priority: place, when it began, and what."""
+        self._begun: dict[tuple[int, int], list[_Begun]] = defaultdict(list)
+        """By key and priority."""
 
     def grants(self, key: str, token: int, incarnation: str, worker: str) -> None:
         """The store has granted a claim."""
@@ -59,8 +60,20 @@ class DirectedWitness(Witness):
         if not progress.place:
             return
         began_before = self._begun[run.key, run.priority]
-        for place, began, what in began_before:
-            if place > progress.place and not self._belongings.changed(progress.key, progress.known_at, began):
+        for other in began_before:
+            # The later one may have been sent before: it has waited for its time, perhaps where the key was then.
+            since = min(progress.known_at, other.known_at)
+            if other.place > progress.place and not self._belongings.changed(progress.key, since, other.at):
                 broken = Invariant.FIRST_RUN_ORDER if progress.runs == 1 else Invariant.RUN_AFTER_LATER
-                raise Violation(broken, f"{run} after {what}, and the key has not moved")
-        began_before.append((progress.place, run.process.world.now, str(run)))
+                raise Violation(broken, f"{run} after {other.what}, and the key has not moved")
+        began_before.append(_Begun(progress.place, progress.known_at, run.process.world.now, str(run)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A run that has begun."""
+
+    place: int
+    known_at: float
+    at: float
+    what: str

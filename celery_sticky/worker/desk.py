@@ -112,6 +112,14 @@ class Desk:
         self.gate.lose(slot)
         self._tenures.pop(slot, None)
 
+    def look_into(self, slot: SlotId) -> None:
+        """Fetch from a slot with the next round trip, though it is not known to have a message.
+
+        Somebody may have moved its fence and taken what was there: nothing tells us but a fetch.
+        """
+        if self.gate.is_open(slot):
+            self.rounds.note((slot,))
+
     def give_up_ended(self) -> None:
         """Let slots go that wait for nothing but a broker which is away for too long.
 

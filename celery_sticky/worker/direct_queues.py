@@ -44,12 +44,17 @@ class DirectQueues:
         self._enlisted: dict[str, str] = {}
         self._look_at = self._count_at = 0.0
         self._sweep_from: str | None = None
-        self._stopping = False
+        self._stopping = self._shut = False
 
     @property
     def outbid(self) -> bool:
         """Whether a queue was refused: its fence is another one's."""
         return bool(self._fences)
+
+    @property
+    def shut(self) -> bool:
+        """Whether a queue that is ours to read is not open here."""
+        return self.outbid or self._shut
 
     def close_all(self) -> None:
         """The membership is over. May be called from another thread; `forget_all` follows in ours."""
@@ -61,7 +66,7 @@ class DirectQueues:
         self.close_all()
         self._queues.clear()
         self._fences.clear()
-        self._stopping = False
+        self._stopping = self._shut = False
 
     def members_changed(self) -> None:
         """Somebody has come or gone: look whose heir we are, and for what names those that are gone."""
@@ -84,12 +89,14 @@ class DirectQueues:
         """Open and close what is to be. True if our own queue is closed for good without more ado."""
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
+            self._courier.decide(lambda desk, _: desk.look_into((self._name, self._mine)))
             self._enlisted = dict((yield from ask(Directory.enlisted)))
         heritage = {direct(name) for name in self._enlisted if heir(view, name) == self._worker}
         closed = leaving and self._stop_mine()
-        for name in sorted(heritage - self._queues.keys()):
-            logger.info("keyspace %s: %s is gone: its direct queue is emptied from here", self._name, name)
-        for name in sorted((heritage if leaving else heritage | {self._mine}) - self._queues.keys()):
+        shut = sorted((heritage if leaving else heritage | {self._mine}) - self._queues.keys())
+        # Without trust it may be another document already by which others read them: its versions may be lower.
+        self._shut = bool(shut) and not self._courier.trusts(self._name)
+        for name in () if self._shut else shut:
             self._open(name, view, incarnation)
         for name in sorted(self._queues.keys() - heritage - {self._mine}):
             del self._queues[name]
@@ -105,6 +112,8 @@ class DirectQueues:
         if incarnation:
             epoch = max(view.version, self._fences.get(name, 0) + 1)
             self._queues[name] = _Queue(epoch)
+            if name != self._mine:
+                logger.info("keyspace %s: %s is gone: its direct queue is emptied from here", self._name, name)
             self._courier.open((self._name, name), epoch, incarnation)
 
     def _stop_mine(self) -> bool:

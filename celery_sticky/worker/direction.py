@@ -106,7 +106,7 @@ class Direction:
         if more or self._inbox:
             return 0.0
         busy = self._courier.consult(lambda desk: len(desk.claims))
-        return PAUSE if busy or self._leaving or self._queues.outbid else min(IDLE, self.jobs.pause)
+        return PAUSE if busy or self._leaving or self._queues.shut else min(IDLE, self.jobs.pause)
 
     def hear(self, moved: PinMoved) -> None:
         """The pin of a key has changed."""

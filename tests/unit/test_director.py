@@ -18,7 +18,7 @@ from celery_sticky.ownership.events import Event
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
-from celery_sticky.queues.base import Act
+from celery_sticky.queues.base import Act, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
@@ -299,3 +299,40 @@ def test_the_queue_of_a_worker_that_is_gone_is_looked_after_until_it_has_been_em
     assert len(standing(world, "a")) == 1, "nobody looks there any more"
     a.join(2)
     wait_until(lambda: not standing(world, "a"), 5, "until a worker of that name is back", 0.005)
+
+
+def fence(world: World, worker: str) -> str:
+    """Return the incarnation for which the direct queue of a worker is fenced."""
+    tenure = world.broker.slot(KS, direct(worker)).fence
+    return tenure.incarnation if tenure is not None else ""
+
+
+def test_the_queue_of_a_worker_that_is_gone_is_opened_by_a_trusted_heir_only(world: World) -> None:
+    """Guards: without trust the document may be one that is lost, and the worker be back by the next one."""
+    keyspace = Keyspace(KS, pins=True)
+    world.up("a", keyspace)
+    b = world.up("b", keyspace)
+    wait_until(lambda: fence(world, "a") == "a-1", 5, "a reads its queue", 0.005)
+    b.trusted = False
+    world.evict("a")
+    time.sleep(0.2)
+    assert fence(world, "a") == "a-1"
+    b.trusted = True
+    wait_until(lambda: fence(world, "a") == "b-1", 5, "b empties it", 0.005)
+
+
+def test_a_worker_finds_out_that_somebody_has_taken_messages_from_its_queue(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards: what was empty when it was last fetched from is not fetched from again until it gets a message."""
+    monkeypatch.setattr(direction, "IDLE", 0.02)
+    monkeypatch.setattr(direct_queues, "LOOK_EVERY", 0.02)
+    a = world.up("a", Keyspace(KS, pins=True))
+    wait_until(lambda: fence(world, "a") == "a-1", 5, "a reads its queue", 0.005)
+    thief, tenure = MemoryQueues(world.broker), Tenure(KS, direct("a"), 99, "x-1", 1)
+    thief.open(tenure, ())
+    with world.broker.changed:
+        world.send("a", "k1")
+        assert thief.fetch([Want(tenure, 1)], [], 0.0).deliveries
+    world.directory.pin("a", "k", take=False)
+    a.started("k1")

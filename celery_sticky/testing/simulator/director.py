@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.ownership.events import Event, ViewChanged
 from celery_sticky.stores.directory import PinMoved
-from celery_sticky.testing.simulator.directing import Directing
 from celery_sticky.testing.simulator.directory import WitnessedDirectory
+from celery_sticky.testing.simulator.pinning import Pinning
 from celery_sticky.testing.simulator.scenario import Point
 from celery_sticky.testing.simulator.terms import KEYSPACE
 from celery_sticky.worker.direction import Direction
@@ -19,25 +19,27 @@ from celery_sticky.worker.member import Snapshot
 from celery_sticky.worker.talks import Request, Talk
 
 if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.directed import Directed
     from celery_sticky.testing.simulator.process import Process
 
 
 class SteppedDirector:
     """Does what `worker.director.Director` does, in its order."""
 
-    def __init__(self, process: Process, directing: Directing) -> None:
-        self._process, self._world = process, process.world
-        self.directory = WitnessedDirectory(process.world, process.name)
+    def __init__(self, process: Process, directed: Directed) -> None:
+        self._process, self._world, self._directed = process, process.world, directed
+        self.directory = WitnessedDirectory(process.world, directed, process.name)
+        self.pinning = Pinning(process, directed)
         self.directory.watch(0.0)
         self._direction = Direction(
-            directing.keyspace,
-            process.world.scenario.slots,
+            directed.keyspace,
+            directed.slots,
             process.name,
             process.world.connect,
             process.courier,
             term=lambda: 0,
             report=partial(process.report, KEYSPACE),
-            pins_lost=process.pins_lost,
+            pins_lost=self._lost,
             wake=self.wake,
             clock=lambda: process.clock,
         )
@@ -52,7 +54,7 @@ class SteppedDirector:
     def joining(self, incarnation: str, joined: Callable[[], None], failed: Callable[[], None]) -> None:
         """See `Director.joining`: goes on with one of them."""
         self._process.ask_store(
-            lambda: self._world.serve_directory(
+            lambda: self._directed.serve(
                 lambda directory: directory.enlist(self._process.name, incarnation), self.directory
             ),
             answered=lambda answer: failed() if isinstance(answer, StoreUnavailable) else joined(),
@@ -78,6 +80,13 @@ class SteppedDirector:
         if isinstance(heard, PinMoved):
             self._heard.append(heard)
         self.wake()
+
+    def _lost(self, keys: frozenset[str]) -> None:
+        self._process.later(self._process.rng.uniform(0, 0.01), partial(self.pinning.lost, keys))
+
+    def close(self) -> None:
+        """Its process is dead."""
+        self.directory.close()
 
     # -- its turns -----------------------------------------------------------------------------
 
@@ -124,7 +133,7 @@ class SteppedDirector:
 
         def send() -> None:
             process.ask_store(
-                lambda: self._world.serve_directory(request, self.directory),
+                lambda: self._directed.serve(request, self.directory),
                 answered=take_in,
                 failed=lambda: self._carry_on(talk, StoreUnavailable("no answer")),
             )

@@ -8,38 +8,36 @@ from typing import TYPE_CHECKING
 from celery_sticky.stores.directory import Claims, Said, Version, Wish
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.simulator.terms import KEYSPACE
-from celery_sticky.testing.simulator.witness import DirectedWitness
 
 if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.directed import Directed
     from celery_sticky.testing.simulator.world import World
 
 
 class WitnessedDirectory(MemoryDirectory):
     """A worker's client of it."""
 
-    def __init__(self, world: World, worker: str) -> None:
+    def __init__(self, world: World, directed: Directed, worker: str) -> None:
         super().__init__(world.server, KEYSPACE)
-        self._world, self._worker = world, worker
+        self._world, self._directed, self._worker = world, directed, worker
 
     def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish]) -> Claims:
         """Claim keys."""
         claims = super().claim(incarnation, call, known, wishes)
-        witness = self._world.witness
-        assert isinstance(witness, DirectedWitness)
         for key, answer in claims.answers.items():
             if answer.said is Said.GRANTED:
                 self._world.note(incarnation, "has claimed key %s, token %s", key, answer.token)
-                witness.grants(key, answer.token, incarnation, self._worker)
+                self._directed.witness.grants(key, answer.token, incarnation, self._worker)
         return claims
 
     def pin(self, worker: str, key: str, *, take: bool) -> str | None:
         """Pin a key."""
         other = super().pin(worker, key, take=take)
-        self._world.look_at_belongings()
+        self._directed.look()
         return other
 
     def unpin(self, worker: str, key: str) -> bool:
         """Let a key go."""
         unpinned = super().unpin(worker, key)
-        self._world.look_at_belongings()
+        self._directed.look()
         return unpinned

@@ -11,15 +11,16 @@ from celery_sticky.testing.simulator.directing import Pin
 from celery_sticky.testing.simulator.directory import WitnessedDirectory
 
 if TYPE_CHECKING:
+    from celery_sticky.testing.simulator.directed import Directed
     from celery_sticky.testing.simulator.process import Process
 
 
 class Pinning:
     """The pins of one process, as its application knows of them."""
 
-    def __init__(self, process: Process) -> None:
-        self._process, self._world = process, process.world
-        self._directory = WitnessedDirectory(process.world, process.name)
+    def __init__(self, process: Process, directed: Directed) -> None:
+        self._process, self._world, self._directed = process, process.world, directed
+        self._directory = WitnessedDirectory(process.world, directed, process.name)
         self.pinned: dict[str, Pin] = {}
         """Keys that it has pinned, has not let go, and was not told of as lost."""
 
@@ -59,7 +60,7 @@ class Pinning:
 
     def _request(self, request: Callable[[Directory], object], answered: Callable[[object], None]) -> None:
         self._process.ask_store(
-            lambda: self._world.serve_directory(request, self._directory),
+            lambda: self._directed.serve(request, self._directory),
             answered=answered,
             failed=lambda: answered(StoreUnavailable("no answer")),
         )

@@ -35,11 +35,9 @@ from celery_sticky.stores.memory import MemoryStore
 from celery_sticky.testing.simulator.courier import SteppedCourier
 from celery_sticky.testing.simulator.director import SteppedDirector
 from celery_sticky.testing.simulator.invariants import HELD, Invariant, Violation
-from celery_sticky.testing.simulator.pinning import Pinning
 from celery_sticky.testing.simulator.pool import Pool
 from celery_sticky.testing.simulator.scenario import Fault, Kind, Point
 from celery_sticky.testing.simulator.terms import BROKER_GRACE, KEYSPACE, MARGIN, SETTLE, TTL
-from celery_sticky.testing.simulator.witness import DirectedWitness
 from celery_sticky.worker.member import Snapshot
 
 if TYPE_CHECKING:
@@ -64,9 +62,7 @@ class Process:
         self.store = MemoryStore(world.server, KEYSPACE)
         self.pool = Pool(self, world.scenario.concurrency)
         self.courier = SteppedCourier(self)
-        self.pinning = Pinning(self)
-        directing = world.scenario.directing
-        self.director = SteppedDirector(self, directing) if directing is not None else None
+        self.director = SteppedDirector(self, world.directed) if world.directed is not None else None
         self.alive = True
         self.failed = False
         """Whether anything has ever befallen it."""
@@ -97,7 +93,7 @@ class Process:
             settle=SETTLE,
             broker_grace=BROKER_GRACE,
             weight=scenario.weights[place] if place >= 0 else 1,
-            attributes={DIRECT_QUEUE: "1"} if scenario.directing is not None else {},
+            attributes={DIRECT_QUEUE: "1"} if self.world.directed is not None else {},
             dead_incarnation=dead_incarnation,
             jitter=self.rng.random(),
         )
@@ -184,18 +180,13 @@ class Process:
 
     def learns_of_claims(self) -> None:
         """Its claims, or the lease that they rest on, may have changed."""
-        witness = self.world.witness
-        if isinstance(witness, DirectedWitness):
-            witness.claims(self, self.world.processes)
+        if self.world.directed is not None:
+            self.world.directed.witness.claims(self, self.world.processes)
 
     @property
     def claimed(self) -> frozenset[str]:
         """The keys that it may run as far as it knows."""
         return self.courier.desk.claims.claimed(KEYSPACE)
-
-    def pins_lost(self, keys: frozenset[str]) -> None:
-        """The application hears of it in a moment."""
-        self.later(self.rng.uniform(0, 0.01), partial(self.pinning.lost, keys))
 
     def _publish(self) -> None:
         machine = self.machine
@@ -346,5 +337,5 @@ class Process:
             self.held = frozenset()
             self.store.close()
             if self.director is not None:
-                self.director.directory.close()
+                self.director.close()
             self.pool.die_with_parent()

@@ -7,13 +7,13 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from celery_sticky.assignment import Keyspace
 from celery_sticky.errors import NotPinned, NoWorker, StoreUnavailable
 from celery_sticky.keys import Slot
 from celery_sticky.places import FRESH, Places
 from celery_sticky.settings import Settings
 from celery_sticky.stores.directory import Look, Version
 from celery_sticky.stores.memory_directory import MemoryDirectory
-from celery_sticky.testing.simulator.directing import Directing
 from celery_sticky.testing.simulator.scenario import Task
 from celery_sticky.testing.simulator.terms import KEYSPACE
 
@@ -32,8 +32,8 @@ SLOW = 2.0
 class Sender:
     """One such process, with the real `Places`."""
 
-    def __init__(self, world: World, directing: Directing, number: int) -> None:
-        self._world, self._directing = world, directing
+    def __init__(self, world: World, keyspace: Keyspace, number: int) -> None:
+        self._world, self._keyspace = world, keyspace
         self._rng = Random(world.scenario.seed * 1013 + number)
         settings = Settings(slots=world.scenario.slots)
         self._places = Places(lambda: settings, lambda _: _Directory(world, self._rng), clock=lambda: world.now)
@@ -43,7 +43,7 @@ class Sender:
     def send(self, task: Task, tries: int = 1) -> None:
         """Send a task; again later if that cannot be done now."""
         try:
-            place = self._places.of(self._directing.keyspace, str(task.key))
+            place = self._places.of(self._keyspace, str(task.key))
         except (StoreUnavailable, NoWorker, NotPinned) as error:
             self.unsent[task] = str(error)
             if isinstance(error, NotPinned) and tries >= TRIES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,27 +13,21 @@ from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
-from celery_sticky.errors import NotAMember, StoreUnavailable
-from celery_sticky.keys import Slot, direct, slot_for
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.keys import Slot
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import BeatDone, Read, ReadDone, SendBeat, StoreFailed, Swap, SwapDone
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.view import MemberState, View
-from celery_sticky.stores.directory import Directory
-from celery_sticky.stores.memory import DirectoryRecords, MemoryServer, MemoryStore
-from celery_sticky.testing.simulator.belongings import Belongings
+from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.testing.simulator.broker import Broker, WitnessedQueues
-from celery_sticky.testing.simulator.directing import Pin
-from celery_sticky.testing.simulator.director import SteppedDirector
+from celery_sticky.testing.simulator.directed import Directed
 from celery_sticky.testing.simulator.invariants import Invariant, Violation, Witness
 from celery_sticky.testing.simulator.pool import envelope
 from celery_sticky.testing.simulator.process import Process
 from celery_sticky.testing.simulator.scenario import TROUBLE, Fault, Kind, Scenario, Task
-from celery_sticky.testing.simulator.senders import SENDERS, Sender
 from celery_sticky.testing.simulator.terms import EPOCH, KEYSPACE, MARGIN, TIMEOUT, TTL
-from celery_sticky.testing.simulator.witness import DirectedWitness
-from celery_sticky.worker.talks import Request
 
 T = TypeVar("T")
 
@@ -65,14 +59,10 @@ class World:
         self.tasks = {(task.key, task.n): task for task in scenario.tasks}
         self.server = MemoryServer()
         self.server.clock = lambda: EPOCH + self.now
-        self.witness, self._senders = Witness(scenario.slots), list[Sender]()
-        self._belongings: Belongings | None = None
-        if (directing := scenario.directing) is not None:
-            keys = sorted({str(task.key) for task in scenario.tasks} | {str(pin.key) for pin in scenario.pins})
-            self._belongings = Belongings(self.server, directing.keyspace, scenario.slots, keys)
-            self.witness = DirectedWitness(scenario.slots, self._belongings)
-            self._senders = [Sender(self, directing, number) for number in range(SENDERS)]
-        self.broker = Broker(self.witness, self._has_message, directed=directing is not None)
+        directing = scenario.directing
+        self.directed = Directed(self, directing) if directing is not None else None
+        self.witness = self.directed.witness if self.directed is not None else Witness(scenario.slots)
+        self.broker = Broker(self.witness, self._has_message, directed=self.directed is not None)
         self.processes: list[Process] = []
         self.events = self.struck = 0
         self.trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=REMEMBERED)
@@ -98,8 +88,9 @@ class World:
             self.at(fault.at, partial(self._strike, fault))
         for task in scenario.tasks:
             self.at(task.at, partial(self._send, task))
-        for pin in scenario.pins:
-            self.at(pin.at, partial(self._pin, pin))
+        if self.directed is not None:
+            for pin in scenario.pins:
+                self.at(pin.at, partial(self.directed.pin, pin))
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -188,12 +179,7 @@ class World:
                 self.server.restart()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
             self._backup = self.server.snapshot()
-            self.look_at_belongings()
-
-    def _pin(self, pin: Pin) -> None:
-        for process in self.processes:
-            if process.name == pin.worker and process.taking_part:
-                process.pinning.pin(pin)
+            self._look_at_belongings()
 
     # -- a request and its answer --------------------------------------------------------------
 
@@ -247,7 +233,7 @@ class World:
                 before = store.read().view
                 done = store.swap(old, new, guard)
                 if done:
-                    self.look_at_belongings()
+                    self._look_at_belongings()
                     self._judge(process, before, new)
                 self._pass_signals_on()
                 return SwapDone(sent, new, done)
@@ -257,22 +243,9 @@ class World:
         """Whether the store answers nobody now."""
         return self.now < self._out_until
 
-    def serve_directory(self, request: Request, directory: Directory) -> object:
-        """Do at the directory what was asked for; return the answer, or the error that is one."""
-        if self.store_is_away:
-            return StoreUnavailable("away")
-        try:
-            return request(directory)
-        except (NotAMember, StoreUnavailable) as error:
-            return error
-
-    def look_at_belongings(self) -> None:
-        """The document or a pin may have changed."""
-        if self._belongings is not None:
-            self._belongings.look(self.now)
-            for process in self.processes:
-                if process.alive and process.director is not None:
-                    self._tell_director(process, process.director)
+    def _look_at_belongings(self) -> None:
+        if self.directed is not None:
+            self.directed.look()
 
     def _pass_signals_on(self) -> None:
         for process in self.processes:
@@ -287,17 +260,6 @@ class World:
                 deaf = self.scenario.deaf or self.now < process.store_cut_until
                 if not deaf and process.rng.random() >= self.losses:
                     process.later(process.rng.uniform(0, 0.1), partial(process.post, signal))
-
-    def _tell_director(self, process: Process, director: SteppedDirector) -> None:
-        try:
-            heard = director.directory.watch(0)
-        except StoreUnavailable:
-            process.act(director.wake)
-            return
-        for signal in heard:
-            deaf = self.scenario.deaf or self.now < process.store_cut_until
-            if not deaf and process.rng.random() >= self.losses:
-                process.later(process.rng.uniform(0, 0.1), partial(director.hear, signal))
 
     def _judge(self, writer: Process, old: View | None, new: View) -> None:
         for member in new.members.values():
@@ -324,16 +286,9 @@ class World:
         """Return a new connection to the broker."""
         return WitnessedQueues(self.broker)
 
-    def stamp(self, key: int) -> Stamp | None:
-        """Return what a sender writes on a message; plain worlds do without."""
-        if self.scenario.directing is None:
-            return None
-        slots = self.scenario.slots
-        return Stamp(str(key), KEYSPACE, slot_for(str(key), slots), slots, 0.0)
-
     def _send(self, task: Task) -> None:
-        if self._senders:
-            self._senders[(task.key + task.n) % SENDERS].send(task)
+        if self.directed is not None:
+            self.directed.send(task)
         else:
             self.publish(task, task.key % self.scenario.slots, self.now)
 
@@ -342,10 +297,14 @@ class World:
         due = self.now + EPOCH + task.countdown if task.countdown else 0.0
         body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key))
         name = f"key {task.key} #{task.n}"
-        if self.scenario.directing is not None:
+        if self.directed is not None:
             self.note("sender", "%s goes to queue %s", name, slot)
         self.witness.publishes(body, slot, name, waits=due > 0, key=str(task.key), known_at=known_at)
         self.broker.publish((KEYSPACE, slot), body, task.priority)
+
+    def stamp(self, key: int) -> Stamp | None:
+        """Return what a sender writes on a message; plain worlds do without."""
+        return self.directed.stamp(key) if self.directed is not None else None
 
     def _has_message(self, slot: Slot) -> None:
         for process in self.processes:
@@ -367,29 +326,7 @@ class World:
                 return Invariant.NOT_OWNED, text
         if left := self.witness.left:
             return Invariant.NOT_DRAINED, f"{left} are left"
-        return self._misdirection(living)
-
-    def _misdirection(self, living: Sequence[Process]) -> tuple[Invariant, str] | None:
-        unsent = {f"key {task.key} #{task.n}": why for sender in self._senders for task, why in sender.unsent.items()}
-        if unsent:
-            return Invariant.NOT_DRAINED, f"not sent yet: {unsent}"
-        if self.scenario.directing is None:
-            return None
-        for process in living:
-            fence = self.broker.slot(KEYSPACE, direct(process.name)).fence
-            if fence is None or fence.incarnation != process.machine.incarnation:
-                return Invariant.NOT_OWNED, f"the direct queue of {process.origin} is fenced for {fence}"
-        records = self.server.records
-        book, members = records.directories.get(KEYSPACE, DirectoryRecords()), records.beats.get(KEYSPACE, {})
-        if kept := {key: holder for key, (_, holder) in book.claims.items() if holder in members}:
-            return Invariant.NOT_GIVEN_BACK, f"{kept} are claimed"
-        if any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in self.scenario.faults):
-            return None  # a store that has lost pins tells nobody of them
-        for process in living:
-            pins = {key for key, pin in book.pins.items() if pin == (process.machine.incarnation, process.name)}
-            if untold := process.pinning.pinned.keys() - pins:
-                return Invariant.UNTOLD_PIN, f"{process.origin} believes that it has pinned {sorted(untold)}"
-        return None
+        return self.directed.disorder(living) if self.directed is not None else None
 
     def _unowned(self, process: Process, view: View) -> str | None:
         if view.unowned:

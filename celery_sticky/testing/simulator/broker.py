@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
 
 from celery_sticky.keys import Slot
-from celery_sticky.queues.base import Fetched, Tenure, Verdict, Want
+from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues, Place
 from celery_sticky.testing.simulator.invariants import Witness
 
@@ -69,6 +69,10 @@ class WitnessedQueues(MemoryQueues):
         super()._settle(verdict, fetched)
         if message is not None and len(fetched.confirmed) > settled:
             self._witness.settles(verdict, slot.fence, message.body)
+            if verdict.act is Act.MOVE:
+                beside = (*slot.flight.values(), *slot.lists[message.priority])
+                left = [other.body for other in beside if other.priority == message.priority]
+                self._witness.moves(verdict, message.body, left)
 
     def _bring(self, want: Want, now: float, fetched: Fetched) -> None:
         slot = self.broker.slot(want.tenure.keyspace, want.tenure.slot)

@@ -80,6 +80,8 @@ class Invariant(StrEnum):
     """A key is claimed by a member, and belongs to another one that very moment, or nowhere."""
     UNCLAIMED_START = "unclaimed-start"
     """A task started whose key its worker has not claimed."""
+    MOVED_OUT_OF_ORDER = "moved-out-of-order"
+    """A message is passed on before one of its key that came to the same queue before it, and never started."""
     NOT_GIVEN_BACK = "not-given-back"
     """Keys are claimed of which nothing is left, long after the last fault."""
     UNTOLD_PIN = "untold-pin"
@@ -109,6 +111,8 @@ class Progress:
     """What its sender knew of where its key belongs was read then, or later."""
     place: int = 0
     """Its place in the order in which the broker took the messages of its key and priority; 0: none yet."""
+    came: int = 0
+    """Its place in the order in which messages came to the queues they stand in now; 0: it waits for its time."""
     runs: int = 0
     finished_by: Process | None = None
     finished_at: float = 0.0
@@ -143,13 +147,15 @@ class Witness:
         self, body: bytes, slot: Slot, name: str, *, waits: bool, key: str = "", known_at: float = 0.0
     ) -> None:
         """The broker has taken a message; one that `waits` for its time has no place yet."""
-        self.tasks[body] = Progress(slot, key, known_at, 0 if waits else self._next_place())
+        place = 0 if waits else self._next_place()
+        self.tasks[body] = Progress(slot, key, known_at, place, came=place)
         self.names[body] = name
         self._books[slot] += 1
 
     def comes_due(self, body: bytes) -> None:
         """A deferred message takes its place."""
-        self.tasks[body].place = self._next_place()
+        progress = self.tasks[body]
+        progress.place = progress.came = self._next_place()
 
     def replaces(self, old: bytes, new: bytes) -> None:
         """A retry's message is that of the same task."""
@@ -174,8 +180,6 @@ class Witness:
         """The broker has confirmed a verdict about this message."""
         if verdict.tenure != fence:
             raise Violation(Invariant.FORMER_TENURE, f"{verdict.act} by {verdict.tenure}, the fence is {fence}")
-        if verdict.act is Act.MOVE:
-            self._moves(body, verdict)
         if verdict.act not in (Act.ACK, Act.BURY):
             return
         progress = self.tasks[body]
@@ -185,9 +189,16 @@ class Witness:
         progress.settled = True
         self._books[verdict.tenure.slot] -= 1
 
-    def _moves(self, body: bytes, verdict: Verdict) -> None:
+    def moves(self, verdict: Verdict, body: bytes, left: Collection[bytes]) -> None:
+        """The broker has put a message into another queue; these of its priority are `left` where it was."""
+        moved = self.tasks[body]
+        for other in left:
+            behind = self.tasks[other]
+            if behind.key == moved.key and 0 < behind.came < moved.came and not behind.runs:
+                text = f"{self.names[body]} goes to {verdict.to} before {self.names[other]}"
+                raise Violation(Invariant.MOVED_OUT_OF_ORDER, text)
         self.replaces(body, verdict.body or body)
-        self.tasks[body].slot = verdict.to
+        moved.slot, moved.came = verdict.to, self._next_place()
         self._books[verdict.tenure.slot] -= 1
         self._books[verdict.to] += 1
 

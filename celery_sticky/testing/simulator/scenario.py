@@ -148,6 +148,8 @@ class Scenario:
     directing: Directing | None = None
     """None: the keyspace is a plain one."""
     pins: tuple[Pin, ...] = ()
+    away: str = ""
+    """Names of workers that, once they have ended, are not started again."""
 
     @property
     def hash(self) -> str:
@@ -167,7 +169,10 @@ def draw(
     directing = rng.choice(WAYS)
     keys = {task.key for task in scenario.tasks}
     pins = draw_pins(rng, scenario.names, keys, TROUBLE) if directing.pins else ()
-    return replace(scenario, directing=directing, pins=pins)
+    # A store that has lost its data does not know any more whose direct queues there are.
+    forgets = any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in scenario.faults)
+    away = rng.choice(scenario.names[1:]) if rng.random() < 0.4 and not forgets else ""
+    return replace(scenario, directing=directing, pins=pins, away=away)
 
 
 def _draw_plain(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, deaf: bool) -> Scenario:

@@ -37,6 +37,7 @@ class Failure:
         tasks = [f"  task  {task}" for task in scenario.tasks]
         pins = [f"  pin   {pin}" for pin in scenario.pins]
         directed = [f"keys are directed by {scenario.directing}"] if scenario.directing is not None else []
+        directed += [f"{scenario.away} is not started again"] if scenario.away else []
         trace = ["trace:", *(f"  {line}" for line in self.trace)]
         return "\n".join([head, world, *directed, *faults, *pins, *tasks, *trace])
 

@@ -147,7 +147,8 @@ class World:
 
     def start(self, name: str, *, dead_incarnation: str = "") -> None:
         """Start a worker, unless there is one of this name."""
-        if not any(process.name == name and process.alive for process in self.processes):
+        former = [process for process in self.processes if process.name == name]
+        if not any(process.alive for process in former) and not (former and name in self.scenario.away):
             process = Process(self, name, next(self._births), dead_incarnation=dead_incarnation)
             self.note(process.origin, "starts")
             self.processes.append(process)

@@ -124,5 +124,5 @@ class Decisions:
         if belonging.refusal is not None:
             logger.error("a message of keyspace %s is buried: %s", self._name, belonging.refusal)
             desk.refuse(entry, belonging.refusal, told)
-        elif belonging.slot is not None and not plan.here(entry.slot[1], self._mine):
-            desk.move(entry, belonging.slot, told, scene.seen(plan.question.pin))
+        elif (to := plan.onward(entry.slot[1], self._mine)) is not None:
+            desk.move(entry, to, told, scene.seen(plan.question.pin))

@@ -106,3 +106,9 @@ class Plan:
         """Whether a message from this queue is to run here."""
         foreign = isinstance(slot, str) and slot != mine
         return self.belonging.slot is not None and not foreign and self.belonging.slot in (slot, mine)
+
+    def onward(self, slot: Slot, mine: Slot) -> Slot | None:
+        """Return where a message from this queue is to be passed on to; None: it stays."""
+        # In the queue of a worker that is back it must not go behind what stands there: its reader takes it anew.
+        stays = self.here(slot, mine) or self.belonging.slot == slot
+        return None if stays else self.belonging.slot

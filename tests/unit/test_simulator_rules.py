@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from harness.rules import Rule, broken_without, rule
 
 from celery_sticky.ownership import changes, machine
 from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
@@ -23,8 +24,7 @@ from celery_sticky.stores.memory import MemoryStore
 from celery_sticky.testing.simulator.courier import SteppedCourier
 from celery_sticky.testing.simulator.invariants import Invariant
 from celery_sticky.testing.simulator.pool import Pool, Run
-from celery_sticky.testing.simulator.scenario import Kind, draw
-from celery_sticky.testing.simulator.shrink import Failure, live
+from celery_sticky.testing.simulator.scenario import Kind
 from celery_sticky.testing.simulator.terms import MARGIN, TTL
 from celery_sticky.worker.desk import Desk, End
 from celery_sticky.worker.outbox import Outbox
@@ -227,29 +227,6 @@ def bring_due_to_the_front(self: MemoryQueues, want: Want, now: float, fetched: 
     bring(self, want, now, fetched)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule, what stands in its place, and what then breaks first."""
-
-    name: str
-    without: tuple[tuple[Any, str, Any], ...]
-    breaks: frozenset[Invariant]
-    first: int = 0
-    """A seed at or before the first that finds it: the search begins there."""
-    deaf: bool = False
-    kinds: tuple[Kind, ...] = tuple(Kind)
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def rule(name: str, *without: Any, breaks: Collection[Invariant], **options: Any) -> Rule:
-    three = tuple(tuple(without[at : at + 3]) for at in range(0, len(without), 3))
-    return Rule(name, three, frozenset(breaks), **options)
-
-
-SEEDS = 400
-
 RULES = [
     rule("trust ends", Machine, "trusts", lambda self, now: self.phase is Phase.IN, breaks={Invariant.TWO_OWNERS}),
     rule(
@@ -446,13 +423,4 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_without_the_rule_its_promise_is_broken(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part, name, instead in rule.without:
-        monkeypatch.setattr(part, name, instead)
-    broken = set[Invariant]()
-    for seed in range(rule.first, rule.first + SEEDS):
-        outcome = live(draw(seed, deaf=rule.deaf, kinds=rule.kinds))
-        if isinstance(outcome, Failure):
-            broken.add(outcome.invariant)
-        if broken & rule.breaks:
-            return
-    raise AssertionError(f"{SEEDS} seeds found only {broken}")
+    broken_without(rule, monkeypatch, directed=False)

@@ -81,7 +81,8 @@ class Invariant(StrEnum):
     UNCLAIMED_START = "unclaimed-start"
     """A task started whose key its worker has not claimed."""
     MOVED_OUT_OF_ORDER = "moved-out-of-order"
-    """A message is passed on before one of its key that came to the same queue before it, and never started."""
+    """A message is passed on before one of its key that came to the same queue before it, and never started; or to the
+    queue in which it stands."""
     NOT_GIVEN_BACK = "not-given-back"
     """Keys are claimed of which nothing is left, long after the last fault."""
     UNTOLD_PIN = "untold-pin"
@@ -192,6 +193,9 @@ class Witness:
     def moves(self, verdict: Verdict, body: bytes, left: Collection[bytes]) -> None:
         """The broker has put a message into another queue; these of its priority are `left` where it was."""
         moved = self.tasks[body]
+        if verdict.to == verdict.tenure.slot:
+            text = f"{self.names[body]} goes to the back of {verdict.to}, where it stood"
+            raise Violation(Invariant.MOVED_OUT_OF_ORDER, text)
         for other in left:
             behind = self.tasks[other]
             if behind.key == moved.key and 0 < behind.came < moved.came and not behind.runs:

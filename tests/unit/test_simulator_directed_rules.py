@@ -1,0 +1,195 @@
+"""Each rule of directed keyspaces that the simulator can judge is taken away in turn: it names what then breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from harness.rules import Rule, broken_without, rule
+
+from celery_sticky.ownership.gate import Entry
+from celery_sticky.ownership.view import View
+from celery_sticky.queues.base import Act, Fetched, Verdict
+from celery_sticky.queues.memory import MemoryQueues
+from celery_sticky.stores.directory import Answer, Said, Version, Wish
+from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.testing.simulator.invariants import Invariant
+from celery_sticky.testing.simulator.scenario import Kind
+from celery_sticky.worker import direct_queues
+from celery_sticky.worker.decisions import Decisions
+from celery_sticky.worker.direct_queues import DirectQueues
+from celery_sticky.worker.key_claims import KeyClaims
+from celery_sticky.worker.lost_pins import LostPins
+
+answer_wish, settle = MemoryDirectory._answer, MemoryQueues._settle
+prepare, serve, unstarted = KeyClaims.prepare, KeyClaims.serve, KeyClaims.unstarted
+
+
+# -- The directory without … -------------------------------------------------------------------
+
+
+def granted_to_all(self: MemoryDirectory, incarnation: str, wish: Wish) -> Answer:
+    if wish.run:
+        self._book().claims.pop(wish.key, None)
+    return answer_wish(self, incarnation, wish)
+
+
+def held_by_the_dead(self: MemoryDirectory, incarnation: str, wish: Wish) -> Answer:
+    holder = self._holder(wish.key)
+    if wish.run and holder not in ("", incarnation):
+        return Answer(Said.HELD, by=holder)
+    return answer_wish(self, incarnation, wish)
+
+
+def whatever_the_pin(self: MemoryDirectory, incarnation: str, wish: Wish) -> Answer:
+    return answer_wish(self, incarnation, Wish(wish.key, self._pin(wish.key), wish.run))
+
+
+def whatever_the_document(self: MemoryDirectory, known: Version) -> tuple[bool, View | None]:
+    return False, None
+
+
+def one_token_for_all(self: MemoryDirectory, incarnation: str, wish: Wish) -> Answer:
+    answer = answer_wish(self, incarnation, wish)
+    return Answer(answer.said, 7, answer.by) if answer.said is Said.GRANTED else answer
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def says_nothing(*_: Any, **__: Any) -> Generator[Any, Any, None]:
+    yield from ()
+
+
+# -- A worker without … ------------------------------------------------------------------------
+
+
+def unclaimed(self: KeyClaims, entry: Entry) -> None:
+    prepare(self, entry)
+    entry.pending = False
+
+
+def claims_of_old(self: KeyClaims, keyspace: str, incarnation: str, mine: str) -> list[str]:
+    kept = {key: known.token for key, known in self._keys.get(keyspace, {}).items()}
+    held = serve(self, keyspace, incarnation, mine)
+    for key, known in self._keys[keyspace].items():
+        known.token = kept[key]
+        for entry in known.entries:
+            entry.pending = not known.token
+    return held
+
+
+def last_first(self: KeyClaims, keyspace: str, key: str) -> list[Entry]:
+    return unstarted(self, keyspace, key)[::-1]
+
+
+def closed_at_once(self: DirectQueues) -> bool:
+    self._queues.pop(self._mine, None)
+    self._courier.close((self._name, self._mine))
+    return True
+
+
+def moved_and_dropped(self: MemoryQueues, verdict: Verdict, fetched: Fetched) -> None:
+    settle(self, verdict, fetched)
+    if verdict.act is Act.MOVE and verdict in fetched.confirmed:
+        for line in self.broker.slot(verdict.tenure.keyspace, verdict.to).lists.values():
+            if line and line[-1].body == verdict.body:
+                line.pop()
+
+
+RULES = [
+    rule(
+        "nothing starts before its key is claimed", KeyClaims, "prepare", unclaimed, breaks={Invariant.UNCLAIMED_START}
+    ),
+    rule(
+        "one worker has a key claimed",
+        MemoryDirectory,
+        "_answer",
+        granted_to_all,
+        breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED},
+    ),
+    rule("a claim ends with its worker", MemoryDirectory, "_answer", held_by_the_dead, breaks={Invariant.NOT_DRAINED}),
+    rule(
+        "a claim names the pin it was thought out with",
+        MemoryDirectory,
+        "_answer",
+        whatever_the_pin,
+        breaks={Invariant.MISDIRECTED},
+    ),
+    rule(
+        "a claim names the document it was thought out with",
+        MemoryDirectory,
+        "_compared",
+        whatever_the_document,
+        breaks={Invariant.MISDIRECTED},
+    ),
+    rule(
+        "a token is higher than those before it",
+        MemoryDirectory,
+        "_answer",
+        one_token_for_all,
+        breaks={Invariant.CLAIM_BACK, Invariant.CLAIM_SHARED},
+    ),
+    rule(
+        "a request that arrives late is refused",
+        MemoryDirectory,
+        "_in_turn",
+        lambda *_: True,
+        breaks={Invariant.NOT_GIVEN_BACK},
+    ),
+    rule(
+        "another run of the store grants nothing",
+        MemoryDirectory,
+        "_may_act",
+        MemoryDirectory._lives,
+        breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED},
+        kinds=(Kind.FAIL_OVER, Kind.CUT_STORE),
+    ),
+    rule(
+        "claims are void with the membership",
+        KeyClaims,
+        "serve",
+        claims_of_old,
+        breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED, Invariant.STALE_START},
+    ),
+    rule(
+        "a key is given back",
+        Decisions,
+        "give_back",
+        says_nothing,
+        breaks={Invariant.NOT_DRAINED, Invariant.NOT_GIVEN_BACK},
+    ),
+    rule(
+        "messages are passed on in their order",
+        KeyClaims,
+        "unstarted",
+        last_first,
+        breaks={Invariant.MOVED_OUT_OF_ORDER},
+    ),
+    rule("messages are passed on, not lost", MemoryQueues, "_settle", moved_and_dropped, breaks={Invariant.LOST}),
+    rule(
+        "the queue of a worker that is gone has an heir",
+        direct_queues,
+        "heir",
+        lambda view, worker: None,
+        breaks={Invariant.NOT_DRAINED},
+    ),
+    rule("a worker enlists before it joins", MemoryDirectory, "enlist", nothing, breaks={Invariant.NOT_DRAINED}),
+    rule(
+        "who leaves waits for what runs of its direct queue",
+        DirectQueues,
+        "_stop_mine",
+        closed_at_once,
+        breaks={Invariant.RERUN_WITHOUT_FAULT, Invariant.OVERLAP_TRUSTED, Invariant.OVERLAP_ZOMBIE},
+        kinds=(Kind.LEAVE,),
+    ),
+    rule("a fence is outbid", DirectQueues, "refused", nothing, breaks={Invariant.NOT_OWNED}),
+    rule("lost pins are told", LostPins, "look_after", says_nothing, breaks={Invariant.UNTOLD_PIN}),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_without_the_rule_its_promise_is_broken(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_without(rule, monkeypatch, directed=True)

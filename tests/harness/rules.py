@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from celery_sticky.testing.simulator.invariants import Invariant
-from celery_sticky.testing.simulator.scenario import Kind, draw
+from celery_sticky.testing.simulator.scenario import Kind, Scenario, draw
 from celery_sticky.testing.simulator.shrink import Failure, live
 
 SEEDS = 400
@@ -26,9 +26,15 @@ class Rule:
     """A seed at or before the first that finds it: the search begins there."""
     deaf: bool = False
     kinds: tuple[Kind, ...] = tuple(Kind)
+    losses: float | None = None
+    """None: as the seed says."""
 
     def __str__(self) -> str:
         return self.name
+
+    def scenario(self, seed: int, *, directed: bool) -> Scenario:
+        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, directed=directed)
+        return drawn if self.losses is None else replace(drawn, losses=self.losses)
 
 
 def rule(name: str, *without: Any, breaks: Collection[Invariant], **options: Any) -> Rule:
@@ -42,7 +48,7 @@ def broken_without(rule: Rule, monkeypatch: pytest.MonkeyPatch, *, directed: boo
         monkeypatch.setattr(part, name, instead)
     broken = set[Invariant]()
     for seed in range(rule.first, rule.first + SEEDS):
-        outcome = live(draw(seed, deaf=rule.deaf, kinds=rule.kinds, directed=directed))
+        outcome = live(rule.scenario(seed, directed=directed))
         if isinstance(outcome, Failure):
             broken.add(outcome.invariant)
         if broken & rule.breaks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,16 @@ import pytest
 
 from celery_sticky.ownership.gate import Entry, Gate
 from celery_sticky.ownership.machine import Machine, Phase
+from celery_sticky.stores.directory import Answer, Wish
+from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.simulator import scale
+from celery_sticky.testing.simulator.directing import WAYS
 from celery_sticky.testing.simulator.invariants import Invariant, Violation, Witness
 from celery_sticky.testing.simulator.run import Totals, live_seeds
-from celery_sticky.testing.simulator.scenario import Kind, draw
+from celery_sticky.testing.simulator.scenario import PLAIN_POINTS, Kind, Point, draw
 from celery_sticky.testing.simulator.shrink import Failure, live, shrink
 from celery_sticky.testing.simulator.world import World
+from celery_sticky.worker.key_claims import KeyClaims
 
 SEEDS, BATCH = 2000, 50
 
@@ -40,6 +45,7 @@ def test_a_store_that_is_lost_again_right_after_its_fresh_document_was_written(s
     """A member that has not seen that document has waited long enough, and writes another one.
 
     4018540: members of the first one must not swap over it. 7019015: nobody may own anything by the first one still.
+    Both are plain worlds, as they were before there were others.
     More than one rule stands in their way by now: each alone is guarded in test_machine.py and test_changes.py.
     """
     lived(*live_seeds(range(seed, seed + 1)))
@@ -54,12 +60,24 @@ def test_without_any_signal_no_promise_is_broken_either() -> None:
     lived(*live_seeds(range(5000, 5060), lambda seed: draw(seed, deaf=True)))
 
 
-def test_every_kind_of_fault_is_drawn() -> None:
-    assert {fault.kind for seed in range(100) for fault in draw(seed).faults} == set(Kind)
+@pytest.mark.parametrize("directed", [False, True])
+def test_every_kind_of_fault_is_drawn(directed: bool) -> None:
+    scenarios = [draw(seed, directed=directed) for seed in range(200)]
+    assert {fault.kind for scenario in scenarios for fault in scenario.faults} == set(Kind)
+    points = {fault.point for scenario in scenarios for fault in scenario.faults}
+    assert points == set(Point if directed else PLAIN_POINTS)
 
 
-def test_a_seed_is_always_the_same_world() -> None:
-    command = [sys.executable, "-m", "celery_sticky.testing.simulator", "--seed", "17"]
+def test_every_fourth_world_directs_its_keys_in_one_of_all_ways() -> None:
+    scenarios = [draw(seed) for seed in range(400)]
+    assert [bool(scenario.directing) for scenario in scenarios] == [False, True, False, False] * 100
+    assert {scenario.directing for scenario in scenarios} == {None, *WAYS}
+    assert any(scenario.away for scenario in scenarios) and any(pin.again for one in scenarios for pin in one.pins)
+
+
+@pytest.mark.parametrize("world", ["--plain", "--directed"])
+def test_a_seed_is_always_the_same_world(world: str) -> None:
+    command = [sys.executable, "-m", "celery_sticky.testing.simulator", world, "--seed", "17"]
     told = [
         subprocess.run(command, env={"PYTHONHASHSEED": salt}, capture_output=True, check=True, timeout=60).stdout
         for salt in ("1", "2")
@@ -85,6 +103,32 @@ def test_a_failing_seed_shrinks_to_what_it_takes(monkeypatch: pytest.MonkeyPatch
     again = live(small.scenario)
     assert isinstance(again, Failure) and str(again) == str(small)
     assert str(small.invariant) in str(small) and "trace:" in str(small) and str(small.scenario.tasks[0]) in str(small)
+
+
+def granted_to_all(self: MemoryDirectory, incarnation: str, wish: Wish) -> Answer:
+    self._book().claims.pop(wish.key, None)
+    return answer_wish(self, incarnation, wish)
+
+
+answer_wish = MemoryDirectory._answer
+
+
+def test_a_failing_seed_of_a_directed_world_shrinks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryDirectory, "_answer", granted_to_all)
+    _, failure = live_seeds(range(20), partial(draw, directed=True))
+    assert failure is not None and failure.invariant is Invariant.TWO_CLAIMS
+    small = shrink(failure)
+    assert len(small.scenario.tasks) <= 2 and len(small.scenario.pins) <= 2
+    assert f"keys are directed by {small.scenario.directing}" in str(small) and "has claimed key" in str(small)
+
+
+def test_an_error_that_a_part_does_not_know_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: KeyClaims, entry: Entry) -> None:
+        raise RuntimeError("it does not know this")
+
+    monkeypatch.setattr(KeyClaims, "prepare", fails)
+    _, failure = live_seeds(range(5), partial(draw, directed=True))
+    assert failure is not None and failure.invariant is Invariant.ERROR and "it does not know this" in str(failure)
 
 
 def test_a_fault_that_matters_is_left_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +163,7 @@ class Finished:
 
     def run_at(self, process: Any) -> None:
         run: Any = SimpleNamespace(
-            process=process, body=b"m", slot=0, key="k", priority=0, epoch=1, incarnation="i", stands_still=False
+            process=process, body=b"m", fenced=0, key="k", priority=0, epoch=1, incarnation="i", stands_still=False
         )
         self.witness.begins(run)
         self.witness.ends(run, finished=True)

@@ -23,7 +23,7 @@ from celery_sticky.worker.key_claims import KeyClaims
 from celery_sticky.worker.lost_pins import LostPins
 
 answer_wish, settle = MemoryDirectory._answer, MemoryQueues._settle
-prepare, serve, unstarted = KeyClaims.prepare, KeyClaims.serve, KeyClaims.unstarted
+prepare, unstarted = KeyClaims.prepare, KeyClaims.unstarted
 
 
 # -- The directory without … -------------------------------------------------------------------
@@ -69,16 +69,6 @@ def says_nothing(*_: Any, **__: Any) -> Generator[Any, Any, None]:
 def unclaimed(self: KeyClaims, entry: Entry) -> None:
     prepare(self, entry)
     entry.pending = False
-
-
-def claims_of_old(self: KeyClaims, keyspace: str, incarnation: str, mine: str) -> list[str]:
-    kept = {key: known.token for key, known in self._keys.get(keyspace, {}).items()}
-    held = serve(self, keyspace, incarnation, mine)
-    for key, known in self._keys[keyspace].items():
-        known.token = kept[key]
-        for entry in known.entries:
-            entry.pending = not known.token
-    return held
 
 
 def last_first(self: KeyClaims, keyspace: str, key: str) -> list[Entry]:
@@ -138,6 +128,8 @@ RULES = [
         "_in_turn",
         lambda *_: True,
         breaks={Invariant.NOT_GIVEN_BACK},
+        losses=0.2,
+        first=74,
     ),
     rule(
         "another run of the store grants nothing",
@@ -145,14 +137,8 @@ RULES = [
         "_may_act",
         MemoryDirectory._lives,
         breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED},
-        kinds=(Kind.FAIL_OVER, Kind.CUT_STORE),
-    ),
-    rule(
-        "claims are void with the membership",
-        KeyClaims,
-        "serve",
-        claims_of_old,
-        breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED, Invariant.STALE_START},
+        kinds=(Kind.FAIL_OVER, Kind.RESTART),
+        first=172,
     ),
     rule(
         "a key is given back",
@@ -185,7 +171,15 @@ RULES = [
         breaks={Invariant.RERUN_WITHOUT_FAULT, Invariant.OVERLAP_TRUSTED, Invariant.OVERLAP_ZOMBIE},
         kinds=(Kind.LEAVE,),
     ),
-    rule("a fence is outbid", DirectQueues, "refused", nothing, breaks={Invariant.NOT_OWNED}),
+    rule(
+        "a fence is outbid",
+        DirectQueues,
+        "refused",
+        nothing,
+        breaks={Invariant.NOT_OWNED},
+        kinds=(Kind.WIPE, Kind.FAIL_OVER),
+        first=96,
+    ),
     rule("lost pins are told", LostPins, "look_after", says_nothing, breaks={Invariant.UNTOLD_PIN}),
 ]
 

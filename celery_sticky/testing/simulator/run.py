@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 
 from celery_sticky.testing.simulator.scenario import Scenario, draw
 from celery_sticky.testing.simulator.shrink import Failure, live
@@ -52,13 +53,13 @@ def live_seeds(
 
 
 def live_all(
-    first: int, seeds: int, jobs: int, seconds: float = float("inf")
+    first: int, seeds: int, jobs: int, seconds: float = float("inf"), *, directed: bool | None = None
 ) -> Iterator[tuple[Totals, Failure | None]]:
     """Live through seeds in `jobs` processes, for at most `seconds`; yield totals so far after each batch."""
     totals, until = Totals(), time.monotonic() + seconds
     batches = [range(at, min(at + BATCH, first + seeds)) for at in range(first, first + seeds, BATCH)]
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        for counted, failure in pool.imap_unordered(_Batch(until), batches):
+        for counted, failure in pool.imap_unordered(_Batch(until, directed), batches):
             totals.add(counted)
             yield totals, failure
 
@@ -66,9 +67,10 @@ def live_all(
 @dataclass(frozen=True)
 class _Batch:
     until: float
+    directed: bool | None
 
     def __call__(self, seeds: range) -> tuple[Totals, Failure | None]:
-        return live_seeds(seeds, until=self.until)
+        return live_seeds(seeds, partial(draw, directed=self.directed), until=self.until)
 
 
 def cores() -> int:

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 RECOVERY = 120.0
 """Seconds after the last fault by which everything is in order again."""
+COPIED_EVERY = 3.0
+"""Where keys are directed, how old the data can be that a store fails over to; else as old as its last loss."""
 REMEMBERED = 300
 """Lines of the trace that are kept."""
 
@@ -91,6 +93,14 @@ class World:
         if self.directed is not None:
             for pin in scenario.pins:
                 self.at(pin.at, partial(self.directed.pin, pin))
+            if any(fault.kind is Kind.FAIL_OVER for fault in scenario.faults):
+                self.after(COPIED_EVERY, self._copy)
+
+    def _copy(self) -> None:
+        """Bring the older data that a store fails over to up to date."""
+        self._backup = self.server.snapshot()
+        if self.now < TROUBLE:
+            self.after(COPIED_EVERY, self._copy)
 
     # -- time ----------------------------------------------------------------------------------
 

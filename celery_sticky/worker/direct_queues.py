@@ -92,7 +92,6 @@ class DirectQueues:
             self._courier.decide(lambda desk, _: desk.look_into((self._name, self._mine)))
             self._enlisted = dict((yield from ask(Directory.enlisted)))
         heritage = {direct(name) for name in self._enlisted if heir(view, name) == self._worker}
-        closed = leaving and self._stop_mine()
         shut = sorted((heritage if leaving else heritage | {self._mine}) - self._queues.keys())
         # Without trust it may be another document already by which others read them: its versions may be lower.
         self._shut = bool(shut) and not self._courier.trusts(self._name)
@@ -106,7 +105,7 @@ class DirectQueues:
             del self._fences[name]
         if heritage:
             yield from self._tidy(now)
-        return closed
+        return leaving and self._stop_mine()  # at last: what asks the store may not come to its end
 
     def _open(self, name: str, view: View, incarnation: str) -> None:
         if incarnation:

@@ -19,6 +19,7 @@ from celery_sticky.testing.simulator.scenario import Kind
 from celery_sticky.worker import direct_queues
 from celery_sticky.worker.decisions import Decisions
 from celery_sticky.worker.direct_queues import DirectQueues
+from celery_sticky.worker.direction import Direction
 from celery_sticky.worker.key_claims import KeyClaims
 from celery_sticky.worker.lost_pins import LostPins
 
@@ -169,6 +170,14 @@ RULES = [
         "_stop_mine",
         closed_at_once,
         breaks={Invariant.RERUN_WITHOUT_FAULT, Invariant.OVERLAP_TRUSTED, Invariant.OVERLAP_ZOMBIE},
+        kinds=(Kind.LEAVE,),
+    ),
+    rule(
+        "a direct queue that is closed lets its worker depart",
+        Direction,
+        "_depart",
+        nothing,
+        breaks={Invariant.NOT_LEFT},
         kinds=(Kind.LEAVE,),
     ),
     rule(

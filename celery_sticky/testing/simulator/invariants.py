@@ -48,6 +48,8 @@ class Invariant(StrEnum):
     """A message is in none of the broker's books."""
     NOT_DRAINED = "not-drained"
     """Messages are left, long after the last fault."""
+    NOT_LEFT = "not-left"
+    """A worker that was told to leave is still there, though nothing runs in it, and nothing else befell anybody."""
     NOT_OWNED = "not-owned"
     """Slots are not open at their owner, under the fence, long after the last fault."""
     NOT_SETTLED = "not-settled"

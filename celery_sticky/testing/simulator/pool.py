@@ -73,6 +73,8 @@ class Pool:
         self._process, self._world, self._children = process, process.world, children
         self._runs: dict[Run, None] = {}
         self._draining = False
+        self.ended_at = 0.0
+        """When a run has last ended."""
 
     # -- for the courier -----------------------------------------------------------------------
 
@@ -171,6 +173,7 @@ class Pool:
             self._process.act(partial(self._let_go, run))
             return
         self._runs.pop(run, None)
+        self.ended_at = self._world.now
         courier, now = self._process.courier, self._world.now + EPOCH
         match run.outcome:
             case Outcome.FINISH:
@@ -190,6 +193,11 @@ class Pool:
         self.ready()
 
     # -- what befalls it -----------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._runs)
 
     @property
     def _begun(self) -> list[Run]:

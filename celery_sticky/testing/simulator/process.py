@@ -325,6 +325,7 @@ class Process:
 
     def _replace(self) -> None:
         if self.alive:
+            self.world.judge_leaving(self)
             self.failed = self.failed or self.machine.phase is not Phase.LEFT  # killed before it had left
             self.die()
         self.world.start(self.name)

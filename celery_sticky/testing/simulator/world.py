@@ -19,6 +19,7 @@ from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import BeatDone, Read, ReadDone, SendBeat, StoreFailed, Swap, SwapDone
 from celery_sticky.ownership.holdings import SlotState
+from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.testing.simulator.broker import Broker, WitnessedQueues
@@ -33,6 +34,8 @@ T = TypeVar("T")
 
 RECOVERY = 120.0
 """Seconds after the last fault by which everything is in order again."""
+LEAVES_IN = 3.0
+"""Seconds in which a worker leaves in which nothing runs any more."""
 COPIED_EVERY = 3.0
 """Where keys are directed, how old the data can be that a store fails over to; else as old as its last loss."""
 REMEMBERED = 300
@@ -290,6 +293,15 @@ class World:
         for process in self.processes:
             if process.machine.incarnation == incarnation and process.taking_part and not process.failed:
                 raise Violation(Invariant.NEEDLESS_EVICTION, f"{incarnation} was evicted and met no fault")
+
+    def judge_leaving(self, process: Process) -> None:
+        """A worker that was told to leave is killed: had it time enough to leave?"""
+        scenario, pool = self.scenario, process.pool
+        others = [fault for fault in scenario.faults if fault.kind is not Kind.LEAVE]
+        calm = not (others or scenario.losses or scenario.broker_losses)
+        idle = not pool.busy and self.now - pool.ended_at > LEAVES_IN
+        if calm and idle and not process.failed and process.machine.phase is not Phase.LEFT:
+            raise Violation(Invariant.NOT_LEFT, f"{process.origin} has not left")
 
     # -- the broker's side ---------------------------------------------------------------------
 

@@ -1,0 +1,61 @@
+"""Which direct queues a worker reads, one request to the directory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.worker.desk import Desk
+from celery_sticky.worker.direct_queues import DirectQueues
+
+KS = "ks"
+
+
+class Courier:
+    """Has nothing to deliver."""
+
+    def __init__(self) -> None:
+        self.desk = Desk(lambda *_: None, worker="a", concurrency=lambda: 4, max_waiting=100, max_attempts=3)
+
+    def trusts(self, _: str) -> bool:
+        return True
+
+    def consult(self, ask: Callable[[Desk], Any]) -> Any:
+        return ask(self.desk)
+
+    def decide(self, tell: Callable[[Desk, float], None]) -> None:
+        tell(self.desk, 0.0)
+
+    def open(self, *_: Any) -> None: ...
+
+    def stop(self, *_: Any) -> None: ...
+
+    def close(self, *_: Any) -> None: ...
+
+
+def leaving() -> View:
+    """Return a view in which `a` leaves and is everybody's heir, for it still owns the slots."""
+    view = changes.fresh(slots=4, hash="h", generation=1, version=1, store_id="s")
+    return changes.leave(changes.join(view, Member("a", "a-1", attributes={DIRECT_QUEUE: "1"})), "a")
+
+
+def test_who_leaves_with_its_queue_closed_knows_it_also_if_the_store_then_does_not_answer() -> None:
+    """Guards: it would wait for ever to be told so again, and never depart."""
+    queues = DirectQueues(KS, "a", lambda: MemoryQueues(MemoryBroker()), Courier())
+    queues.members_changed()
+    talk = queues.look_after(leaving(), "a-1", 0.0, leaving=True)
+    assert str(next(talk)) == "enlisted"
+    talk.send({"a": "a-1", "gone": "gone-1"})  # now it looks after the queue of `gone`
+    with pytest.raises(StoreUnavailable):
+        talk.throw(StoreUnavailable("no answer"))
+    talk = queues.look_after(leaving(), "a-1", 1.0, leaving=True)
+    assert str(next(talk)) == "sweep"
+    with pytest.raises(StopIteration) as ended:
+        talk.send("0")
+    assert ended.value.value is True

@@ -219,6 +219,27 @@ def test_a_run_that_came_to_no_end_needs_the_claim_again(worker: Worker) -> None
     assert [entry.token for entry in worker.start().values()] == [9]
 
 
+def test_a_run_that_came_to_no_end_waits_where_members_have_changed_while_it_ran(
+    worker: Worker, broker: MemoryBroker
+) -> None:
+    """Guards: nothing was asked of its key meanwhile, for nothing of it was left to start."""
+    worker.grant("b")
+    worker.claims.review(KS)
+    started = worker.start()
+    worker.desk.again(started["b1"], counted=False)
+    assert worker.start() == {} and worker.asked(NOW + 0.1) == ["a", "b"]
+    worker.claims.reviewed(KS, "b", NOW, elsewhere=False)
+    started = worker.start()
+    assert list(started) == ["b1"] and started["b1"].token == 7, "it belongs here still"
+    worker.claims.review(KS)
+    worker.desk.again(started["b1"], counted=False)
+    worker.claims.reviewed(KS, "b", NOW, elsewhere=True)
+    assert worker.start() == {}
+    worker.move_all("b", OTHER)
+    worker.turn()
+    assert standing(broker, OTHER) == ["b1"]
+
+
 def test_after_so_many_hops_a_message_is_buried(broker: MemoryBroker) -> None:
     publish(broker, MINE, "z1", hops=MOST_HOPS - 1, seen="")
     publish(broker, MINE, "z2", hops=MOST_HOPS, seen="")

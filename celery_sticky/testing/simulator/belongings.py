@@ -44,6 +44,11 @@ class Belongings:
         """Return the queue that a key belongs to; None: it belongs nowhere."""
         return self._now[key]
 
+    def since(self, key: str) -> float:
+        """Return since when that is so."""
+        changes = self._changes[key]
+        return changes[-1] if changes else 0.0
+
     def changed(self, key: str, since: float, until: float) -> bool:
         """Whether a key came to belong to another queue in this time."""
         changes = self._changes[key]

@@ -34,7 +34,8 @@ class Directed:
         self.keyspace, self.slots = directing.keyspace, scenario.slots
         keys = sorted({str(task.key) for task in scenario.tasks} | {str(pin.key) for pin in scenario.pins})
         self._belongings = Belongings(world.server, self.keyspace, self.slots, keys)
-        self.witness = DirectedWitness(self.slots, self._belongings)
+        calm = not (scenario.faults or scenario.losses or scenario.broker_losses or scenario.deaf)
+        self.witness = DirectedWitness(self.slots, self._belongings, calm=calm)
         self._senders = [Sender(world, self.keyspace, number) for number in range(SENDERS)]
 
     def stamp(self, key: int) -> Stamp:

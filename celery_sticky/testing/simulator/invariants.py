@@ -82,6 +82,9 @@ class Invariant(StrEnum):
     """A key is claimed by a member, and belongs to another one that very moment, or nowhere."""
     UNCLAIMED_START = "unclaimed-start"
     """A task started whose key its worker has not claimed."""
+    RUN_ELSEWHERE = "run-elsewhere"
+    """A task starts in a worker to which its key has not belonged for over a second, though nobody met a fault and no
+    request was lost."""
     MOVED_OUT_OF_ORDER = "moved-out-of-order"
     """A message is passed on before one of its key that came to the same queue before it, and never started; or to the
     queue in which it stands."""

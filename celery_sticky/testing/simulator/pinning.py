@@ -26,10 +26,7 @@ class Pinning:
 
     def pin(self, pin: Pin) -> None:
         """Pin a key, and let it go when that is wanted."""
-        key = str(pin.key)
         self._process.act(lambda: self._ask(pin, take=pin.take))
-        if pin.seconds:
-            self._process.later(pin.seconds, lambda: self._let_go(key))
 
     def _ask(self, pin: Pin, *, take: bool) -> None:
         name, key = self._process.name, str(pin.key)
@@ -42,6 +39,8 @@ class Pinning:
             elif other is None:
                 self._world.note(self._process.origin, "has pinned key %s", key)
                 self.pinned[key] = pin
+                if pin.seconds:
+                    self._process.later(pin.seconds, lambda: self._let_go(key))
 
         self._request(lambda directory: directory.pin(name, key, take=take), answered)
 

@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING
 from celery_sticky.keys import DIRECT, direct
 from celery_sticky.testing.simulator.belongings import Belongings
 from celery_sticky.testing.simulator.invariants import Invariant, Progress, Violation, Witness
+from celery_sticky.worker.key_claims import REVIEW
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.pool import Run
     from celery_sticky.testing.simulator.process import Process
 
 
+PROMPT = 0.5
+"""Seconds in which a worker has asked where a key belongs, and has done what follows."""
+
+
 class DirectedWitness(Witness):
     """Sees every step of a world whose keyspace directs keys."""
 
-    def __init__(self, slots: int, belongings: Belongings) -> None:
+    def __init__(self, slots: int, belongings: Belongings, *, calm: bool) -> None:
         super().__init__(slots)
-        self._belongings = belongings
+        self._belongings, self._calm = belongings, calm
         self._granted: dict[str, tuple[int, str]] = {}
         self._begun: dict[tuple[int, int], list[_Begun]] = defaultdict(list)
         """By key and priority."""
@@ -50,7 +55,16 @@ class DirectedWitness(Witness):
         """A run begins, this instant."""
         if not run.epoch:
             raise Violation(Invariant.UNCLAIMED_START, str(run))
+        if self._calm:
+            self._check_place(run)
         super().begins(run)
+
+    def _check_place(self, run: Run) -> None:
+        key = str(run.key)
+        place, since = self._belongings.of(key), self._belongings.since(key)
+        here = place == direct(run.process.name) or place in run.process.machine.slots
+        if not here and run.process.world.now > since + REVIEW + PROMPT:
+            raise Violation(Invariant.RUN_ELSEWHERE, f"{run}, which belongs to {place} since {since:.3f}")
 
     def _may_be_buried(self, progress: Progress) -> bool:
         nowhere = self._belongings.was_nowhere(progress.key, progress.known_at)

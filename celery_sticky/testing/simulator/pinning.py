@@ -23,6 +23,8 @@ class Pinning:
         self._directory = WitnessedDirectory(process.world, directed, process.name)
         self.pinned: dict[str, Pin] = {}
         """Keys that it has pinned, has not let go, and was not told of as lost."""
+        self._unsure: set[str] = set()
+        """Keys that it has tried to let go without an answer: that may still happen, also after it has pinned them anew."""
 
     def pin(self, pin: Pin) -> None:
         """Pin a key, and let it go when that is wanted."""
@@ -36,7 +38,7 @@ class Pinning:
         def answered(other: object) -> None:
             if isinstance(other, StoreUnavailable | NotAMember):
                 self._world.note(self._process.origin, "has not pinned key %s: %s", key, other)
-            elif other is None:
+            elif other is None and key not in self._unsure:
                 self._world.note(self._process.origin, "has pinned key %s", key)
                 self.pinned[key] = pin
                 if pin.seconds:
@@ -47,7 +49,12 @@ class Pinning:
     def _let_go(self, key: str) -> None:
         self.pinned.pop(key, None)
         self._world.note(self._process.origin, "lets go of key %s", key)
-        self._request(lambda directory: directory.unpin(self._process.name, key), lambda _: None)
+
+        def answered(answer: object) -> None:
+            if isinstance(answer, StoreUnavailable):
+                self._unsure.add(key)
+
+        self._request(lambda directory: directory.unpin(self._process.name, key), answered)
 
     def lost(self, keys: frozenset[str]) -> None:
         """The application is told of pins that are lost."""

@@ -24,7 +24,7 @@ class Pinning:
         self.pinned: dict[str, Pin] = {}
         """Keys that it has pinned, has not let go, and was not told of as lost."""
         self._unsure: set[str] = set()
-        """Keys that it has tried to let go without an answer: that may still happen, also after it has pinned them anew."""
+        """Keys that it has let go without an answer: that may yet happen, also when it has pinned them anew."""
 
     def pin(self, pin: Pin) -> None:
         """Pin a key, and let it go when that is wanted."""
@@ -53,6 +53,7 @@ class Pinning:
         def answered(answer: object) -> None:
             if isinstance(answer, StoreUnavailable):
                 self._unsure.add(key)
+                self.pinned.pop(key, None)
 
         self._request(lambda directory: directory.unpin(self._process.name, key), answered)
 

@@ -13,7 +13,7 @@ from celery_sticky.testing.simulator.terms import HASH
 TROUBLE = 40.0
 """Seconds during which faults happen."""
 NAMES = "abcde"
-EVERY = 4
+DIRECTED_EVERY = 4
 """One seed in so many is a world whose keyspace directs its keys."""
 
 
@@ -161,7 +161,7 @@ def draw(
     seed: int, *, kinds: Collection[Kind] = tuple(LIKELY), deaf: bool = False, directed: bool | None = None
 ) -> Scenario:
     """Return the scenario of a seed, with faults of these kinds. `directed`: None: the seed chooses."""
-    directed = seed % EVERY == 1 if directed is None else directed
+    directed = seed % DIRECTED_EVERY == 1 if directed is None else directed
     scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not directed else tuple(Point), deaf=deaf)
     if not directed:
         return scenario

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-from celery_sticky.errors import StoreUnavailable
 from celery_sticky.ownership.gate import SlotId
 from celery_sticky.stores.directory import Directory
 from celery_sticky.worker.desk import Desk
@@ -44,17 +43,13 @@ def ask(verb: Callable[[Any, *Given], Answer], *given: *Given) -> Generator[Requ
 
 
 def hold(talk: Generator[Request, Any, Answer], directory: Directory) -> Answer:
-    """Carry a talk on to its end.
-
-    Raises:
-        StoreUnavailable: it was broken off there.
-    """
+    """Carry a talk on to its end. What a request raises is raised in the talk, which may go on all the same."""
     try:
         request = next(talk)
         while True:
             try:
                 answer = request(directory)
-            except StoreUnavailable as error:
+            except Exception as error:
                 request = talk.throw(error)
             else:
                 request = talk.send(answer)

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.errors import StoreUnavailable
+from celery_sticky.errors import BrokerUnavailable, StoreUnavailable
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.stores.memory import MemoryServer
+from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.worker.desk import Desk
 from celery_sticky.worker.direct_queues import DirectQueues
+from celery_sticky.worker.talks import hold
 
 KS = "ks"
 
@@ -59,3 +62,14 @@ def test_who_leaves_with_its_queue_closed_knows_it_also_if_the_store_then_does_n
     with pytest.raises(StopIteration) as ended:
         talk.send("0")
     assert ended.value.value is True
+
+
+def test_who_cannot_look_into_the_queues_of_workers_that_are_gone_goes_on_with_the_rest() -> None:
+    def connect() -> MemoryQueues:
+        raise BrokerUnavailable("away")
+
+    server = MemoryServer()
+    directory = MemoryDirectory(server, KS)
+    directory.enlist("gone", "gone-1")
+    queues = DirectQueues(KS, "a", connect, Courier())
+    assert hold(queues.look_after(leaving(), "a-1", 0.0, leaving=True), directory) is True

@@ -17,7 +17,7 @@ HELD_FIRST, HELD_LAST = 0.05, 1.0
 """Seconds between two looks whether another worker has given a key back: a tenth of what it has been waited for."""
 REVIEW = 1.0
 """Seconds after which it is looked whether a claimed key still belongs here."""
-AT_ONCE = 0.0
+DUE = 0.0
 """When to ask of a key of which something has changed."""
 UNSTARTED = (Stage.WAITING, Stage.READY, Stage.HANDED)
 
@@ -57,7 +57,7 @@ class _Key:
     """It may be claimed: a request was sent."""
     elsewhere: bool = False
     """It is claimed, and belongs to another worker now, or may: what has started ends here, the rest goes, or waits."""
-    ask_at: float = AT_ONCE
+    ask_at: float = DUE
     held_since: float | None = None
     """Since when it is known that another worker has claimed it."""
     job: Held = Held.NOT
@@ -66,7 +66,7 @@ class _Key:
     @property
     def in_question(self) -> bool:
         """Whether nothing that is not next already may start before it was asked where the key belongs."""
-        return self.elsewhere or self.ask_at == AT_ONCE
+        return self.elsewhere or self.ask_at == DUE
 
 
 class KeyClaims:
@@ -94,7 +94,7 @@ class KeyClaims:
         keys |= self._quiet.pop(keyspace, {})
         held = [key for key, known in keys.items() if known.job is Held.OPEN]
         for known in keys.values():
-            known.token, known.asked, known.elsewhere, known.ask_at = 0, False, False, AT_ONCE
+            known.token, known.asked, known.elsewhere, known.ask_at = 0, False, False, DUE
             known.job = Held.NOT
             for entry in known.entries:
                 entry.pending = True  # those that have started go on; should one start again, it needs the claim anew
@@ -121,7 +121,7 @@ class KeyClaims:
         known = self._take(keyspace, key)
         known.entries[entry] = None
         if entry.pending:
-            known.ask_at = AT_ONCE
+            known.ask_at = DUE
 
     def take_in(self) -> None:
         """Strike out what is gone from the gate."""
@@ -167,7 +167,7 @@ class KeyClaims:
     def review(self, keyspace: str) -> None:
         """The members have changed: ask of every key again."""
         for known in self._keys.get(keyspace, {}).values():
-            known.ask_at = AT_ONCE
+            known.ask_at = DUE
 
     def doubt(self, keyspace: str, key: str) -> None:
         """The key's pin has changed: ask of it at once, and start nothing before the answer that is not next already.
@@ -177,7 +177,7 @@ class KeyClaims:
         known = self._find(keyspace, key)
         if known is None:
             return
-        known.elsewhere, known.ask_at = True, AT_ONCE
+        known.elsewhere, known.ask_at = True, DUE
         for entry in known.entries:
             entry.pending = entry.pending or entry.stage is Stage.WAITING
 
@@ -214,7 +214,7 @@ class KeyClaims:
     def pinned(self, keyspace: str, key: str, pin: str) -> None:
         """The key is pinned by this incarnation, or (empty) by nobody: ask again with that in mind."""
         if (known := self._keys[keyspace].get(key)) is not None:
-            known.pin, known.ask_at = pin, AT_ONCE
+            known.pin, known.ask_at = pin, DUE
 
     def ask_at(self, keyspace: str, key: str, when: float) -> None:
         """Ask of this key again then."""
@@ -253,7 +253,7 @@ class KeyClaims:
         """A job of the key is to run here: have the key claimed for it."""
         known = self._take(keyspace, key)
         if known.job is Held.NOT:
-            known.job, known.pin, known.ask_at, known.held_since = Held.WAITING, pin, AT_ONCE, None
+            known.job, known.pin, known.ask_at, known.held_since = Held.WAITING, pin, DUE, None
 
     def hold_job(self, keyspace: str, key: str) -> int:
         """The place of the key's jobs is open here, under the token that is returned."""

@@ -236,7 +236,7 @@ class Member:
             machine.trust_until,
             machine.store_lost_since is not None,
         )
-        if self._director is not None and _changed(old, self.snapshot):
+        if self._director is not None and changed(old, self.snapshot):
             self._director.observe(self.snapshot)
 
     def _note_opened(self, event: Opened) -> None:
@@ -320,5 +320,6 @@ class Member:
             store.revoke(fresh, ttl=self._revoke_ttl, limit=self._revoke_limit)
 
 
-def _changed(old: Snapshot, new: Snapshot) -> bool:
+def changed(old: Snapshot, new: Snapshot) -> bool:
+    """Whether a director is to hear of it."""
     return (old.phase, old.incarnation) != (new.phase, new.incarnation) or old.view is not new.view

@@ -38,7 +38,7 @@ from celery_sticky.testing.simulator.invariants import HELD, Invariant, Violatio
 from celery_sticky.testing.simulator.pool import Pool
 from celery_sticky.testing.simulator.scenario import Fault, Kind, Point
 from celery_sticky.testing.simulator.terms import BROKER_GRACE, KEYSPACE, MARGIN, SETTLE, TTL
-from celery_sticky.worker.member import Snapshot
+from celery_sticky.worker.member import Snapshot, changed
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.world import World
@@ -200,11 +200,12 @@ class Process:
                 self.world.after(self.rng.uniform(0, STEP), self.pool.look_at_the_lease)
 
     def _tell_director(self) -> None:
-        machine, told = self.machine, self._told
-        snapshot = Snapshot(machine.phase, machine.incarnation, machine.view)
-        if self.director is not None and snapshot != told:
-            self._told = snapshot
-            self.director.observe(snapshot)
+        if self.director is None:
+            return
+        old, machine = self._told, self.machine
+        self._told = Snapshot(machine.phase, machine.incarnation, machine.view)
+        if changed(old, self._told):
+            self.director.observe(self._told)
 
     def _perform(self, effect: Effect) -> None:
         match effect:

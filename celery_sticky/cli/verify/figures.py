@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery_sticky.cli.movement import fewest, moved, weights_of
+from celery_sticky.cli.verify import key_figures
 from celery_sticky.cli.verify.load import apart
 from celery_sticky.cli.verify.record import Done
 from celery_sticky.cli.verify.run import Outcome
@@ -21,6 +22,20 @@ CHANGES = ("kill", "cascade", "join", "leave")
 
 def measure(outcome: Outcome) -> dict[str, Any]:
     """Return the figures as they stand in the JSON; None where nothing was there to measure."""
+    throughput = _throughput(outcome.events)
+    return {**_moving(outcome), "throughput": throughput, "latency_seconds": spread(_latencies(outcome.events))}
+
+
+def _moving(outcome: Outcome) -> dict[str, Any]:
+    """Return the figures of what moves: slots, or where keys are directed, these."""
+    if outcome.moves is not None:
+        return {
+            "takeover_seconds": spread(key_figures.takeovers(outcome), "max"),
+            "handover_seconds": spread(key_figures.handovers(outcome, ORDERLY)),
+            "unmoved_pause_seconds": spread([], "max"),
+            "moved_share": None,
+            "moved_minimum": None,
+        }
     done = outcome.chronicle.done
     changes = [(one.before, one.after) for one in done if one.step.fault in CHANGES]
     pairs = [(before, after) for before, after in changes if before is not None and after is not None]
@@ -31,8 +46,6 @@ def measure(outcome: Outcome) -> dict[str, Any]:
         "unmoved_pause_seconds": spread(_pauses(outcome), "max"),
         "moved_share": _share(sum(_moved(before, after) for before, after in pairs), slots),
         "moved_minimum": _share(sum(fewest(before.owner, weights_of(after)) for before, after in pairs), slots),
-        "throughput": _throughput(outcome.events),
-        "latency_seconds": spread(_latencies(outcome.events)),
     }
 
 

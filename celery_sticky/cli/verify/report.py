@@ -23,6 +23,10 @@ TITLES = {
     Mode.QUEUE: "plain Celery, one queue",
     Mode.HASH: "plain Celery, one queue for each worker by hash",
 }
+OF_KEYS = (
+    "from a worker's death until a task that was there began elsewhere",
+    "until the next task of a key that moves in order began elsewhere",
+)
 NOTES = (
     "not checked for order: keys of tasks with an ETA and of tasks that retry (eta0…, retry0…), which take their place "
     "when they are due; they are checked for everything else"
@@ -56,6 +60,7 @@ def facts(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
             "slots": outcome.slots,
             "lease_ttl": outcome.terms.ttl,
             "jobs": outcome.terms.jobs,
+            "directed": outcome.terms.directed,
         },
         "versions": versions(),
     }
@@ -92,7 +97,7 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
     yield made
     yield from (Text(f"  {text}", style="red") for text in found["accusations"])
     yield from (Text(f"  zombie: {text}", style="yellow") for text in found["zombies"][:5])
-    yield _figures(found["figures"])
+    yield _figures(found["figures"], directed=found["terms"]["directed"] is not None)
     if found["figures"]["jobs"] is not None:
         yield from _job_figures(found["figures"]["jobs"])
     for fault, why in found["faults_left_out"].items():
@@ -121,8 +126,25 @@ def _rows(verdict: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
     causes = verdict["duplicates"]
     text = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     yield "run again", sum(causes.values()), UNEXPLAINED not in causes, text
+    if verdict["directed"] is not None:
+        yield from _directed_rows(verdict["directed"])
     if verdict["jobs"] is not None:
         yield from _job_rows(verdict["jobs"])
+
+
+def _directed_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
+    yield "moves", verdict["changes"], True, "changes of members, and of the pins of single keys"
+    moved = "their messages changed the queue: that is not promised"
+    yield "out of order by moves", verdict["out_of_order_by_moves"], True, moved
+    yield "refused", verdict["refused"], True, "sendings: nobody accepted these"
+    yield "buried unpinned", verdict["buried_unpinned"], True, "their keys belonged nowhere"
+    meaning = {
+        "refused_and_run": "sending was refused, and it ran",
+        "astray": "a run in a worker to which the key did not belong",
+        "pins_lost_untold": "a worker was not told of a pin that it has lost",
+    }
+    for name, comment in meaning.items():
+        yield name.replace("_", " "), verdict[name], not verdict[name], comment
 
 
 def _job_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
@@ -139,11 +161,11 @@ def _job_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]
     yield "job zombie overlaps", verdict["zombie_overlaps"], True, "of processes paused with their jobs, as above"
 
 
-def _figures(figures: Mapping[str, Any]) -> RenderableType:
+def _figures(figures: Mapping[str, Any], *, directed: bool) -> RenderableType:
     made = table("", "p50", "p99", "max", "", right=("p50", "p99", "max"))
     meaning = {
-        "takeover_seconds": "from a worker's death until its slots were open elsewhere",
-        "handover_seconds": "a slot that moves in order is with nobody",
+        "takeover_seconds": OF_KEYS[0] if directed else "from a worker's death until its slots were open elsewhere",
+        "handover_seconds": OF_KEYS[1] if directed else "a slot that moves in order is with nobody",
         "unmoved_pause_seconds": "no slot that stayed ran anything",
         "latency_seconds": "from acceptance to first start",
     }

@@ -1,0 +1,131 @@
+"""What the history of a run proves of its directed keys: order as far as it is promised, and where they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from celery_sticky.cli.verify.moves import Moves
+from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.site import short
+from celery_sticky.places import FRESH
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.judge import Inversion
+
+STALE = int(FRESH * 1_000_000_000)
+"""Nanoseconds by which what a sender knows may be old."""
+Task = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectedVerdict:
+    """What was found."""
+
+    refused: int
+    """Sendings that were refused: nobody accepted these tasks."""
+    ran: tuple[Event, ...]
+    """Starts of tasks whose sending was refused."""
+    astray: tuple[Event, ...]
+    """Starts in a worker to which the key did not belong since just before its task was sent."""
+    moved: tuple[Inversion, ...]
+    """Out of order because their messages have changed the queue: that is not promised."""
+    nowhere: int
+    """Tasks that are dead because nobody had pinned their key."""
+    untold: tuple[Event, ...]
+    """Pins that a worker has lost and was not told of."""
+    changes: int
+    """How often members, or the pin of a key, have changed."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        return not any((self.ran, self.astray, self.untold))
+
+    def verdict(self) -> dict[str, int]:
+        """Return it as it stands in the JSON."""
+        return {
+            "changes": self.changes,
+            "refused": self.refused,
+            "refused_and_run": len(self.ran),
+            "astray": len(self.astray),
+            "out_of_order_by_moves": len(self.moved),
+            "buried_unpinned": self.nowhere,
+            "pins_lost_untold": len(self.untold),
+        }
+
+    def accusations(self, limit: int) -> list[str]:
+        """Return the first `limit` of each broken promise, one a line."""
+        return [
+            *(f"sending was refused, and it ran: {_start(start)}" for start in self.ran[:limit]),
+            *(f"its key belonged elsewhere: {_start(start)}" for start in self.astray[:limit]),
+            *(f"a lost pin it was not told of: {pin.key} on {short(pin.worker)}" for pin in self.untold[:limit]),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The tasks of a run as their senders know them."""
+
+    moves: Moves
+    published: Mapping[Task, Event]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Sent | None:
+        """Return them; None where the keyspace directs no keys."""
+        if outcome.moves is None:
+            return None
+        published = {event.task: event for event in outcome.events if event.kind is Kind.PUBLISHED}
+        return cls(outcome.moves, published)
+
+    def moved(self, inversion: Inversion) -> bool:
+        """Whether messages that changed their queue explain why these are out of order.
+
+        They move in their order. So if one change alone is to explain it, the early one was sent to another queue, in
+        the knowledge of that change.
+        """
+        late, early = self.published.get(inversion.late.task), self.published.get(inversion.early.task)
+        if late is None or early is None:
+            return True  # a third one tells of these two, with what is known of it
+        changes = self.moves.of(late.key, late.sent - STALE, inversion.late.at)
+        return len(changes) > 1 or any(early.at >= since for since, _ in changes)
+
+    def unpinned(self, event: Event) -> bool:
+        """Whether the key of this task may have belonged nowhere since just before it was sent."""
+        return None in self.moves.workers(event.key, event.sent - STALE, 1 << 63)
+
+    def astray(self, start: Event) -> bool:
+        """Whether the start is in a worker to which the key has not belonged since its task was sent."""
+        sent = self.published.get(start.task)
+        return sent is not None and start.worker not in self.moves.workers(start.key, sent.sent - STALE, start.at)
+
+
+def reach_of_directed(
+    outcome: Outcome, sent: Sent, inversions: Sequence[Inversion], nowhere: Collection[str]
+) -> DirectedVerdict:
+    """Return what the outcome proves of directed keys.
+
+    `inversions` are those of the history, whether order was promised or not; `nowhere` the ids of the tasks that are
+    dead because their keys belonged nowhere.
+    """
+    refused = {event.task_id for event in outcome.events if event.kind is Kind.REFUSED}
+    starts = [event for event in outcome.events if event.kind is Kind.START]
+    return DirectedVerdict(
+        refused=len(refused),
+        ran=tuple(start for start in starts if start.task_id in refused),
+        astray=tuple(start for start in starts if sent.astray(start)),
+        moved=tuple(inversion for inversion in inversions if sent.moved(inversion)),
+        nowhere=len(nowhere),
+        untold=tuple(outcome.untold),
+        changes=len(list(_changes(sent.moves))),
+    )
+
+
+def _changes(moves: Moves) -> Iterable[object]:
+    yield from moves.of("", 0, 1 << 63)
+    for changes in moves.pins.values():
+        yield from changes[1:]
+
+
+def _start(event: Event) -> str:
+    where = f"on {short(event.worker)} pid {event.pid} epoch {event.epoch} at {event.at / 1e9:.3f}"
+    return f"{event.key} #{event.n} ({event.task_id}) {where}"

@@ -53,6 +53,7 @@ def _stick(app: Celery, site: Site) -> None:
     app.conf.update(
         worker_enable_remote_control=False,
         sticky_store=site.store or None,
+        sticky_keyspaces={site.keyspace: site.slots},
         sticky_slots=site.slots,
         sticky_lease_ttl=site.ttl,
         sticky_lease_margin=site.margin,

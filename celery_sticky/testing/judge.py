@@ -150,8 +150,7 @@ def takeovers(events: Iterable[Event], worker: str, since: int) -> dict[tuple[st
     return waited
 
 
-def by_key(runs: Iterable[Run]) -> Iterable[list[Run]]:
-    """Return the runs of each key, in the order given."""
+def _by_key(runs: Iterable[Run]) -> Iterable[list[Run]]:
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.start.keyspace, run.start.key].append(run)
@@ -159,7 +158,7 @@ def by_key(runs: Iterable[Run]) -> Iterable[list[Run]]:
 
 
 def _overlaps(runs: Iterable[Run]) -> Iterable[Overlap]:
-    for group in by_key(runs):
+    for group in _by_key(runs):
         longest = group[0]
         for run in group[1:]:
             if run.start.at < longest.until:
@@ -177,7 +176,7 @@ def _inversions(runs: Iterable[Run], published: Mapping[Task, Event], unsure: Co
     Of one sender, that is one with a higher number. Of two, one whose sending began after the other was accepted. Where
     the sender does not know whether, and so when, the broker took a task, nothing is said of it.
     """
-    for group in by_key(runs):
+    for group in _by_key(runs):
         first: dict[Task, Event] = {}
         for run in group:
             first.setdefault(run.start.task, run.start)

@@ -23,10 +23,6 @@ TITLES = {
     Mode.QUEUE: "plain Celery, one queue",
     Mode.HASH: "plain Celery, one queue for each worker by hash",
 }
-OF_KEYS = (
-    "from a worker's death until a task that was there began elsewhere",
-    "until the next task of a key that moves in order began elsewhere",
-)
 NOTES = (
     "not checked for order: keys of tasks with an ETA and of tasks that retry (eta0…, retry0…), which take their place "
     "when they are due; they are checked for everything else"
@@ -97,7 +93,7 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
     yield made
     yield from (Text(f"  {text}", style="red") for text in found["accusations"])
     yield from (Text(f"  zombie: {text}", style="yellow") for text in found["zombies"][:5])
-    yield _figures(found["figures"], directed=found["terms"]["directed"] is not None)
+    yield _figures(found["figures"])
     if found["figures"]["jobs"] is not None:
         yield from _job_figures(found["figures"]["jobs"])
     for fault, why in found["faults_left_out"].items():
@@ -161,11 +157,11 @@ def _job_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]
     yield "job zombie overlaps", verdict["zombie_overlaps"], True, "of processes paused with their jobs, as above"
 
 
-def _figures(figures: Mapping[str, Any], *, directed: bool) -> RenderableType:
+def _figures(figures: Mapping[str, Any]) -> RenderableType:
     made = table("", "p50", "p99", "max", "", right=("p50", "p99", "max"))
     meaning = {
-        "takeover_seconds": OF_KEYS[0] if directed else "from a worker's death until its slots were open elsewhere",
-        "handover_seconds": OF_KEYS[1] if directed else "a slot that moves in order is with nobody",
+        "takeover_seconds": "from a worker's death until its slots were open elsewhere, or its directed keys ran there",
+        "handover_seconds": "a slot that moves in order is with nobody",
         "unmoved_pause_seconds": "no slot that stayed ran anything",
         "latency_seconds": "from acceptance to first start",
     }

@@ -91,17 +91,31 @@ def test_directed_keys_move_with_members_and_pins_and_no_promise_is_broken(folde
     found = json.loads((folder / "found.json").read_text())
     directed = found["verdict"]["directed"]
     assert directed["changes"] > 20, "pins of single keys, and members"
-    assert found["figures"]["takeover_seconds"]["max"] > 0 and found["figures"]["jobs"]["starts"] > 12
+    assert found["figures"]["jobs"]["not_running_seconds"]["kill"]["max"] > 3
     assert not left_behind(folder)
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("rule", "figure"), [("keys_run_unclaimed", "overlaps"), ("keys_run_where_they_are", "astray")]
+    ("rule", "figure"), [("keys_run_unclaimed", "stale_epoch"), ("keys_run_where_they_are", "astray")]
 )
 def test_directed_keys_without_their_rules_are_found_out(folder: Path, rule: str, figure: str) -> None:
-    # So few keys that one of them runs nearly always, also when it moves.
-    words = ["--seconds", "8", "--faults", "term", *SMALL, "--keys", "8", "--jobs", "0", "--json", "-"]
+    # Of this seed a burst comes first, so that tasks of all these few keys wait when they move.
+    words = [
+        "--seconds",
+        "8",
+        "--faults",
+        "term,burst",
+        *SMALL,
+        "--keys",
+        "8",
+        "--seed",
+        "9",
+        "--jobs",
+        "0",
+        "--json",
+        "-",
+    ]
     done = run(folder, "--directed", "jump", *words, PYTHONPATH=without(rule))
     assert done.returncode == 1, done.stdout + done.stderr
     verdict = json.loads(done.stdout)["verdict"]

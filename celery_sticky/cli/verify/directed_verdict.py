@@ -6,14 +6,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from celery_sticky.cli.verify.moves import Moves
+from celery_sticky.cli.verify.record import Done
 from celery_sticky.cli.verify.run import Outcome
 from celery_sticky.cli.verify.site import short
 from celery_sticky.places import FRESH
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Inversion
+from celery_sticky.worker.key_claims import REVIEW
 
 STALE = int(FRESH * 1_000_000_000)
 """Nanoseconds by which what a sender knows may be old."""
+ASKED = int(3 * REVIEW * 1_000_000_000)
+"""Nanoseconds after which a worker has asked whether a key of which tasks wait there still belongs to it."""
 Task = tuple[str, str, int]
 
 
@@ -26,7 +30,7 @@ class DirectedVerdict:
     ran: tuple[Event, ...]
     """Starts of tasks whose sending was refused."""
     astray: tuple[Event, ...]
-    """Starts in a worker to which the key did not belong since just before its task was sent."""
+    """Starts in a worker to which the key had not belonged for some time."""
     moved: tuple[Inversion, ...]
     """Out of order because their messages have changed the queue: that is not promised."""
     nowhere: int
@@ -93,10 +97,12 @@ class Sent:
         """Whether the key of this task may have belonged nowhere since just before it was sent."""
         return None in self.moves.workers(event.key, event.sent - STALE, 1 << 63)
 
-    def astray(self, start: Event) -> bool:
-        """Whether the start is in a worker to which the key has not belonged since its task was sent."""
-        sent = self.published.get(start.task)
-        return sent is not None and start.worker not in self.moves.workers(start.key, sent.sent - STALE, start.at)
+    def astray(self, start: Event, faults: Iterable[Done]) -> bool:
+        """Whether the start is in a worker that no fault had met, and to which the key had not belonged for long."""
+        since = start.at - ASKED
+        if start.worker in self.moves.workers(start.key, since, start.at):
+            return False
+        return not any(one.excuses(short(start.worker), since, start.at) for one in faults)
 
 
 def reach_of_directed(
@@ -109,10 +115,11 @@ def reach_of_directed(
     """
     refused = {event.task_id for event in outcome.events if event.kind is Kind.REFUSED}
     starts = [event for event in outcome.events if event.kind is Kind.START]
+    faults = [*outcome.chronicle.done, *outcome.chronicle.restarts]
     return DirectedVerdict(
         refused=len(refused),
         ran=tuple(start for start in starts if start.task_id in refused),
-        astray=tuple(start for start in starts if sent.astray(start)),
+        astray=tuple(start for start in starts if sent.astray(start, faults)),
         moved=tuple(inversion for inversion in inversions if sent.moved(inversion)),
         nowhere=len(nowhere),
         untold=tuple(outcome.untold),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from celery_sticky.keys import direct
 from celery_sticky.ownership.gate import Entry
@@ -28,13 +29,28 @@ NOBODY_PAUSE = 0.5
 """Seconds until a key is asked of again that no worker takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beats:
+    """What the heartbeat counter of an incarnation is at least."""
+
+    incarnation: str = ""
+    least: int = 0
+
+    def after(self, before: Beats) -> Beats:
+        """Return the same after another beat, which has added one, whatever the store has counted."""
+        if before.incarnation != self.incarnation:
+            return self
+        return replace(self, least=max(self.least, before.least + 1))
+
+
 class Decisions:
-    """Of the keys of one keyspace. Used by the director's thread."""
+    """Of the keys of one keyspace. Used by the director's thread, but for `beats`, which the member's replaces."""
 
     def __init__(self, keyspace: str, worker: str, courier: Courier, jobs: DirectedJobs) -> None:
         self._name, self._mine = keyspace, direct(worker)
         self._courier, self._jobs = courier, jobs
         self._calls = 0
+        self.beats = Beats()
 
     def take(
         self,
@@ -80,7 +96,9 @@ class Decisions:
         wanted = [wish.key for wish in wishes if wish.run]
         self._courier.consult(lambda desk: desk.claims.asking(self._name, wanted))
         self._calls += 1
-        claims = directory.claim(incarnation, self._calls, scene.version, wishes)
+        beats = self.beats
+        least = beats.least if beats.incarnation == incarnation else 0
+        claims = directory.claim(incarnation, self._calls, scene.version, wishes, beats=least)
         if not claims.member:
             self._put_off([wish.key for wish in wishes], now + PAUSE)  # the member finds out, and tells us
         elif not claims.changed:

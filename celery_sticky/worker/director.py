@@ -23,7 +23,7 @@ from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.queues.base import SlotQueues
 from celery_sticky.stores.directory import NO_VERSION, Directory, PinMoved
 from celery_sticky.worker.courier import Courier
-from celery_sticky.worker.decisions import PAUSE, Decisions
+from celery_sticky.worker.decisions import PAUSE, Beats, Decisions
 from celery_sticky.worker.direct_queues import DirectQueues
 from celery_sticky.worker.directed_jobs import DirectedJobs
 from celery_sticky.worker.key_plans import Scene
@@ -114,6 +114,10 @@ class Director:
             self._courier.decide(lambda desk: self.jobs.serve(desk.claims.serve(self._name, incarnation, self._mine)))
         self._inbox.append(_Observed(snapshot))
         self.wake()
+
+    def beaten(self, incarnation: str, counter: int) -> None:
+        """A heartbeat was counted: so much the counter is at least from now on, if the store forgets nothing."""
+        self._decisions.beats = Beats(incarnation, counter).after(self._decisions.beats)
 
     # -- the thread ----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from celery_sticky import NoWorker
 from celery_sticky.assignment import jump, workers_of
 from celery_sticky.cli.verify.directed import Directed, make_keyspace, to_pin
+from celery_sticky.cli.verify.job_verdict import reach_of_jobs
 from celery_sticky.cli.verify.moves import Change, Moves
 from celery_sticky.cli.verify.report import draw, facts
 from celery_sticky.cli.verify.site import node
@@ -209,6 +210,52 @@ def test_figures_and_tables_are_those_of_keys() -> None:
         console.print(part)
     assert isinstance(console.file, io.StringIO)
     assert "a run in a worker to which the key did not belong" in console.file.getvalue()
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+END = 30.0
+
+
+def of_jobs(*spells: tuple[float, float, str, int], moves: Moves, **options: Any) -> dict[str, int]:
+    """Return what is not 0 of the verdict on a job that ran so: from when, until when, where, under which epoch."""
+    wanted = Event(kind=Kind.PUBLISHED, key=KEY, n=0, task_id=f"{KEY}-0", at=0)
+    runs = [e for a, b, where, epoch in spells for e in run_of(0, a, b, worker=where, pid=int(where[1:]), epoch=epoch)]
+    found = reach_of_jobs(outcome(job_events=[wanted, *runs], jobs_seen=END, moves=moves, **options))
+    assert found is not None
+    return {name: value for name, value in found.verdict().items() if value and name != "wanted"}
+
+
+def test_a_job_may_start_again_if_its_key_has_belonged_elsewhere_meanwhile() -> None:
+    again = (0.0, 5.0, "w1", 1), (5.2, END + 1, "w1", 2)
+    assert of_jobs(*again, moves=moves()) == {"needless_starts": 1}
+    assert of_jobs(*again, moves=moves(pins=[change(4.9, 5, "w2-1"), change(5.1, 5.2, "")])) == {}
+    assert of_jobs(*again, moves=moves(pins=[change(4.9, 5, "w1-1")])) == {"needless_starts": 1}
+    elsewhere = (0.0, 5.0, "w1", 1), (5.2, END + 1, "w2", 2)
+    assert of_jobs(*elsewhere, moves=moves(change(4.9, 5, ALONE))) == {}
+    assert of_jobs(*elsewhere, moves=moves()) == {"needless_starts": 1}
+
+
+def test_two_epochs_of_a_key_are_in_order_and_each_is_of_one_worker() -> None:
+    moved = moves(change(4.9, 5, ALONE))
+    assert of_jobs((0.0, 5.0, "w1", 2), (5.2, END + 1, "w2", 1), moves=moved) == {"stale_epoch": 1}
+    assert of_jobs((0.0, 5.0, "w1", 1), (5.2, END + 1, "w2", 1), moves=moved) == {"stale_epoch": 1}
+
+
+def test_the_time_without_a_job_counts_from_when_its_key_was_pinned_last() -> None:
+    late = (0.0, 5.0, "w1", 1), (13.0, END + 1, "w2", 2)
+    killed = fault("kill", 5, 11, "w1")
+    assert of_jobs(*late, moves=moves(change(9, 9.1, ALONE)), done=[killed]) == {"late": 1}
+    assert of_jobs(*late, moves=moves(change(9, 9.1, ALONE), pins=[change(8, 8.1, "w2-1")]), done=[killed]) == {}
+    eviction = [change(-5, -4, "w1-1"), change(9, 9.1, "")]
+    assert of_jobs(*late, moves=moves(change(9, 9.1, ALONE), pins=eviction), done=[killed]) == {"late": 1}
+
+
+def test_a_job_whose_key_nobody_has_pinned_waits_and_is_not_lost() -> None:
+    stopped = (0.0, 20.0, "w1", 1)
+    pins = [change(-1, -1, "w1-1"), change(19.9, 20, "")]
+    assert of_jobs(stopped, moves=moves(pins=pins, how=Directed.REFUSE)) == {}
+    assert of_jobs(stopped, moves=moves(pins=pins)) == {"lost": 1}
 
 
 # -- the witness -----------------------------------------------------------------------------------

@@ -154,6 +154,8 @@ def _gaps(wish: Event, ends: Mapping[str, int], runs: Sequence[Run], outcome: Ou
             if (pinned := _pinned(wish.key, at, gap_end, outcome.moves)) is not None:
                 cause, allowed = PIN if cause == UNEXPLAINED else cause, max(allowed, pinned)
             missing = last is None and gap_end == outcome.jobs_seen
+            if missing and _nowhere(wish.key, gap_end, outcome.moves):
+                continue  # it waits until somebody pins its key
             yield Gap(wish, at, gap_end, DISPATCH if at == wish.at else cause, allowed, missing)
         at = max(at, until)
 
@@ -180,6 +182,11 @@ def _pinned(key: str, since: int, until: int, moves: Moves | None) -> int | None
     return moves.pinned(key, since - STOPPING, until) if moves is not None else None
 
 
+def _nowhere(key: str, at: int, moves: Moves | None) -> bool:
+    """Whether the key belonged to nobody."""
+    return moves is not None and None in moves.workers(key, at, at)
+
+
 def _needless(runs: Sequence[Run], outcome: Outcome) -> Iterable[tuple[Run, Run]]:
     """Yield each run of one dispatch that need not have been started, with the run before it.
 
@@ -195,8 +202,7 @@ def _needless(runs: Sequence[Run], outcome: Outcome) -> Iterable[tuple[Run, Run]
 
 def _moved(before: Run, run: Run, since: int, outcome: Outcome) -> bool:
     if outcome.moves is not None:
-        workers = outcome.moves.workers(run.start.key, since - STOPPING, run.start.at)
-        return workers != {before.start.worker} or workers != {run.start.worker}
+        return outcome.moves.workers(run.start.key, since - STOPPING, run.start.at) != {before.start.worker}
     change = any(one.since <= run.start.at and since <= one.until for one in _faults(outcome.chronicle))
     return change and _slot_moved(before.start, run.start, outcome.slot_events)
 

@@ -17,6 +17,7 @@ from celery_sticky.assignment import jump, workers_of
 from celery_sticky.cli.verify.directed import Directed, make_keyspace, to_pin
 from celery_sticky.cli.verify.job_verdict import reach_of_jobs
 from celery_sticky.cli.verify.moves import Change, Moves
+from celery_sticky.cli.verify.record import EVERYBODY
 from celery_sticky.cli.verify.report import draw, facts
 from celery_sticky.cli.verify.site import node
 from celery_sticky.cli.verify.verdict import Verdict, reach
@@ -164,10 +165,18 @@ def test_epochs_are_those_of_the_key() -> None:
 
 
 def test_what_was_refused_is_not_accepted_and_must_not_run() -> None:
+    refused, unpinned = order(0, 1, kind=Kind.REFUSED), moves(how=Directed.REFUSE)
+    given = verdict([refused], moves=unpinned)
+    assert given.ok and found(given) == {"refused": 1} and given.judged.published == 0
+    assert found(verdict([refused], run_of(0, 1.5, 2), moves=unpinned))["refused_and_run"] == 1
+
+
+def test_what_belongs_to_a_worker_is_refused_only_while_a_server_is_hurt() -> None:
     refused = order(0, 1, kind=Kind.REFUSED)
     given = verdict([refused], moves=moves())
-    assert given.ok and found(given) == {"refused": 1} and given.judged.published == 0
-    assert found(verdict([refused], run_of(0, 1.5, 2), moves=moves())) == {"refused": 1, "refused_and_run": 1}
+    assert not given.ok and found(given) == {"refused": 1, "refused_in_vain": 1}
+    assert verdict([refused], moves=moves(), done=[fault("store-rollback", 0, 2, EVERYBODY)]).ok
+    assert verdict([refused], moves=moves(pins=[change(0.9, 1, "w1-1")], how=Directed.REFUSE)).ok, "not known yet"
 
 
 def test_a_pin_that_a_worker_has_lost_untold_is_found() -> None:

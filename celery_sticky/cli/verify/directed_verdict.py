@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from celery_sticky.cli.verify.moves import Moves
-from celery_sticky.cli.verify.record import Done
+from celery_sticky.cli.verify.record import EVERYBODY, Done
 from celery_sticky.cli.verify.run import Outcome
 from celery_sticky.cli.verify.site import short
 from celery_sticky.places import FRESH
@@ -27,6 +27,8 @@ class DirectedVerdict:
 
     refused: int
     """Sendings that were refused: nobody accepted these tasks."""
+    vain: tuple[Event, ...]
+    """Those that were refused although the key belonged to a worker, and no server was hurt."""
     ran: tuple[Event, ...]
     """Starts of tasks whose sending was refused."""
     astray: tuple[Event, ...]
@@ -43,13 +45,14 @@ class DirectedVerdict:
     @property
     def ok(self) -> bool:
         """Whether every promise held."""
-        return not any((self.ran, self.astray, self.untold))
+        return not any((self.vain, self.ran, self.astray, self.untold))
 
     def verdict(self) -> dict[str, int]:
         """Return it as it stands in the JSON."""
         return {
             "changes": self.changes,
             "refused": self.refused,
+            "refused_in_vain": len(self.vain),
             "refused_and_run": len(self.ran),
             "astray": len(self.astray),
             "out_of_order_by_moves": len(self.moved),
@@ -60,6 +63,7 @@ class DirectedVerdict:
     def accusations(self, limit: int) -> list[str]:
         """Return the first `limit` of each broken promise, one a line."""
         return [
+            *(f"sending was refused in vain: {one.key} #{one.n} at {one.at / 1e9:.3f}" for one in self.vain[:limit]),
             *(f"sending was refused, and it ran: {_start(start)}" for start in self.ran[:limit]),
             *(f"its key belonged elsewhere: {_start(start)}" for start in self.astray[:limit]),
             *(f"a lost pin it was not told of: {pin.key} on {short(pin.worker)}" for pin in self.untold[:limit]),
@@ -93,6 +97,12 @@ class Sent:
         changes = self.moves.of(late.key, late.sent - STALE, inversion.late.at)
         return len(changes) > 1 or any(early.at >= since for since, _ in changes)
 
+    def in_vain(self, refused: Event, faults: Iterable[Done]) -> bool:
+        """Whether the key belonged to a worker when its sending was refused, and no server was hurt."""
+        since, until = refused.sent - STALE, refused.at
+        hurt = any(EVERYBODY in one.hit and one.since <= until and since <= one.until for one in faults)
+        return not hurt and None not in self.moves.workers(refused.key, since, until)
+
     def unpinned(self, event: Event) -> bool:
         """Whether the key of this task may have belonged nowhere since just before it was sent."""
         return None in self.moves.workers(event.key, event.sent - STALE, 1 << 63)
@@ -113,12 +123,14 @@ def reach_of_directed(
     `inversions` are those of the history, whether order was promised or not; `nowhere` the ids of the tasks that are
     dead because their keys belonged nowhere.
     """
-    refused = {event.task_id for event in outcome.events if event.kind is Kind.REFUSED}
+    refused = [event for event in outcome.events if event.kind is Kind.REFUSED]
+    ids = {event.task_id for event in refused}
     starts = [event for event in outcome.events if event.kind is Kind.START]
     faults = [*outcome.chronicle.done, *outcome.chronicle.restarts]
     return DirectedVerdict(
         refused=len(refused),
-        ran=tuple(start for start in starts if start.task_id in refused),
+        vain=tuple(event for event in refused if sent.in_vain(event, faults)),
+        ran=tuple(start for start in starts if start.task_id in ids),
         astray=tuple(start for start in starts if sent.astray(start, faults)),
         moved=tuple(inversion for inversion in inversions if sent.moved(inversion)),
         nowhere=len(nowhere),

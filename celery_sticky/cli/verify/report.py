@@ -135,6 +135,7 @@ def _directed_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool,
     yield "refused", verdict["refused"], True, "sendings: nobody accepted these"
     yield "buried unpinned", verdict["buried_unpinned"], True, "their keys belonged nowhere"
     meaning = {
+        "refused_in_vain": "sending was refused, though the key belonged to a worker",
         "refused_and_run": "sending was refused, and it ran",
         "astray": "a run in a worker to which the key did not belong",
         "pins_lost_untold": "a worker was not told of a pin that it has lost",

@@ -93,7 +93,7 @@ class Sent:
         """
         late, early = self.published.get(inversion.late.task), self.published.get(inversion.early.task)
         if late is None or early is None:
-            return True  # a third one tells of these two, with what is known of it
+            return True  # nobody accepted it: that it ran at all is told
         changes = self.moves.of(late.key, late.sent - STALE, inversion.late.at)
         return len(changes) > 1 or any(early.at >= since for since, _ in changes)
 

@@ -39,6 +39,8 @@ class BeatDone:
     store_id: str
     beats: Mapping[str, int] = field(default_factory=dict)
     """Everybody's counters, after a beat that was not announced."""
+    counter: int = 0
+    """The member's own, with this beat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class Beat:
     store_id: str
     beats: Mapping[str, int] = field(default_factory=dict)
     """Incarnation -> heartbeat counter, where the beat was not announced and is alive."""
+    counter: int = 0
+    """The member's own, with this beat; 0: it is not alive."""
 
 
 Signal = ViewChanged | BeatHeard

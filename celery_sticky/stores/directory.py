@@ -95,13 +95,17 @@ class Directory(Protocol):
     def look(self, known: Version, keys: Collection[str]) -> Look:
         """Return the document, if it is not the known one, and who has pinned these keys."""
 
-    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish]) -> Claims:
+    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], beats: int = 0) -> Claims:
         """Claim keys for a member, if the document still is the known one and their pins are as it thinks.
 
         A key is refused while another incarnation that has a counter may run it. Claimed again, it gets a new token.
         `call` grows from call to call of one incarnation, `release` included: one that arrives late is refused.
         Refused altogether (`Claims.member` False) if the incarnation has no counter, and where the document was
         written to another run of the store, which may have lost claims.
+
+        `beats` is what the member's counter was at least. Where it is less, an older copy of the store has come back,
+        perhaps with the same document: claims were forgotten, and others are there again. Then the document is removed,
+        so that nobody acts on it, and a fresh one makes all claims void.
         """
 
     def release(self, incarnation: str, call: int, keys: Collection[str]) -> None:

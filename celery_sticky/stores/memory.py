@@ -104,7 +104,7 @@ class MemoryStore(Client[Records, Heard]):
                     self._server.signal(self._keyspace, heard, sender=self._subscription)
             version, generation = written or (0, 0)
             told = {} if announce or not alive else dict(beats)
-            return Beat(alive, version, generation, self._server.run_id, told)
+            return Beat(alive, version, generation, self._server.run_id, told, beats[incarnation] if alive else 0)
 
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
         """See `Store.revoke`."""

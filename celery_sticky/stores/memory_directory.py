@@ -26,9 +26,11 @@ class MemoryDirectory(Client[Records, Heard]):
             pins = {key: pin for key in keys if (pin := self._pin(key))}
             return Look(changed, view, pins)
 
-    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish]) -> Claims:
+    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], beats: int = 0) -> Claims:
         """See `Directory.claim`."""
         with self._server.changed:
+            if self._may_act(incarnation) and self._records().beats[self._keyspace][incarnation] < beats:
+                self._records().documents.pop(self._keyspace, None)
             if not self._may_act(incarnation) or not self._in_turn(incarnation, call):
                 return Claims(member=False)
             changed, view = self._compared(known)

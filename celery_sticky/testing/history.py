@@ -21,6 +21,8 @@ class Kind(StrEnum):
     PUBLISHED = "published"
     UNSURE = "unsure"
     """Sending failed in a way that does not tell whether the broker took the task."""
+    REFUSED = "refused"
+    """Sending was refused before the broker was asked."""
     WITHDRAWN = "withdrawn"
     """A job, which goes on until it is stopped, is wanted no more."""
     START = "start"
@@ -31,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened. PUBLISHED and UNSURE events have no worker, run, slot or epoch."""
+    """One thing that happened. Those of sending have no worker, run, slot or epoch."""
 
     kind: Kind
     key: str
@@ -51,7 +53,7 @@ class Event:
     finished: bool = True
     """END: False if the task did not finish (it raised, or asked for a retry)."""
     sender: int = 0
-    """PUBLISHED, UNSURE: which of several senders; numbers of one key are of all its senders together."""
+    """Of sending: which of several senders; numbers of one key are of all its senders together."""
     sent: int = 0
     """PUBLISHED: when sending began, as `at` tells when the broker had accepted it; 0: not known."""
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from celery_sticky.keys import Slot, job_place
 from celery_sticky.testing.history import Event, Kind, Run, pair
 
 
@@ -42,7 +43,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class StaleStart:
-    """A run that started under an epoch lower than one already seen for its slot."""
+    """A run that started under an epoch lower than one already seen for its slot, or for its key where it has none."""
 
     start: Event
     newest: int
@@ -50,10 +51,10 @@ class StaleStart:
 
 @dataclass(frozen=True, slots=True)
 class SharedEpoch:
-    """Two workers ran tasks of one slot under one epoch."""
+    """Two workers ran tasks of one slot, or key, under one epoch."""
 
     keyspace: str
-    slot: int
+    slot: Slot
     epoch: int
     workers: tuple[str, ...]
 
@@ -205,23 +206,28 @@ def _duplicates(runs: Iterable[Run]) -> Iterable[Duplicate]:
             yield Duplicate(*task, runs=len(group), finished=sum(run.finished for run in group))
 
 
+def _slot(event: Event) -> Slot:
+    """Return what the event's epochs are of: its slot, or where it has none, its key."""
+    return event.slot if event.slot is not None else job_place(event.key)
+
+
 def _stale(runs: Iterable[Run]) -> Iterable[StaleStart]:
-    newest: dict[tuple[str, int], int] = {}
-    for run in runs:
-        start = run.start
-        if start.slot is None or start.epoch is None:
+    newest: dict[tuple[str, Slot], int] = {}
+    for start in (run.start for run in runs):
+        if start.epoch is None:
             continue
-        seen = newest.get((start.keyspace, start.slot), start.epoch)
+        place = start.keyspace, _slot(start)
+        seen = newest.get(place, start.epoch)
         if start.epoch < seen:
             yield StaleStart(start, seen)
-        newest[start.keyspace, start.slot] = max(seen, start.epoch)
+        newest[place] = max(seen, start.epoch)
 
 
 def _shared(runs: Iterable[Run]) -> Iterable[SharedEpoch]:
-    workers: dict[tuple[str, int, int], set[str]] = defaultdict(set)
-    for run in runs:
-        if run.start.slot is not None and run.start.epoch is not None:
-            workers[run.start.keyspace, run.start.slot, run.start.epoch].add(run.start.worker)
+    workers: dict[tuple[str, Slot, int], set[str]] = defaultdict(set)
+    for start in (run.start for run in runs):
+        if start.epoch is not None:
+            workers[start.keyspace, _slot(start), start.epoch].add(start.worker)
     for (keyspace, slot, epoch), names in workers.items():
         if len(names) > 1:
             yield SharedEpoch(keyspace, slot, epoch, tuple(sorted(names)))

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from celery_sticky.errors import StickyError
 from celery_sticky.testing.history import Event, Kind, parse
 
 
@@ -30,7 +31,7 @@ class Recorder:
         self.write(Event(kind=Kind.PUBLISHED, key=key, n=n, task_id=task_id, at=at, pid=pid, keyspace=keyspace))
 
     def sending(self, key: str, n: int, task_id: str, *, sender: int) -> Sending:
-        """Write down the sending of a task: PUBLISHED when the block is left, UNSURE if it raises."""
+        """Write down the sending of a task: PUBLISHED when the block is left, REFUSED or UNSURE if it raises."""
         return Sending(self, key, n, task_id, sender)
 
     def events(self) -> list[Event]:
@@ -106,8 +107,9 @@ class Sending:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        refused = isinstance(error, StickyError)  # no driver of the broker raises one to a sender: nothing was sent
         event = Event(
-            kind=Kind.PUBLISHED if error is None else Kind.UNSURE,
+            kind=Kind.PUBLISHED if error is None else Kind.REFUSED if refused else Kind.UNSURE,
             key=self.key,
             n=self.n,
             task_id=self.task_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from celery_sticky.keys import direct
@@ -27,8 +28,25 @@ NOBODY_PAUSE = 0.5
 """Seconds until a key is asked of again that no worker takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beats:
+    """What the heartbeat counter of an incarnation is at least."""
+
+    incarnation: str = ""
+    least: int = 0
+
+    def after(self, before: Beats) -> Beats:
+        """Return the same after another beat, which has added one, whatever the store has counted."""
+        if before.incarnation != self.incarnation:
+            return self
+        return replace(self, least=max(self.least, before.least + 1))
+
+
 class Decisions:
-    """Of the keys of one keyspace. `clock` counts seconds, as that of whoever asks."""
+    """Of the keys of one keyspace. `clock` counts seconds, as that of whoever asks.
+
+    `beats` may be replaced from another thread.
+    """
 
     def __init__(
         self, keyspace: str, worker: str, courier: Courier, jobs: DirectedJobs, clock: Callable[[], float]
@@ -36,6 +54,7 @@ class Decisions:
         self._name, self._mine = keyspace, direct(worker)
         self._courier, self._jobs, self._clock = courier, jobs, clock
         self._calls = 0
+        self.beats = Beats()
 
     def take(self, incarnation: str, scene: Callable[[], Scene], adopt: Callable[[View | None], None]) -> Talk[bool]:
         """Decide of the keys that are due; True if there are more. `adopt` takes a newer document, for `scene`."""
@@ -73,7 +92,9 @@ class Decisions:
         wanted = [wish.key for wish in wishes if wish.run]
         self._courier.consult(lambda desk: desk.claims.asking(self._name, wanted))
         self._calls += 1
-        claims = yield from ask(Directory.claim, incarnation, self._calls, scene.version, wishes)
+        beats = self.beats
+        least = beats.least if beats.incarnation == incarnation else 0
+        claims = yield from ask(Directory.claim, incarnation, self._calls, scene.version, wishes, least)
         if not claims.member:
             self._put_off([wish.key for wish in wishes], now + PAUSE)  # the member finds out, and tells us
         elif not claims.changed:

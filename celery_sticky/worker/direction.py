@@ -19,7 +19,7 @@ from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.queues.base import SlotQueues
 from celery_sticky.stores.directory import NO_VERSION, Directory, PinMoved
-from celery_sticky.worker.decisions import PAUSE, Decisions
+from celery_sticky.worker.decisions import PAUSE, Beats, Decisions
 from celery_sticky.worker.desk import Desk
 from celery_sticky.worker.direct_queues import DirectQueues
 from celery_sticky.worker.directed_jobs import DirectedJobs
@@ -82,6 +82,10 @@ class Direction:
             self._courier.decide(self._serve)
         self._inbox.append(_Observed(snapshot))
         self._wake()
+
+    def beaten(self, incarnation: str, counter: int) -> None:
+        """A heartbeat was counted: so much the counter is at least from now on, if the store forgets nothing."""
+        self._decisions.beats = Beats(incarnation, counter).after(self._decisions.beats)
 
     def _serve(self, desk: Desk, _: float) -> None:
         self.jobs.serve(desk.claims.serve(self._name, self._incarnation, self._mine))

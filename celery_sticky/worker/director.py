@@ -90,6 +90,10 @@ class Director:
         """Take in what the member knows."""
         self._direction.observe(snapshot)
 
+    def beaten(self, incarnation: str, counter: int) -> None:
+        """A heartbeat was counted."""
+        self._direction.beaten(incarnation, counter)
+
     # -- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -101,6 +101,9 @@ class Director(Protocol):
     def observe(self, snapshot: Snapshot) -> None:
         """Phase, incarnation or view have changed."""
 
+    def beaten(self, incarnation: str, counter: int) -> None:
+        """A heartbeat was counted."""
+
 
 class Member:
     """One worker's membership in one keyspace."""
@@ -295,6 +298,8 @@ class Member:
                 case SendBeat(incarnation, announce):
                     beat = store.beat(incarnation, announce=announce)
                     self._share_revokes(store)
+                    if self._director is not None and beat.alive:
+                        self._director.beaten(incarnation, beat.counter)
                     return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
                 case Swap(old, new, guard):
                     return self._swap(store, old, new, guard)

@@ -284,6 +284,21 @@ class DirectoryContract:
         assert not place.store.watch(0.0)
         other.close()
 
+    def test_a_store_that_has_forgotten_heartbeats_grants_nothing_until_there_is_a_fresh_document(
+        self, place: Place
+    ) -> None:
+        place.claim("a-1", "k")
+        counter = place.store.beat("b-1").counter
+        wish = Wish("x", "", run=True)
+        assert place.directory.claim("b-1", 1000, version(place.view), [wish], counter).answers["x"].token
+        assert not place.directory.claim("b-1", 1001, version(place.view), [wish], counter + 1).member
+        assert place.store.read().view is None, "nobody acts on that any more"
+        assert not place.ask("a-1", wish).member
+        fresh = changes.fresh(slots=8, hash="h", generation=2, version=9, store_id=place.store.read().store_id)
+        assert place.store.swap(None, fresh)
+        place.view = joined(place.store, fresh, "c")
+        assert place.claim("c-1", "k").said is Said.GRANTED
+
 
 class FaultyDirectoryContract(DirectoryContract):
     """For servers that may be hurt."""

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from celery_sticky.cli.verify.directed import Directed
 from celery_sticky.cli.verify.ground import Terms
+from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.plan import Plan, Step
 from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
 from celery_sticky.cli.verify.run import Outcome
@@ -26,7 +28,7 @@ def sent(n: int, at: float = 0.0, *, key: str = "k1", sender: int = 0, kind: Kin
 
 def ran(n: int, since: float, until: float | None, **options: Any) -> list[Event]:
     """Return a run; one without an end was cut off."""
-    values = {"key": "k1", "worker": "w1", "pid": 10, "epoch": 1, "finished": True, **options}
+    values = {"key": "k1", "worker": "w1", "pid": 10, "epoch": 1, "finished": True, "slot": 0, **options}
     start = Event(
         kind=Kind.START,
         key=values["key"],
@@ -36,7 +38,7 @@ def ran(n: int, since: float, until: float | None, **options: Any) -> list[Event
         pid=values["pid"],
         worker=node(values["worker"]),
         run=f"{n}-{since}",
-        slot=0,
+        slot=values["slot"],
         epoch=values["epoch"],
     )
     if until is None:
@@ -61,9 +63,11 @@ def outcome(
     job_events: Sequence[Event] = (),
     jobs_seen: float = 0.0,
     mode: Mode = Mode.STICKY,
+    moves: Moves | None = None,
+    untold: Sequence[Event] = (),
 ) -> Outcome:
     return Outcome(
-        terms=Terms(mode=mode),
+        terms=Terms(mode=mode, directed=Directed.JUMP if moves is not None else None),
         plan=Plan((), ("eta",), {"clock": "libfaketime is not installed"}),
         chronicle=Chronicle(0, done, frozen, (), crashes=crashes),
         events=[event for group in groups for event in group],
@@ -75,4 +79,6 @@ def outcome(
         slots=SLOTS,
         patience=3.8,
         jobs_seen=int(jobs_seen * SECOND),
+        moves=moves,
+        untold=untold,
     )

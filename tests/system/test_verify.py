@@ -39,6 +39,11 @@ def run(folder: Path, *words: str, **environ_too: str) -> subprocess.CompletedPr
     )
 
 
+def without(rule: str) -> str:
+    """Return a path of Python on which workers do without a rule."""
+    return os.pathsep.join(filter(None, (str(MUTANTS / rule), os.environ.get("PYTHONPATH"))))
+
+
 def left_behind(folder: Path) -> list[object]:
     return [*processes_of(folder), *(path for path in folder.iterdir() if path.name.startswith("sticky-"))]
 
@@ -69,12 +74,39 @@ def test_a_short_run_is_clean_and_says_so_in_every_form(folder: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_jobs_that_go_on_when_their_slot_is_given_away_are_found_to_overlap(folder: Path) -> None:
-    path = os.pathsep.join(filter(None, (str(MUTANTS / "jobs_are_left_behind"), os.environ.get("PYTHONPATH"))))
     words = ["--seconds", "8", "--faults", "term", *SMALL, "--json", "-"]
-    done = run(folder, *words, PYTHONPATH=path)
+    done = run(folder, *words, PYTHONPATH=without("jobs_are_left_behind"))
     assert done.returncode == 1, done.stdout + done.stderr
     assert json.loads(done.stdout)["verdict"]["jobs"]["overlaps"] > 0
     assert re.search(r"job overlap: j\d+ \(\w+\) on w\d pid \d+ epoch \d+ at .* and j\d+ ", done.stderr)
+    assert not left_behind(folder)
+
+
+@pytest.mark.timeout(180)
+def test_directed_keys_move_with_members_and_pins_and_no_promise_is_broken(folder: Path) -> None:
+    faults = "kill,term,partition,eta,retry,raise"
+    done = run(folder, "--directed", "jump", "--seconds", "15", "--faults", faults, *SMALL, "--json", "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "clean" in done.stdout and "✗" not in done.stdout and "keys directed (jump)" in done.stdout
+    found = json.loads((folder / "found.json").read_text())
+    directed = found["verdict"]["directed"]
+    assert directed["changes"] > 20, "pins of single keys, and members"
+    assert found["figures"]["jobs"]["not_running_seconds"]["kill"]["max"] > 3
+    assert not left_behind(folder)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("rule", "figure"), [("keys_run_unclaimed", "stale_epoch"), ("keys_run_where_they_are", "astray")]
+)
+def test_directed_keys_without_their_rules_are_found_out(folder: Path, rule: str, figure: str) -> None:
+    # Of this seed a burst of 400 comes first, so that tasks of all these few keys wait when they move.
+    few = ["--keys", "8", "--seed", "13", "--jobs", "0"]
+    words = ["--seconds", "5", "--faults", "term,burst", *SMALL, *few, "--json", "-"]
+    done = run(folder, "--directed", "jump", *words, PYTHONPATH=without(rule))
+    assert done.returncode == 1, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)["verdict"]
+    assert (verdict | verdict["directed"])[figure] > 0
     assert not left_behind(folder)
 
 

@@ -116,8 +116,8 @@ class Directory(MemoryDirectory):
         self.lose()
         return super().look(known, keys)
 
-    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish]) -> Claims:
-        claims = super().claim(incarnation, call, known, wishes)
+    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], beats: int = 0) -> Claims:
+        claims = super().claim(incarnation, call, known, wishes, beats)
         self.lose()
         return claims
 
@@ -504,12 +504,12 @@ def test_a_key_that_another_worker_has_is_asked_of_less_and_less_often(clock: Cl
     asked = 0
     claim = other.directory.claim
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         nonlocal asked
         asked += 1
-        return claim(*args)
+        return claim(*args, **options)
 
-    other.directory.claim = counted  # type: ignore[method-assign,assignment]
+    other.directory.claim = counted  # type: ignore[method-assign]
     for _ in range(200):
         other.direct()
         clock.now += 0.05

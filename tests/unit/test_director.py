@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -124,6 +125,10 @@ class Worker:
         there = self.name in view.members and view.members[self.name].incarnation == self.incarnation
         self.director.observe(Snapshot(Phase.IN if there else Phase.OUT, self.incarnation, view))
 
+    def beat(self) -> None:
+        """Have a heartbeat counted, as the member does."""
+        self.director.beaten(self.incarnation, self.world.store.beat(self.incarnation).counter)
+
     def start(self) -> dict[str, Entry]:
         """Start what may start."""
         started = {}
@@ -194,6 +199,25 @@ def test_a_key_that_was_taken_over_starts_nothing_more_where_it_was(
     for name in ("k2", "k3", "k4"):
         (running,) = b.started(name)
         b.courier.end(running, End(Act.ACK))
+
+
+def test_where_an_older_copy_of_the_store_has_come_back_nothing_is_claimed_under_its_document(world: World) -> None:
+    """Guards: the copy has forgotten a claim of the moment before, though members are the same as then."""
+    keyspace = Keyspace(KS, pins=True)
+    a, b = world.up("a", keyspace), world.up("b", keyspace)
+    world.directory.pin("b", "k", take=False)
+    copy = deepcopy(world.server.records)
+    world.directory.pin("a", "k", take=True)
+    for worker in (a, b):
+        worker.beat()
+    world.send("a", "k1")
+    a.started("k1")
+    with world.server.changed:
+        world.server.records = copy
+    b.beat()
+    world.send("b", "k2")
+    wait_until(lambda: world.store.read().view is None, 10, "nobody acts on that document any more", 0.005)
+    assert not b.start(), "it runs at a still"
 
 
 def standing(world: World, worker: str) -> list[Any]:

@@ -36,6 +36,8 @@ class Enlisting:
 
     def observe(self, snapshot: Snapshot) -> None: ...
 
+    def beaten(self, incarnation: str, counter: int) -> None: ...
+
 
 class Watched(MemoryStore):
     """A store that notes who was enlisted when a member was written down for the first time."""

@@ -47,6 +47,7 @@ def test_a_run_in_which_all_is_well_is_clean() -> None:
         "stuck": 0,
         "duplicates": {},
         "jobs": None,
+        "directed": None,
     }
 
 
@@ -65,7 +66,7 @@ def test_a_broken_promise_is_found(what: str, found: Verdict) -> None:
     assert not found.ok and found.accusations()
     figures = found.figures()
     assert figures.pop(what) == 1
-    assert {value for name, value in figures.items() if name not in ("tasks", "duplicates", "jobs")} == {0}
+    assert {value for name, value in figures.items() if name not in ("tasks", "duplicates", "jobs", "directed")} == {0}
 
 
 def test_a_worker_that_ends_by_itself_is_told() -> None:

@@ -13,6 +13,7 @@ from celery import Celery, Task
 from kombu import Queue
 
 from celery_sticky.app import Sticky
+from celery_sticky.cli.verify.directed import NAME, make_keyspace
 from celery_sticky.cli.verify.jobs import declare
 from celery_sticky.cli.verify.site import Mode, Site, queue_of
 from celery_sticky.testing.recorder import Recorder
@@ -52,6 +53,7 @@ def _stick(app: Celery, site: Site) -> None:
     app.conf.update(
         worker_enable_remote_control=False,
         sticky_store=site.store or None,
+        sticky_keyspaces={site.keyspace: site.slots},
         sticky_slots=site.slots,
         sticky_lease_ttl=site.ttl,
         sticky_lease_margin=site.margin,
@@ -61,8 +63,10 @@ def _stick(app: Celery, site: Site) -> None:
         sticky_runtime_dir=site.folder,
     )
     sticky = Sticky(app)
+    if site.directed is not None:
+        sticky.keyspace(make_keyspace(site.directed))
     if site.jobs:
-        declare(sticky, site.job_history)
+        declare(sticky, site)
 
 
 def _plain(app: Celery, site: Site) -> None:
@@ -79,7 +83,7 @@ def _register(app: Celery, site: Site) -> None:
     recorder = Recorder(site.history)
     options: dict[str, Any] = {"shared": False, "bind": True}
     if site.mode is Mode.STICKY:
-        options["key"] = "key"
+        options |= {"key": "key", "keyspace": site.keyspace}
 
     @app.task(name=RECORD, **options)
     def record(self: Task, key: str, n: int, seconds: float) -> None:
@@ -113,7 +117,7 @@ def recorded(recorder: Recorder, task: Task, key: str, n: int) -> AbstractContex
         n,
         task.request.id,
         worker=str(task.request.hostname),
-        slot=getattr(sticky, "slot", None),
+        slot=sticky.slot if sticky is not None and sticky.keyspace != NAME else None,  # else the epoch is the key's
         epoch=getattr(sticky, "epoch", None),
         attempt=getattr(sticky, "attempt", None) or 0,
     )

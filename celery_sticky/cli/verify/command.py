@@ -17,6 +17,7 @@ import click
 from celery.bin.base import CeleryCommand
 from rich.console import Console
 
+from celery_sticky.cli.verify.directed import Directed
 from celery_sticky.cli.verify.ground import Terms
 from celery_sticky.cli.verify.picture import FORMATS, paint
 from celery_sticky.cli.verify.plan import FAULTS
@@ -95,6 +96,11 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     show_default=True,
     help="Long-running jobs that are wanted all the time; with --stock there are none.",
 )
+@click.option(
+    "--directed",
+    type=click.Choice([how.value for how in Directed]),
+    help="A keyspace that directs keys: workers pin some; the others go where jump says, to their slot, or nowhere.",
+)
 @click.option("--seed", metavar="N", type=click.IntRange(0), help="Of plan and load; drawn and told if not given.")
 @click.option(
     "--slots", metavar="N", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of the keyspace."
@@ -118,7 +124,7 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     "--picture",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
-    help="Draw slots by owner there, .svg or .png; with --stock there is none.",
+    help="Draw slots by owner there, .svg or .png; with --stock or --directed there is none.",
 )
 @click.option("--stock", is_flag=True, help="Plain Celery instead: one queue, then one queue for each worker by hash.")
 @click.pass_context
@@ -130,6 +136,7 @@ def verify(
     stock: bool,
     lease_ttl: float,
     seed: int | None,
+    directed: str | None,
     **asked: Any,
 ) -> None:
     """Run real workers under load and faults, and judge what happened. Needs no app.
@@ -141,7 +148,8 @@ def verify(
     if picture is not None and Path(picture).suffix not in FORMATS:
         raise click.BadParameter(f"{picture} ends neither with .svg nor with .png", param_hint="--picture")
     seed = random.randrange(LARGEST_SEED) if seed is None else seed
-    terms = Terms(ttl=lease_ttl, seed=seed, **asked)
+    how = Directed(directed) if directed is not None and not stock else None
+    terms = Terms(ttl=lease_ttl, seed=seed, directed=how, **asked)
     console = Console(no_color=ctx.obj.no_color, highlight=False, stderr=json_file == "-", soft_wrap=True)
     modes = (Mode.QUEUE, Mode.HASH) if stock else (Mode.STICKY,)
     with _ends_in_order():
@@ -155,7 +163,7 @@ def verify(
     for one in found:
         for part in draw(one):
             console.print(part)
-    if picture is not None and not stock:
+    if picture is not None and not stock and directed is None:
         _paint(outcomes[0], Path(picture), console)
     _write(json_file, {"stock": found, "seed": seed, "versions": versions()} if stock else found[0])
     ctx.exit(0 if all(one["ok"] for one in found) else 1)
@@ -164,6 +172,7 @@ def verify(
 def _perform(terms: Terms, console: Console) -> Outcome:
     how = f"{terms.workers} workers (-P {terms.pool} -c {terms.concurrency}), {terms.rate:g} tasks a second"
     how += f", {terms.jobs} jobs" if terms.mode is Mode.STICKY else ""
+    how += f", keys directed ({terms.directed})" if terms.directed is not None else ""
     console.print(f"{TITLES[terms.mode]}: {how}, {terms.seconds:g} s, seed {terms.seed}")
     return perform(terms, lambda at, text: console.print(f"{at:6.1f} s  {text}"))
 

@@ -13,14 +13,20 @@ from kombu import Connection
 from celery_sticky.cli.init import write_first
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.verify.app import make_app
+from celery_sticky.cli.verify.directed import make_keyspace
+from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.site import Mode, Site, node
+from celery_sticky.cli.verify.witness import Witness
 from celery_sticky.errors import StickyError
-from celery_sticky.keys import DEFAULT_KEYSPACE
+from celery_sticky.jobs.client import JobInfo
 from celery_sticky.ownership.view import View
 from celery_sticky.redis_clients import client_from_connection, close_client
+from celery_sticky.stores import open_directory
+from celery_sticky.stores.directory import NO_VERSION
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.slot_log import SlotEvent, SlotLog
+from celery_sticky.testing.worker import WorkerProcess
 
 PATIENCE = 5.0
 
@@ -37,14 +43,50 @@ class Eyes:
     def initialise(self) -> None:
         """Write the first document, as `celery sticky init` does."""
         if self._session is not None:
-            write_first(self._session.store(DEFAULT_KEYSPACE), self._site.slots)
+            hash_name = self._session.settings.hash_of(self._site.keyspace)
+            write_first(self._session.store(self._site.keyspace), self._site.slots, hash_name=hash_name)
 
     def view(self) -> View | None:
         """Return the owners, or None where they are not known at this moment."""
         if self._session is not None:
             with suppress(StickyError):
-                return self._session.store(DEFAULT_KEYSPACE).read().view
+                return self._session.store(self._site.keyspace).read().view
         return None
+
+    def witness(self) -> Witness | None:
+        """Return a thread that looks on, where the keyspace directs keys."""
+        if self._session is None or self._site.directed is None:
+            return None
+        directory = open_directory(
+            self._session.store_at, self._site.keyspace, prefix=self._session.settings.key_prefix
+        )
+        return Witness(directory, Moves(make_keyspace(self._site.directed)), self._site.pinned)
+
+    def right(self, jobs: Collection[JobInfo]) -> set[str]:
+        """Return the keys of the jobs that run, as the store says, at who has their key by now."""
+        view = self.view()
+        running = [info for info in jobs if info.state == "running"]
+        if view is None or self._session is None:
+            return set()
+        if self._site.directed is None:
+            return {info.key for info in running if view.epoch[info.slot] == info.epoch}
+        members = {name: member.incarnation for name, member in view.members.items()}
+        with suppress(StickyError):
+            holder = self._session.directory(self._site.keyspace).holder
+            return {info.key for info in running if holder(info.key) == members.get(info.worker)}
+        return set()
+
+    def untold(self, workers: Iterable[WorkerProcess]) -> list[Event]:
+        """Return pins that these workers take for theirs, and that are not: each when it was pinned."""
+        if self._session is None or (view := self.view()) is None:
+            return []
+        members = {name: member.incarnation for name, member in view.members.items()}
+        pins = self._session.directory(self._site.keyspace).look(NO_VERSION, self._site.pinned).pins
+        pids = {worker.pid for worker in workers if worker.alive}
+        ordered = sorted(Recorder(self._site.pin_history).events(), key=lambda event: event.at)
+        held = {(event.pid, event.key): event for event in ordered}.values()
+        believed = [event for event in held if event.kind is Kind.START and event.pid in pids]
+        return [event for event in believed if pins.get(event.key) != members.get(event.worker)]
 
     def settled(self, names: Collection[str]) -> View | None:
         """Return the view if these workers, and no others, own all slots as they should and have opened them."""
@@ -87,7 +129,7 @@ class Eyes:
         if self._session is None:
             return {}
         with suppress(StickyError):
-            infos = [json.loads(dead.info) for dead in self._session.queues.dead(DEFAULT_KEYSPACE)]
+            infos = [json.loads(dead.info) for dead in self._session.queues.dead(self._site.keyspace)]
             return {info["id"]: info["reason"] for info in infos if info.get("id") and info.get("reason")}
         return {}
 

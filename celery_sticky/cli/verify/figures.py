@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_sticky.cli.movement import fewest, moved, weights_of
 from celery_sticky.cli.verify.load import apart
+from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.record import Done
 from celery_sticky.cli.verify.run import Outcome
 from celery_sticky.cli.verify.site import node
@@ -21,6 +22,20 @@ CHANGES = ("kill", "cascade", "join", "leave")
 
 def measure(outcome: Outcome) -> dict[str, Any]:
     """Return the figures as they stand in the JSON; None where nothing was there to measure."""
+    throughput = _throughput(outcome.events)
+    return {**_moving(outcome), "throughput": throughput, "latency_seconds": spread(_latencies(outcome.events))}
+
+
+def _moving(outcome: Outcome) -> dict[str, Any]:
+    """Return the figures of what moves: slots, or where keys are directed, these."""
+    if outcome.moves is not None:
+        return {
+            "takeover_seconds": spread(_takeovers_of_keys(outcome, outcome.moves), "max"),
+            "handover_seconds": spread([]),
+            "unmoved_pause_seconds": spread([], "max"),
+            "moved_share": None,
+            "moved_minimum": None,
+        }
     done = outcome.chronicle.done
     changes = [(one.before, one.after) for one in done if one.step.fault in CHANGES]
     pairs = [(before, after) for before, after in changes if before is not None and after is not None]
@@ -31,8 +46,6 @@ def measure(outcome: Outcome) -> dict[str, Any]:
         "unmoved_pause_seconds": spread(_pauses(outcome), "max"),
         "moved_share": _share(sum(_moved(before, after) for before, after in pairs), slots),
         "moved_minimum": _share(sum(fewest(before.owner, weights_of(after)) for before, after in pairs), slots),
-        "throughput": _throughput(outcome.events),
-        "latency_seconds": spread(_latencies(outcome.events)),
     }
 
 
@@ -62,6 +75,22 @@ def _takeovers(outcome: Outcome) -> list[float]:
             events = [event for event in outcome.slot_events if event.at <= one.until]
             waits += opened_after(events, one.since, slots).values()
     return waits
+
+
+def _takeovers_of_keys(outcome: Outcome, moves: Moves) -> list[float]:
+    """Return, for each key of a killed worker that had a task waiting, the seconds from its death to the next start."""
+    accepted = [event for event in outcome.events if event.kind is Kind.PUBLISHED and event.key not in apart()]
+    starts = sorted((event for event in outcome.events if event.kind is Kind.START), key=lambda event: event.at)
+    waits: dict[tuple[int, str], float] = {}
+    for one in outcome.chronicle.done:
+        if one.step.fault == "kill":
+            done = {event.task for event in starts if event.at < one.since}
+            left = {event.key for event in accepted if event.at < one.since and event.task not in done}
+            mine = {key for key in left if moves.workers(key, one.since, one.since) == {node(one.step.workers[0])}}
+            for start in starts:
+                if start.at > one.since and start.key in mine:
+                    waits.setdefault((one.since, start.key), (start.at - one.since) / SECOND)
+    return list(waits.values())
 
 
 def _handovers(outcome: Outcome) -> list[float]:

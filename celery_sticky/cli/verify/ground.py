@@ -14,6 +14,9 @@ from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 from celery_sticky.cli.verify import faketime
+from celery_sticky.cli.verify.directed import Directed, to_pin
+from celery_sticky.cli.verify.jobs import job_keys
+from celery_sticky.cli.verify.load import load_keys
 from celery_sticky.cli.verify.site import HOST, Mode, Site, queue_of
 from celery_sticky.testing import processes
 from celery_sticky.testing.guard import Guard
@@ -42,6 +45,14 @@ class Terms:
     ttl: float = 3.0
     slots: int = 64
     jobs: int = 20
+    directed: Directed | None = None
+
+    @property
+    def pinned(self) -> list[str]:
+        """The keys that workers pin, if the keyspace directs keys."""
+        if self.directed is None:
+            return []
+        return to_pin(self.directed, load_keys(self.keys)) + to_pin(self.directed, job_keys(self.jobs))
 
     @property
     def single(self) -> bool:
@@ -96,6 +107,9 @@ class Ground:
             workers=terms.workers,
             ttl=terms.ttl,
             jobs=terms.jobs if terms.mode is Mode.STICKY else 0,
+            directed=terms.directed,
+            pinned=terms.pinned,
+            seed=terms.seed,
         )
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from celery_sticky.cli.verify.figures import spread
+from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.record import EVERYBODY, Chronicle, Done, Frozen
 from celery_sticky.cli.verify.run import Outcome
 from celery_sticky.cli.verify.site import short
@@ -19,7 +20,9 @@ from celery_sticky.testing.slot_log import SlotEvent
 
 SLACK = SECOND // 2
 """Nanoseconds by which a run's last sign of life may come before the fault that ended it."""
-DISPATCH, UNEXPLAINED = "dispatch", "unexplained"
+DISPATCH, PIN, UNEXPLAINED = "dispatch", "pin", "unexplained"
+STOPPING = 3 * SECOND
+"""Nanoseconds that a job's place may take to be left, from when its key belongs elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Gap:
     until: int
     cause: str
     allowed: int
-    """From when on the time counts that it may take at most: the end of a fault of everybody, or its beginning."""
+    """From when on the time counts that it may take at most: the last pin or fault of everybody, or its beginning."""
     open: bool
     """It has not ended."""
 
@@ -105,7 +108,7 @@ class JobVerdict:
             *(f"job late: {_gap(gap)}, {self.limit:g} s are allowed" for gap in self.late[:limit]),
             *(f"job overlap: {_pair(o.first, o.second)}" for o in self.overlaps[:limit]),
             *(f"job under a stale epoch: {_start(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
-            *(f"jobs of one epoch: slot {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.shared[:limit]),
+            *(f"jobs of one epoch: {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.shared[:limit]),
             *(f"job started without need: {_pair(*runs)}" for runs in self.needless[:limit]),
         ]
 
@@ -148,7 +151,11 @@ def _gaps(wish: Event, ends: Mapping[str, int], runs: Sequence[Run], outcome: Ou
     for since, until in [*spells, (end, end)]:
         if (gap_end := min(since, end)) > at:
             cause, allowed = _cause(at, gap_end, outcome.chronicle)
+            if (pinned := _pinned(wish.key, at, gap_end, outcome.moves)) is not None:
+                cause, allowed = PIN if cause == UNEXPLAINED else cause, max(allowed, pinned)
             missing = last is None and gap_end == outcome.jobs_seen
+            if missing and _nowhere(wish.key, gap_end, outcome.moves):
+                continue  # it waits until somebody pins its key
             yield Gap(wish, at, gap_end, DISPATCH if at == wish.at else cause, allowed, missing)
         at = max(at, until)
 
@@ -171,21 +178,36 @@ def _cause(since: int, until: int, chronicle: Chronicle) -> tuple[str, int]:
     return meanwhile[0].step.fault if meanwhile else UNEXPLAINED, max([since, *whole])
 
 
+def _pinned(key: str, since: int, until: int, moves: Moves | None) -> int | None:
+    return moves.pinned(key, since - STOPPING, until) if moves is not None else None
+
+
+def _nowhere(key: str, at: int, moves: Moves | None) -> bool:
+    """Whether the key belonged to nobody."""
+    return moves is not None and None in moves.workers(key, at, at)
+
+
 def _needless(runs: Sequence[Run], outcome: Outcome) -> Iterable[tuple[Run, Run]]:
     """Yield each run of one dispatch that need not have been started, with the run before it.
 
     There is need where a fault has hit the worker of the run before, or has changed the members, so that the slot has
-    gone to another worker, if only for a moment.
+    gone to another worker, if only for a moment; or where the key, if directed, has belonged to another one.
     """
     for before, run in pairwise(runs):
         since = min(before.until, run.start.at) - SLACK
         hit = any(one.excuses(short(before.start.worker), since, run.start.at) for one in _faults(outcome.chronicle))
-        change = any(one.since <= run.start.at and since <= one.until for one in _faults(outcome.chronicle))
-        if not hit and not (change and _moved(before.start, run.start, outcome.slot_events)):
+        if not hit and not _moved(before, run, since, outcome):
             yield before, run
 
 
-def _moved(before: Event, start: Event, log: Sequence[SlotEvent]) -> bool:
+def _moved(before: Run, run: Run, since: int, outcome: Outcome) -> bool:
+    if outcome.moves is not None:
+        return outcome.moves.workers(run.start.key, since - STOPPING, run.start.at) != {before.start.worker}
+    change = any(one.since <= run.start.at and since <= one.until for one in _faults(outcome.chronicle))
+    return change and _slot_moved(before.start, run.start, outcome.slot_events)
+
+
+def _slot_moved(before: Event, start: Event, log: Sequence[SlotEvent]) -> bool:
     return before.worker != start.worker or any(
         event.what == "gained"
         and event.slot == start.slot

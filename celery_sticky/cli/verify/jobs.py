@@ -6,9 +6,9 @@ import asyncio
 import os
 import threading
 import time
-from pathlib import Path
 
 from celery_sticky.app import Sticky
+from celery_sticky.cli.verify.site import Site
 from celery_sticky.jobs.handler import Job
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
@@ -18,16 +18,21 @@ PULSE = 0.1
 """Seconds between two signs of life: what dies without a word did so this long after its last one at most."""
 
 
-def declare(sticky: Sticky, history: Path) -> None:
+def job_keys(jobs: int) -> list[str]:
+    """Return the keys of so many jobs."""
+    return [f"j{number}" for number in range(jobs)]
+
+
+def declare(sticky: Sticky, site: Site) -> None:
     """Declare the job."""
-    recorder = Recorder(history)
+    recorder = Recorder(site.job_history)
     pulse = Pulse(recorder)
 
-    @sticky.job(JOB)
+    @sticky.job(JOB, keyspace=site.keyspace)
     async def stay(job: Job) -> None:
         """Be there until it is stopped."""
         pulse.begin()
-        slot = sticky.slot_for(job.key)
+        slot = sticky.slot_for(job.key) if site.directed is None else None  # else the epoch is the key's
         with recorder.run(job.key, 0, job.id, worker=job.worker, slot=slot, epoch=job.epoch, attempt=job.attempt):
             job.started()
             await asyncio.Event().wait()

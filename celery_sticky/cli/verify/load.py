@@ -16,8 +16,10 @@ from typing import Any, Self
 
 from celery.utils import uuid
 
+from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.app import POISON, RAISE, RECORD, RETRY, hashed, make_app
 from celery_sticky.cli.verify.site import Mode, Site, queue_of
+from celery_sticky.errors import StickyError
 from celery_sticky.testing.recorder import Recorder
 
 VARIABLE = "STICKY_VERIFY_LOAD"
@@ -56,6 +58,11 @@ class Load:
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
         """Read what `environ` wrote."""
         return cls(**json.loads(environ[VARIABLE]))
+
+
+def load_keys(keys: int) -> list[str]:
+    """Return the keys of a load of so many ordinary keys; those of the poison that is sent first are among them."""
+    return [*(f"k{number}" for number in range(keys)), *sorted(apart()), *(f"oom{number}" for number in range(1, 9))]
 
 
 def apart() -> frozenset[str]:
@@ -115,12 +122,16 @@ class Sender:
         try:
             with self._recorder.sending(key, n, task_id, sender=self._load.sender):
                 self._app.tasks[task].apply_async((key, n, seconds), task_id=task_id, retry=False, **options)
+        except StickyError as error:  # refused: the broker was not asked
+            print(f"sender {self._load.sender}: {key} #{n}: {error}", file=sys.stderr)  # noqa: T201
         except Exception as error:  # of Kombu, of its transport, of redis-py, of the socket
             print(f"sender {self._load.sender}: {key} #{n}: {error!r}", file=sys.stderr)  # noqa: T201
             time.sleep(PAUSE)
 
     def close(self) -> None:
         """Let go of the connections."""
+        if self._site.directed is not None:
+            Sticky.of(self._app).wiring.places.close()
         self._app.close()
 
 

@@ -56,6 +56,7 @@ def facts(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
             "slots": outcome.slots,
             "lease_ttl": outcome.terms.ttl,
             "jobs": outcome.terms.jobs,
+            "directed": outcome.terms.directed,
         },
         "versions": versions(),
     }
@@ -121,8 +122,26 @@ def _rows(verdict: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
     causes = verdict["duplicates"]
     text = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     yield "run again", sum(causes.values()), UNEXPLAINED not in causes, text
+    if verdict["directed"] is not None:
+        yield from _directed_rows(verdict["directed"])
     if verdict["jobs"] is not None:
         yield from _job_rows(verdict["jobs"])
+
+
+def _directed_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
+    yield "moves", verdict["changes"], True, "changes of members, and of the pins of single keys"
+    moved = "their messages changed the queue: that is not promised"
+    yield "out of order by moves", verdict["out_of_order_by_moves"], True, moved
+    yield "refused", verdict["refused"], True, "sendings: nobody accepted these"
+    yield "buried unpinned", verdict["buried_unpinned"], True, "their keys belonged nowhere"
+    meaning = {
+        "refused_in_vain": "sending was refused, though the key belonged to a worker",
+        "refused_and_run": "sending was refused, and it ran",
+        "astray": "a run in a worker to which the key did not belong",
+        "pins_lost_untold": "a worker was not told of a pin that it has lost",
+    }
+    for name, comment in meaning.items():
+        yield name.replace("_", " "), verdict[name], not verdict[name], comment
 
 
 def _job_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
@@ -142,7 +161,7 @@ def _job_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]
 def _figures(figures: Mapping[str, Any]) -> RenderableType:
     made = table("", "p50", "p99", "max", "", right=("p50", "p99", "max"))
     meaning = {
-        "takeover_seconds": "from a worker's death until its slots were open elsewhere",
+        "takeover_seconds": "from a worker's death until its slots were open elsewhere, or its directed keys ran there",
         "handover_seconds": "a slot that moves in order is with nobody",
         "unmoved_pause_seconds": "no slot that stayed ran anything",
         "latency_seconds": "from acceptance to first start",

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from celery_sticky.cli.verify.eyes import Eyes
 from celery_sticky.cli.verify.faketime import libfaketime, why_not
 from celery_sticky.cli.verify.faults import Faults
 from celery_sticky.cli.verify.ground import Ground, Terms, can_proxy, now
+from celery_sticky.cli.verify.moves import Moves
+from celery_sticky.cli.verify.pins import calm_file
 from celery_sticky.cli.verify.plan import CASCADE, Plan, make_plan
 from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
 from celery_sticky.cli.verify.senders import Senders
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.supervisor import Supervisor
 from celery_sticky.cli.verify.wishes import Wishes
+from celery_sticky.cli.verify.witness import Witness
 from celery_sticky.errors import StickyError
 from celery_sticky.testing.history import Event
 from celery_sticky.testing.slot_log import SlotEvent
@@ -33,6 +36,8 @@ DRAINING = 300.0
 DRAINING_STOCK = 25.0
 """The same of plain Celery. It is longer than its visibility timeout."""
 STOPPING = 20.0
+TELLING = 15.0
+"""Seconds within which a worker is told that it has lost a pin: it looks every 5 s."""
 BEATS = 3
 """Heartbeats in a lease."""
 STARTING_JOBS = 1.0
@@ -59,6 +64,10 @@ class Outcome:
     patience: float
     jobs_seen: int
     """When all jobs were last looked for: they may end after that."""
+    moves: Moves | None = None
+    """When keys moved; None where the keyspace directs none."""
+    untold: Sequence[Event] = ()
+    """Pins that workers take for theirs at the end, and that are not."""
 
     @property
     def job_limit(self) -> float:
@@ -137,6 +146,7 @@ class _Run:
     def __init__(self, ground: Ground, eyes: Eyes, wishes: Wishes, plan: Plan, tell: Tell) -> None:
         self._ground, self._eyes, self._wishes, self._plan, self._tell = ground, eyes, wishes, plan, tell
         self._terms = ground.terms
+        self._witness: Witness | None = None
         self._frozen: list[Frozen] = []
         self._began = now()
 
@@ -146,10 +156,13 @@ class _Run:
         try:
             done, skipped = self._load()
             stuck = self._drain()
-            self._wishes.await_running(self._eyes.view, limit_of(self._ground.site.patience, self._terms.ttl))
+            self._wishes.await_running(self._eyes.right, limit_of(self._ground.site.patience, self._terms.ttl))
             seen = now()
+            untold = self._untold()
         finally:
             supervisor.close()
+            if self._witness is not None:
+                self._witness.close()
         buried = self._eyes.buried()
         self._stop()
         crashes = tuple(supervisor.crashes)
@@ -166,10 +179,13 @@ class _Run:
             self._ground.site.slots,
             self._ground.site.patience,
             seen,
+            self._witness.moves if self._witness is not None else None,
+            untold,
         )
 
     def _start(self) -> None:
         self._eyes.initialise()
+        self._witness = self._eyes.witness()
         for name in names_of(self._terms.workers):
             self._ground.start(name)
         until = time.monotonic() + STARTING
@@ -181,7 +197,7 @@ class _Run:
                 raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
             time.sleep(0.1)
         self._wishes.want_all()
-        if not self._wishes.await_running(self._eyes.view, STARTING):
+        if not self._wishes.await_running(self._eyes.right, STARTING):
             raise StickyError(f"the jobs did not run within {STARTING:.0f} s")
 
     def _ready(self) -> bool:
@@ -207,6 +223,7 @@ class _Run:
             if not senders.alive:
                 raise StickyError("a sender has ended by itself")
             senders.end()
+        calm_file(self._ground.site).touch()
         self._frozen = faults.frozen
         return found
 
@@ -236,6 +253,15 @@ class _Run:
         spent = time.monotonic() - sent
         self._tell(self._elapsed, "all is done" if not left else f"{len(left)} tasks were not done in {spent:.0f} s")
         return self._eyes.waiting(event.task_id for event in left) if left else set()
+
+    def _untold(self) -> list[Event]:
+        """Return pins that workers take for theirs and that are not, when they have had the time to be told of it."""
+        if not self._ground.site.pinned or "store-rollback" in self._terms.faults:  # nobody knows of what is forgotten
+            return []
+        until = time.monotonic() + TELLING
+        while (untold := self._eyes.untold(self._ground.workers.values())) and time.monotonic() < until:
+            time.sleep(0.3)  # looks again
+        return untold
 
     def _stop(self) -> None:
         workers = list(self._ground.workers.values())

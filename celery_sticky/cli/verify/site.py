@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
+
+from celery_sticky.cli.verify.directed import NAME, Directed
+from celery_sticky.keys import DEFAULT_KEYSPACE
 
 VARIABLE = "STICKY_VERIFY"
 """The environment variable that tells a process its `Site`."""
@@ -41,6 +44,16 @@ class Site:
     """Seconds a lease lasts."""
     jobs: int = 0
     """How many are wanted all the time."""
+    directed: Directed | None = None
+    """Whether the keyspace directs keys, and where those go that are not pinned."""
+    pinned: Sequence[str] = ()
+    """The keys that workers pin."""
+    seed: int = 0
+
+    @property
+    def keyspace(self) -> str:
+        """The keyspace of the load."""
+        return DEFAULT_KEYSPACE if self.directed is None else NAME
 
     @property
     def margin(self) -> float:
@@ -62,6 +75,11 @@ class Site:
         """Where jobs are written down: apart from tasks, which have other rules."""
         return Path(self.folder) / "jobs.jsonl"
 
+    @property
+    def pin_history(self) -> Path:
+        """Where workers write down what they have pinned."""
+        return Path(self.folder) / "pins.jsonl"
+
     def environ(self) -> dict[str, str]:
         """Return the variables for a process."""
         return {VARIABLE: json.dumps(asdict(self))}
@@ -70,7 +88,8 @@ class Site:
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
         """Read what `environ` wrote."""
         fields = json.loads(environ[VARIABLE])
-        return cls(**{**fields, "mode": Mode(fields["mode"])})
+        directed = fields["directed"] and Directed(fields["directed"])
+        return cls(**{**fields, "mode": Mode(fields["mode"]), "directed": directed})
 
 
 def node(name: str) -> str:

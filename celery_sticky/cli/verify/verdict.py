@@ -9,17 +9,20 @@ from itertools import pairwise
 from typing import Any
 
 from celery_sticky.cli.verify.app import ATTEMPTS
+from celery_sticky.cli.verify.directed_verdict import DirectedVerdict, Sent, reach_of_directed
 from celery_sticky.cli.verify.job_verdict import JobVerdict, reach_of_jobs
 from celery_sticky.cli.verify.load import apart
 from celery_sticky.cli.verify.record import Chronicle, Done
 from celery_sticky.cli.verify.run import Outcome
 from celery_sticky.cli.verify.site import Mode, short
 from celery_sticky.testing.history import Event, Kind, Run, pair
-from celery_sticky.testing.judge import Judgement, Overlap, StaleStart, judge
+from celery_sticky.testing.judge import Inversion, Judgement, Overlap, StaleStart, judge
 
 ACKNOWLEDGED = 1_000_000_000
 """Nanoseconds after the end of a run within which its acknowledgement may have been lost to a fault."""
 POISON = "poison"
+UNPINNED = "is pinned by no live worker"
+"""What the reason says for which a message is buried whose key is not pinned."""
 UNEXPLAINED = "unexplained"
 
 
@@ -31,6 +34,7 @@ class Verdict:
     lost: tuple[Event, ...]
     stuck: tuple[Event, ...]
     overlaps: tuple[Overlap, ...]
+    inversions: tuple[Inversion, ...]
     zombies: tuple[Overlap, ...]
     """Overlaps of a run whose process was frozen in it: the later run's epoch is higher, so a token fences it."""
     zombie_starts: tuple[StaleStart, ...]
@@ -46,13 +50,13 @@ class Verdict:
     """Ids of tasks that were buried for starts that the history does not have; they count as lost."""
     crashes: tuple[str, ...]
     jobs: JobVerdict | None
+    directed: DirectedVerdict | None
 
     @property
     def ok(self) -> bool:
         """Whether every promise held."""
-        judged = self.judged
-        broken = (self.lost, self.stuck, self.overlaps, judged.inversions, self.stale, judged.shared)
-        well = self.jobs is None or self.jobs.ok
+        broken = (self.lost, self.stuck, self.overlaps, self.inversions, self.stale, self.judged.shared)
+        well = all(part is None or part.ok for part in (self.jobs, self.directed))
         return well and not any((*broken, self.unexplained, self.not_buried, self.crashes))
 
     def figures(self) -> dict[str, Any]:
@@ -63,11 +67,12 @@ class Verdict:
             "overlaps": len(self.overlaps),
             "zombie_overlaps": len(self.zombies),
             "zombie_starts": len(self.zombie_starts),
-            "out_of_order": len(self.judged.inversions),
+            "out_of_order": len(self.inversions),
             "stale_epoch": len(self.stale) + len(self.judged.shared),
             "stuck": len(self.stuck),
             "duplicates": dict(self.duplicates),
             "jobs": None if self.jobs is None else self.jobs.verdict(),
+            "directed": None if self.directed is None else self.directed.verdict(),
         }
 
     def accusations(self, limit: int = 5) -> list[str]:
@@ -76,13 +81,13 @@ class Verdict:
             *(f"lost: {_task(event)}{self._why(event)}" for event in self.lost[:limit]),
             *(f"stuck: {_task(event)}" for event in self.stuck[:limit]),
             *(f"overlap: {_pair(overlap)}" for overlap in self.overlaps[:limit]),
-            *(f"out of order: {_start(i.late)} after {_start(i.early)}" for i in self.judged.inversions[:limit]),
+            *(f"out of order: {_start(i.late)} after {_start(i.early)}" for i in self.inversions[:limit]),
             *(f"stale epoch: {_stale(s)}" for s in self.stale[:limit]),
-            *(f"shared epoch: slot {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
+            *(f"shared epoch: {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
             *(f"unexplained: {_run(one)}, and again {_run(two)}" for one, two in self.unexplained[:limit]),
             *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),
             *(f"worker {text}" for text in self.crashes[:limit]),
-            *(self.jobs.accusations(limit) if self.jobs is not None else ()),
+            *(line for part in (self.directed, self.jobs) if part is not None for line in part.accusations(limit)),
         ]
 
     def _why(self, event: Event) -> str:
@@ -97,7 +102,9 @@ class Verdict:
 def reach(outcome: Outcome) -> Verdict:
     """Return what the outcome of a run proves."""
     chronicle = outcome.chronicle
-    hasty = _hasty(outcome)
+    sent = Sent.of(outcome)
+    nowhere = _nowhere(outcome, sent)
+    hasty = _hasty(outcome) - nowhere
     judged = judge(outcome.events, outcome.deaths, buried=set(outcome.buried) - hasty, unordered=apart())
     thawed = {start for spell in chronicle.frozen for start in spell.first_starts(outcome.events)}
     zombie_starts = tuple(stale for stale in judged.stale if stale.start in thawed)
@@ -115,6 +122,7 @@ def reach(outcome: Outcome) -> Verdict:
         judged=judged,
         lost=tuple(event for event in judged.lost if event.task_id not in outcome.stuck),
         stuck=tuple(event for event in judged.lost if event.task_id in outcome.stuck),
+        inversions=tuple(one for one in judged.inversions if sent is None or not sent.moved(one)),
         overlaps=tuple(overlap for overlap in judged.overlaps if overlap not in zombies),
         zombies=zombies,
         zombie_starts=zombie_starts,
@@ -125,7 +133,15 @@ def reach(outcome: Outcome) -> Verdict:
         hasty=hasty,
         crashes=tuple(chronicle.crashes),
         jobs=reach_of_jobs(outcome),
+        directed=None if sent is None else reach_of_directed(outcome, sent, judged.inversions, nowhere),
     )
+
+
+def _nowhere(outcome: Outcome, sent: Sent | None) -> frozenset[str]:
+    """Return the buried tasks whose key may have belonged nowhere, which is the reason that is given."""
+    said = [event for event in outcome.events if event.kind is Kind.PUBLISHED and event.task_id in outcome.buried]
+    pinned_by_nobody = [event for event in said if UNPINNED in outcome.buried[event.task_id]]
+    return frozenset(event.task_id for event in pinned_by_nobody if sent is not None and sent.unpinned(event))
 
 
 def _hasty(outcome: Outcome) -> frozenset[str]:

@@ -6,16 +6,17 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.app import make_app
-from celery_sticky.cli.verify.jobs import JOB
+from celery_sticky.cli.verify.jobs import JOB, job_keys
 from celery_sticky.cli.verify.site import Site
-from celery_sticky.errors import NoSuchJob, StickyError
-from celery_sticky.ownership.view import View
+from celery_sticky.errors import NoSuchJob, NotPinned, StickyError
+from celery_sticky.jobs.client import JobInfo
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
 
@@ -27,7 +28,7 @@ class Wishes:
     """Dispatches and stops; writes down what is wanted since when."""
 
     def __init__(self, site: Site, *, seed: int, renew: bool) -> None:
-        self._keys = [f"j{number}" for number in range(site.jobs)]
+        self._keys = job_keys(site.jobs)
         self._app = make_app(site)
         self._recorder = Recorder(site.job_history)
         self._draw = random.Random(f"wishes-{seed}")
@@ -41,20 +42,10 @@ class Wishes:
         for key in self._keys:
             self._want(key)
 
-    def _all_run(self, view: View | None) -> bool:
-        """Whether the store says of every job that it runs under the epoch that its slot has by now."""
-        if not self._keys:
-            return True
-        if view is None:
-            return False
-        infos = Sticky.of(self._app).jobs.list(JOB)
-        running = [info.key for info in infos if info.state == "running" and view.epoch[info.slot] == info.epoch]
-        return set(running) == set(self._keys)
-
-    def await_running(self, look: Callable[[], View | None], timeout: float) -> bool:
-        """Wait until every job runs at the owner of its slot, as `look` tells; return whether it does."""
+    def await_running(self, right: Callable[[Collection[JobInfo]], set[str]], timeout: float) -> bool:
+        """Wait until every job runs where it should, as `right` tells; return whether it does."""
         until = time.monotonic() + timeout
-        while not self._all_run(look()):
+        while self._ids and right(Sticky.of(self._app).jobs.list(JOB)) != set(self._ids):
             if time.monotonic() > until:
                 return False
             time.sleep(0.05)  # looks again
@@ -84,17 +75,22 @@ class Wishes:
                 return
 
     def _renew(self, key: str) -> None:
+        if key not in self._ids:
+            self._want(key)
+            return
         jobs, now = Sticky.of(self._app).jobs, time.monotonic_ns()
         try:
             jobs.stop(JOB, key)
         except NoSuchJob:
             return  # it got lost: it stays wanted, and so is found missing
         self._write(Kind.WITHDRAWN, key, now)
+        del self._ids[key]
         self._want(key)
 
     def _want(self, key: str) -> None:
-        self._ids[key] = Sticky.of(self._app).jobs.admit(JOB, key)
-        self._write(Kind.PUBLISHED, key, time.monotonic_ns())
+        with suppress(NotPinned):  # then it is not wanted, until it has its turn again
+            self._ids[key] = Sticky.of(self._app).jobs.admit(JOB, key)
+            self._write(Kind.PUBLISHED, key, time.monotonic_ns())
 
     def _write(self, kind: Kind, key: str, at: int) -> None:
         self._recorder.write(Event(kind=kind, key=key, n=0, task_id=self._ids[key], at=at, pid=os.getpid()))

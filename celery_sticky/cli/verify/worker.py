@@ -6,9 +6,13 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+from celery.signals import worker_ready
+
+from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.app import make_app
+from celery_sticky.cli.verify.pins import Pins
 from celery_sticky.cli.verify.site import Site
-from celery_sticky.signals import slots_gained, slots_lost
+from celery_sticky.signals import pins_lost, slots_gained, slots_lost
 from celery_sticky.testing.slot_log import SlotLog
 
 site = Site.from_environ(os.environ)
@@ -24,3 +28,11 @@ def _gained(sender: Any, slots: Collection[int], **_: Any) -> None:
 @slots_lost.connect(weak=False)
 def _lost(sender: Any, slots: Collection[int], **_: Any) -> None:
     log.write("lost", str(sender), slots)
+
+
+@worker_ready.connect(weak=False)
+def _pin(sender: Any, **_: Any) -> None:
+    if site.pinned:
+        pins = Pins(Sticky.of(app), site, str(sender.hostname), site.pinned)
+        pins_lost.connect(lambda keys, **_: pins.lost(keys), weak=False)
+        pins.start()

@@ -1,5 +1,6 @@
 -- Add one to a member's counter, if it has one: whoever is gone stays gone. Announce it, or return everybody's.
 -- KEYS: view, beats    ARGV: channel, incarnation, announce ('1' or '0')
+-- Reply: the counter (0: gone), version, generation, run id, the others' counters where it was not announced
 local run = run_id()
 local stored = redis.call('HMGET', KEYS[1], 'version', 'generation')
 if not stored[1] or redis.call('HEXISTS', KEYS[2], ARGV[2]) == 0 then
@@ -8,6 +9,6 @@ end
 local counter = redis.call('HINCRBY', KEYS[2], ARGV[2], 1)
 if ARGV[3] == '1' then
   redis.call('PUBLISH', ARGV[1], 'heard:' .. counter .. ':' .. ARGV[2])
-  return {1, stored[1], stored[2], run, {}}
+  return {counter, stored[1], stored[2], run, {}}
 end
-return {1, stored[1], stored[2], run, redis.call('HGETALL', KEYS[2])}
+return {counter, stored[1], stored[2], run, redis.call('HGETALL', KEYS[2])}

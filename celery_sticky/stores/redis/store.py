@@ -57,8 +57,8 @@ class RedisStore(Client[Signal]):
         """See `Store.beat`."""
         self._own.add(incarnation)
         args = [self._channel, incarnation, int(announce)]
-        alive, version, generation, run_id, beats = self._run("beat", [self._view, self._beats], args)
-        return Beat(alive == 1, int(version), int(generation), run_id.decode(), _counters(beats))
+        counter, version, generation, run_id, beats = self._run("beat", [self._view, self._beats], args)
+        return Beat(counter > 0, int(version), int(generation), run_id.decode(), _counters(beats), counter)
 
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
         """See `Store.revoke`; newest are those that expire last."""

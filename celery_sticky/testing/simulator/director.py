@@ -65,6 +65,10 @@ class SteppedDirector:
         """See `Director.observe`."""
         self._direction.observe(snapshot)
 
+    def beaten(self, incarnation: str, counter: int) -> None:
+        """See `Director.beaten`."""
+        self._direction.beaten(incarnation, counter)
+
     def report(self, event: Event) -> None:
         """See `Director.report`."""
         self._direction.report(event)

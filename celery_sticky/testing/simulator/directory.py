@@ -21,9 +21,9 @@ class WitnessedDirectory(MemoryDirectory):
         super().__init__(world.server, KEYSPACE)
         self._world, self._directed, self._worker = world, directed, worker
 
-    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish]) -> Claims:
+    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], beats: int = 0) -> Claims:
         """Claim keys."""
-        claims = super().claim(incarnation, call, known, wishes)
+        claims = super().claim(incarnation, call, known, wishes, beats)
         for key, answer in claims.answers.items():
             if answer.said is Said.GRANTED:
                 self._world.note(incarnation, "has claimed key %s, token %s", key, answer.token)

@@ -252,9 +252,15 @@ class Process:
     def _bring(self, effect: Read | SendBeat | Swap, sent: float) -> None:
         self.ask_store(
             lambda: self.world.serve(self, effect, sent),
-            answered=self._answered,
+            answered=partial(self._came, effect),
             failed=lambda: self._answered(StoreFailed(sent)),
         )
+
+    def _came(self, effect: Read | SendBeat | Swap, event: BeatDone | ReadDone | SwapDone | StoreFailed) -> None:
+        match effect, event:
+            case SendBeat(incarnation), BeatDone(alive=True, counter=counter) if self.director is not None:
+                self.director.beaten(incarnation, counter)
+        self._answered(event)
 
     def ask_store(self, serve: Callable[[], T], *, answered: Callable[[T], None], failed: Callable[[], None]) -> None:
         """Have the store do something; go on in this process with what it answers, or without."""

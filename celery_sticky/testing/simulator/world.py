@@ -242,7 +242,9 @@ class World:
                 if beat.alive:
                     self._beaten[incarnation] = self.now
                 self._pass_signals_on()
-                return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
+                return BeatDone(
+                    sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats, beat.counter
+                )
             case Swap(old, new, guard):
                 before = store.read().view
                 done = store.swap(old, new, guard)

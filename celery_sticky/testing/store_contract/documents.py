@@ -101,6 +101,7 @@ class DocumentContract(Opening[Store]):
         view = joined(store, first_view(store), "a")
         beat = store.beat("a-1")
         assert (beat.alive, beat.version, beat.generation) == (True, view.version, view.generation)
+        assert beat.counter == 1 == store.read().beats["a-1"]
         assert beat.store_id == store.read().store_id
         assert beat.beats == {}
         view = joined(store, view, "b")

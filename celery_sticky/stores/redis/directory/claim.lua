@@ -1,11 +1,14 @@
 -- Claim keys for a member, if the document is the known one and the pins are as it thinks.
--- ARGV: incarnation, call, known version, known generation, then for each: key, pin ('': nobody), run ('1' or '0')
+-- ARGV: incarnation, call, what its counter was at least, known version, known generation, then for each: key, pin ('': nobody), run ('1' or '0')
 -- Reply: 'gone'; or 'changed' and the document (nil: none); or 'done', and for each key what is said of it and by whom
 local incarnation = ARGV[1]
+if may_act(incarnation) and tonumber(redis.call('HGET', BEATS, incarnation)) < tonumber(ARGV[3]) then
+  redis.call('DEL', VIEW) -- an older copy of it all has come back: what it says of claims is not so
+end
 if not may_act(incarnation) or not in_turn(incarnation, ARGV[2]) then
   return {'gone'}
 end
-local changed, document = compared(ARGV[3], ARGV[4])
+local changed, document = compared(ARGV[4], ARGV[5])
 if changed then
   return {'changed', document}
 end
@@ -18,7 +21,7 @@ local function say(said, value)
   reply[#reply + 1] = value
 end
 
-for i = 5, #ARGV, 3 do
+for i = 6, #ARGV, 3 do
   local key, pin = ARGV[i], (pinned(ARGV[i]))
   local _, held_by = holder(key)
   if pin ~= ARGV[i + 1] then

@@ -53,10 +53,10 @@ class RedisDirectory(Client[ViewChanged | PinMoved]):
         found = {key: pin.decode() for key, pin in zip(keys, pins, strict=True) if pin}
         return Look(changed == 1, _view(document), found)
 
-    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish]) -> Claims:
+    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], beats: int = 0) -> Claims:
         """See `Directory.claim`."""
         asked = [part for wish in wishes for part in (wish.key, wish.pin, int(wish.run))]
-        what, *rest = self._ask("claim", incarnation, call, *known, *asked)
+        what, *rest = self._ask("claim", incarnation, call, beats, *known, *asked)
         match what:
             case b"gone":
                 return Claims(member=False)

@@ -1,0 +1,90 @@
+"""What a worker of the run has pinned, in its main process: keys that it drew, takes from others and lets go again."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
+
+from celery_sticky.app import Sticky
+from celery_sticky.cli.verify.site import Site
+from celery_sticky.errors import NotAMember, PinnedElsewhere, StoreUnavailable
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.recorder import Recorder
+
+TURN = 0.5
+"""Seconds between two turns."""
+AT_ONCE = 5
+"""Keys of one turn."""
+SELDOM = 0.04
+"""How often a key is taken from another worker, or let go, of those that it could be."""
+REFUSALS = (PinnedElsewhere, NotAMember, StoreUnavailable)
+
+
+class Pins:
+    """As a front end holds its clients. A pin is written down as a run: until it is known to be gone."""
+
+    def __init__(self, sticky: Sticky, site: Site, worker: str, keys: Sequence[str]) -> None:
+        self._sticky, self._keyspace, self._keys, self._worker = sticky, site.keyspace, keys, worker
+        self._recorder, self._calm = Recorder(site.pin_history), calm_file(site)
+        self._draw = random.Random(f"pins-{site.seed}-{worker}")
+        self._held: set[str] = set()
+        self._most = (len(keys) + 1) // 2  # what starts first leaves some for the others
+        self._lock = threading.Lock()
+        """What is held and what is pinned change together."""
+
+    def start(self) -> None:
+        """Pin from now on."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        for key in self._draw.sample(self._keys, len(self._keys)):
+            with self._lock:
+                self._turn(key, bold=False)
+        while True:
+            time.sleep(TURN * self._draw.uniform(0.5, 1.5))
+            calm = self._calm.exists()
+            for _ in range(AT_ONCE):
+                with self._lock:
+                    self._turn(self._draw.choice(self._keys), bold=not calm and self._draw.random() < SELDOM)
+
+    def _turn(self, key: str, *, bold: bool) -> None:
+        with suppress(*REFUSALS):
+            if key not in self._held and len(self._held) < self._most:
+                self._sticky.pin(key, self._keyspace, take=bold)
+                self._hold(key)
+            elif key in self._held and bold:
+                self._let_go(key)
+                self._sticky.unpin(key, self._keyspace)
+
+    def lost(self, keys: AbstractSet[str]) -> None:
+        """These were lost: pin again what is still wanted, as `pins_lost` is there for."""
+        with self._lock:
+            for key in keys & self._held:
+                try:
+                    self._sticky.pin(key, self._keyspace)
+                except REFUSALS:
+                    self._let_go(key)
+
+    def _hold(self, key: str) -> None:
+        self._held.add(key)
+        self._write(Kind.START, key)
+
+    def _let_go(self, key: str) -> None:
+        self._held.discard(key)
+        self._write(Kind.END, key)
+
+    def _write(self, kind: Kind, key: str) -> None:
+        pid = os.getpid()
+        at, run = time.monotonic_ns(), f"{pid} {key}"
+        self._recorder.write(Event(kind=kind, key=key, n=0, task_id="", at=at, pid=pid, worker=self._worker, run=run))
+
+
+def calm_file(site: Site) -> Path:
+    """Return the file that is there when no pin is to be taken or let go any more."""
+    return Path(site.folder) / "calm"

@@ -1,0 +1,62 @@
+"""Looks at the directory of a directed keyspace all through a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+
+from celery_sticky.cli.verify.moves import Change, Moves
+from celery_sticky.errors import StickyError
+from celery_sticky.ownership.view import View
+from celery_sticky.stores.directory import NO_VERSION, Directory, PinMoved
+
+EVERY = 0.1
+"""Seconds between two looks, if nothing is heard."""
+
+
+class Witness:
+    """A thread that keeps `moves`, from when it is made until `close`."""
+
+    def __init__(self, directory: Directory, moves: Moves, keys: Collection[str]) -> None:
+        self.moves = moves
+        self._directory, self._keys = directory, keys
+        self._before = time.monotonic_ns()
+        self._heard: set[str] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._ended.set()
+        self._directory.wake()
+        self._thread.join(timeout=10)
+        self._directory.close()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._look()
+                heard = self._directory.watch(EVERY)
+                self._heard |= {one.key for one in heard if isinstance(one, PinMoved)}
+            except StickyError:
+                self._ended.wait(EVERY)  # the store is being hurt
+
+    def _look(self) -> None:
+        known, asked = self._view, time.monotonic_ns()
+        look = self._directory.look((known.version, known.generation) if known else NO_VERSION, self._keys)
+        answered = time.monotonic_ns()
+        if look.changed and look.view is not None:
+            self.moves.views.append(Change(self._before, answered, look.view))
+        for key in self._keys:
+            pin, seen = look.pins.get(key, ""), self.moves.pins.setdefault(key, [])
+            # Of a pin that has come and gone between two looks only the hint tells.
+            if not seen or seen[-1].value != pin or key in self._heard:
+                seen.append(Change(self._before, answered, pin))
+        self._before = asked
+        self._heard.clear()
+
+    @property
+    def _view(self) -> View | None:
+        return self.moves.views[-1].value if self.moves.views else None

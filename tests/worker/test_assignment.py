@@ -98,6 +98,18 @@ def test_a_worker_told_to_stop_passes_its_keys_on(directed: Directed, keyspace: 
     assert not fleet.judge().duplicates, "a warm shutdown runs nothing twice"
 
 
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
+def test_an_idle_worker_told_to_stop_is_gone_at_once_however_long_celery_takes(directed: Directed, pool: str) -> None:
+    """Guards: with greenlets Celery's own loop ends only 2 to 4 s later, and ours must not wait for it."""
+    fleet = directed("jumped")
+    fleet.up("a")
+    leaver = fleet.worker("b", pool=pool)
+    fleet.wait_members("a", "b")
+    leaver.kill(signal.SIGTERM)
+    fleet.wait_members("a", timeout=1.5)
+    assert leaver.wait() == 0
+
+
 @both
 def test_a_killed_worker_is_emptied_to_the_others_in_order(directed: Directed, keyspace: str) -> None:
     fleet = directed(keyspace)

@@ -24,11 +24,13 @@ from celery_sticky.stores.jobs import JobStore, Report, SlotJobs, Verdict
 from celery_sticky.worker.deadline import Held
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
+from celery_sticky.worker.outage import Outage
 
 logger = logging.getLogger("celery_sticky.jobs")
 
 BROKEN_PAUSE = 0.1
 """Seconds between attempts to reach a store that does not answer."""
+WITHOUT_STORE = "Jobs run on as long as the lease is trusted; none is started or told anything"
 UNTRUSTED_PAUSE = 0.1
 """Seconds until starts are tried again that wait for trust or for the host."""
 
@@ -84,6 +86,7 @@ class Keeper:
         self._asides = Asides()
         self._inbox: deque[Callable[[], None]] = deque()
         self._store: JobStore | None = None
+        self._outage = Outage(logger, f"jobs of keyspace {keyspace}", lambda _: WITHOUT_STORE)
         self._host = 0
         self._killed = 0
         self._director = director
@@ -183,7 +186,7 @@ class Keeper:
                         self._store.watch(0.0)  # subscribes: what changes from our first look on is heard
                     self._turn(self._store)
                 except StoreUnavailable as error:
-                    logger.warning("jobs of keyspace %s: %s", self.keyspace, error)
+                    self._outage.failed(error, boottime())
                     self._take_in()
                     time.sleep(BROKEN_PAUSE)
                 except Exception:
@@ -196,7 +199,9 @@ class Keeper:
 
     def _turn(self, store: JobStore) -> None:
         self.work(store)
-        self.heed(store.watch(0.0 if self._inbox else self._pause()))
+        at_once = self._inbox or self._outage.lasts
+        self.heed(store.watch(0.0 if at_once else self._pause()))
+        self._outage.over(boottime())
 
     def heed(self, changed: Collection[Slot]) -> None:
         """Look at slots that have changed, if any of them is ours; the director has to know of all places with jobs."""

@@ -27,15 +27,17 @@ from celery_sticky.worker.decisions import PAUSE, Decisions
 from celery_sticky.worker.direct_queues import DirectQueues
 from celery_sticky.worker.directed_jobs import DirectedJobs
 from celery_sticky.worker.key_plans import Scene
-from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.lost_pins import LostPins
 from celery_sticky.worker.member import Snapshot
 from celery_sticky.worker.native import start_thread
+from celery_sticky.worker.outage import Outage
 
 logger = logging.getLogger("celery_sticky.director")
 
 IDLE = 5.0
 """Seconds between two looks for direct queues of workers that are gone."""
+WITHOUT_STORE = "No key is claimed, so only keys that are claimed already go on"
 BROKEN_PAUSE = 0.1
 
 
@@ -71,7 +73,7 @@ class Director:
         self._decisions = Decisions(keyspace.name, worker, courier, self.jobs)
         self._lost_pins = LostPins(worker, pins_lost, lambda: courier.trusts(keyspace.name))
         self._known_as = ""
-        self._out_of_reach = False
+        self._outage = Outage(logger, f"directed keyspace {self._name}", lambda _: WITHOUT_STORE)
         self._running = True
         self._ended = False
 
@@ -124,11 +126,8 @@ class Director:
                     self._directory = self._open_directory()
                     self._directory.watch(0.0)  # subscribes
                 self._turn(self._directory)
-                self._out_of_reach = False
             except StoreUnavailable as error:
-                if not self._out_of_reach:
-                    self._out_of_reach = True
-                    logger.warning("keyspace %s: %s; nothing new is claimed until it answers", self._name, error)
+                self._outage.failed(error, boottime())
                 time.sleep(BROKEN_PAUSE)
             except Exception:
                 logger.exception("keyspace %s: the director met an error it does not know", self._name)
@@ -154,9 +153,11 @@ class Director:
                 self._lost_pins.look_after(directory)
         busy = self._courier.consult(lambda desk: len(desk.claims))
         pause = PAUSE if busy or self._leaving or self._queues.outbid else min(IDLE, self.jobs.pause)
-        for heard in directory.watch(0.0 if more or self._inbox else pause):
+        at_once = more or self._inbox or self._outage.lasts
+        for heard in directory.watch(0.0 if at_once else pause):
             if isinstance(heard, PinMoved):
                 self._on_pin_moved(heard)
+        self._outage.over(boottime())
 
     def _on_pin_moved(self, moved: PinMoved) -> None:
         self.jobs.pin_changed(moved.key)

@@ -41,6 +41,7 @@ from celery_sticky.stores.base import Store
 from celery_sticky.worker.claim import Claim
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
+from celery_sticky.worker.outage import Outage
 
 logger = logging.getLogger("celery_sticky.member")
 
@@ -127,6 +128,9 @@ class Member:
         self._revoke_ttl, self._revoke_limit = revoke_ttl, revoke_limit
         self._inbox: deque[Event] = deque()
         self._store: Store | None = None
+        self._outage = Outage(logger, f"keyspace {keyspace}", self._without_store)
+        self._answered_at: float | None = None
+        """When the store last answered, if it has not failed to since."""
         self._gained: set[int] = set()
         self._fresh: set[int] = set()
         self._term = 0
@@ -184,7 +188,7 @@ class Member:
                         self._store.watch(0.0)  # subscribes: what others do from our first look on is heard
                     self._turn(self._store)
                 except StoreUnavailable as error:
-                    logger.warning("keyspace %s: %s", self.keyspace, error)
+                    self._failed(error)
                     self._step(StoreFailed(boottime()))
                     time.sleep(BROKEN_PAUSE)
                 except Exception:
@@ -206,7 +210,11 @@ class Member:
         pause = self._machine.wake_at(now) - now
         if pause > 0:
             # In the order in which they came about: a report from here must not be overtaken by what others have done.
-            self._inbox.extend(store.watch(min(pause, LONGEST_WATCH)))
+            # After an outage: at once, for it is not over before the store has answered and can be listened to.
+            back = self._outage.lasts and self._answered_at is not None
+            self._inbox.extend(store.watch(0.0 if back else min(pause, LONGEST_WATCH)))
+            if self._answered_at is not None:
+                self._outage.over(self._answered_at)
         if not self._inbox:
             self._step(Tick())
 
@@ -288,21 +296,36 @@ class Member:
         try:
             if store is None:
                 raise StoreUnavailable("not connected yet")
-            match effect:
-                case Read():
-                    reading = store.read()
-                    return ReadDone(reading.view, dict(reading.beats), reading.store_id, reading.clock)
-                case SendBeat(incarnation, announce):
-                    beat = store.beat(incarnation, announce=announce)
-                    self._share_revokes(store)
-                    return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
-                case Swap(old, new, guard):
-                    return self._swap(store, old, new, guard)
+            answer = self._say(store, effect, sent)
+            self._answered_at = boottime()
+            return answer
         except StoreUnavailable as error:
-            logger.warning("keyspace %s: %s", self.keyspace, error)
+            self._failed(error)
         except StickyError:
             logger.exception("keyspace %s: the store refused", self.keyspace)
         return StoreFailed(sent)
+
+    def _say(self, store: Store, effect: Read | SendBeat | Swap, sent: float) -> Event:
+        match effect:
+            case Read():
+                reading = store.read()
+                return ReadDone(reading.view, dict(reading.beats), reading.store_id, reading.clock)
+            case SendBeat(incarnation, announce):
+                beat = store.beat(incarnation, announce=announce)
+                self._share_revokes(store)
+                return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
+            case Swap(old, new, guard):
+                return self._swap(store, old, new, guard)
+
+    def _failed(self, error: StoreUnavailable) -> None:
+        self._answered_at = None
+        self._outage.failed(error, boottime())
+
+    def _without_store(self, now: float) -> str:
+        left = self.snapshot.trust_until - now
+        if left > 0:
+            return f"What is open here goes on until the lease ends in {left:.1f} s; then nothing starts here"
+        return "Without a lease nothing starts here"
 
     def _swap(self, store: Store, old: View | None, new: View, guard: dict[str, int]) -> Event:
         me = new.members.get(self._machine.terms.name)

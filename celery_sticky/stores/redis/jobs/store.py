@@ -122,7 +122,7 @@ class RedisJobs(Client[Slot]):
         return f"{self._root}:{slot}"
 
     def _await_outcome(self, job_id: str, timeout: float) -> Outcome | None:
-        with translate_errors(StoreUnavailable):
+        with translate_errors(StoreUnavailable, self._at):
             key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout) if timeout > 0 else None
             told: Any = self._client.xread({key: 0}, count=1, block=block)
         if not told:

@@ -20,7 +20,7 @@ from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
-from celery_sticky.stores.jobs import JobStore, Report, SlotJobs, Verdict
+from celery_sticky.stores.jobs import SEEN_RECORDS, JobStore, Report, SlotJobs, Verdict
 from celery_sticky.worker.deadline import Held
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
@@ -92,7 +92,9 @@ class Keeper:
         self._director = director
         self._look_at = 0.0
         self._due: set[Slot] = set()
-        """Slots to be looked at before that."""
+        """Slots to be looked at before that: something has changed there."""
+        self._rest: set[Slot] = set()
+        """Slots to be looked at behind those: something may have changed there."""
         self._more = False
         """There is more to do at once."""
         self._places_revision = 0
@@ -294,25 +296,27 @@ class Keeper:
         if now >= self._look_at:
             if self._director is not None:
                 self._list_places(store, self._director)
-            self._due.update(self._roster.numbers())
+            self._rest.update(self._roster.numbers())
             self._look_at = now + self._poll
         self._due.update(self._asides.due(now))
-        aside = {slot for slot in self._due if self._asides.has(slot, now)}
-        if known := self._roster.known(self._due - aside):
-            self._look_at_some(store, known)
-        self._due = aside
+        aside = {slot for slot in self._due | self._rest if self._asides.has(slot, now)}
+        known = self._roster.known(self._due - aside) | self._roster.known(self._rest - aside)
+        self._due, self._rest = aside, self._look_at_some(store, known) if known else set()
 
-    def _look_at_some(self, store: JobStore, known: Mapping[Slot, int]) -> None:
+    def _look_at_some(self, store: JobStore, known: Mapping[Slot, int]) -> set[Slot]:
+        """Look at the first of these; return what is left. What the look wants done is done before the next one."""
         try:
             found = store.look(known)
         except Exception:
             store.look({})  # raises where it is the store that is away; else it is a slot
             for slot, revision in known.items():
                 self._each(store, slot, "look", partial(self._look_at_one, store, slot, revision))
-        else:
-            self._see(known, found)
-            for slot in known:
-                self._asides.worked(slot, "look")
+            return set()
+        left = _left(list(known), found)
+        self._see({slot: revision for slot, revision in known.items() if slot not in left}, found)
+        for slot in known.keys() - left:
+            self._asides.worked(slot, "look")
+        return left
 
     def _look_at_one(self, store: JobStore, slot: Slot, revision: int) -> None:
         self._see({slot: revision}, store.look({slot: revision}))
@@ -327,7 +331,7 @@ class Keeper:
     def _list_places(self, store: JobStore, director: Director) -> None:
         """Look which keys have jobs: one answer for all, however many there are, and none where nothing has changed."""
         if (listed := store.places(self._places_revision)) is not None:
-            self._due.update(self._roster.behind(listed.revisions))
+            self._rest.update(self._roster.behind(listed.revisions))
             self._places_revision = listed.revision
             director.listed(listed.revisions.keys())
 
@@ -380,9 +384,16 @@ class Keeper:
 
     def _pause(self) -> float:
         now = boottime()
-        at_once = self._more or any(not self._asides.has(slot, now) for slot in self._due)
+        at_once = self._more or any(not self._asides.has(slot, now) for slot in self._due | self._rest)
         ends = [0.0 if at_once else self._look_at]
         ends += [at for at in (self._roster.wake_at(), self._asides.next_at(now)) if at is not None]
         if self._roster.waiting:
             ends.append(now + UNTRUSTED_PAUSE)
         return max(0.0, min(ends) - now)
+
+
+def _left(asked: Sequence[Slot], found: Mapping[Slot, SlotJobs]) -> set[Slot]:
+    """Return the slots of which a look says nothing, because there was enough in its answer."""
+    if sum(len(jobs.records) for jobs in found.values()) < SEEN_RECORDS:
+        return set()
+    return set(asked[max(map(asked.index, found)) + 1 :])

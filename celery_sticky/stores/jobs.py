@@ -76,6 +76,10 @@ class JobRecord:
     """The slot's revision when the record last changed."""
 
 
+SEEN_RECORDS = 250
+"""Records after which a look ends: nobody else is served meanwhile."""
+
+
 class Admission(StrEnum):
     """What became of a dispatch."""
 
@@ -214,6 +218,8 @@ class JobStore(Protocol):
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """Return what is written down for those slots whose revision differs from the known one (0: nothing known).
+
+        In this order: once there are `SEEN_RECORDS` in the answer it ends, and nothing is said of the slots behind.
 
         A slot in which nothing was ever written down has revision 0, and so has the place of a key without records.
         """

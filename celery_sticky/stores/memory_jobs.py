@@ -14,6 +14,7 @@ from celery_sticky.errors import Fenced
 from celery_sticky.keys import Slot
 from celery_sticky.stores.in_process import Client, Server
 from celery_sticky.stores.jobs import (
+    SEEN_RECORDS,
     STOPPED,
     Admission,
     Fate,
@@ -153,8 +154,13 @@ class MemoryJobs(Client[Keyspaces, Slot]):
         """See `JobStore.look`."""
         with self._server.changed:
             space = self._space()
-            changed = {slot: space.at(slot) for slot in known if space.at(slot).revision != known[slot]}
-            return {slot: _seen(space, place) for slot, place in changed.items()}
+            found: dict[Slot, SlotJobs] = {}
+            seen = 0
+            for slot, revision in known.items():
+                if seen < SEEN_RECORDS and (place := space.at(slot)).revision != revision:
+                    found[slot] = _seen(space, place)
+                    seen += len(place.ids)
+            return found
 
     def places(self, known: int) -> JobPlaces | None:
         """See `JobStore.places`."""

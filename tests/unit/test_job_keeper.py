@@ -21,7 +21,7 @@ from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.jobs.wire import Ended, Notify, Start, Stop
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
-from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
+from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.worker.lease import Lease, boottime
 
@@ -446,6 +446,22 @@ def test_a_slot_is_looked_at_once_for_a_dispatch_and_not_for_those_of_others(ser
         run(worker)
     assert state(owner) == "running"
     assert (owner.store.looks, other.store.looks) == (1, 0)
+
+
+def test_a_big_look_keeps_no_start_waiting(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World())
+    for slot in range(SLOTS):
+        worker.keeper.open(slot, 1, 1)
+        for i in range(SEEN_RECORDS // 2):
+            job = NewJob("job", f"k{slot}-{i}", slot, f"{slot}-{i}", b"1")
+            worker.store.admit(job, max_queued=10**6, outcome_ttl=60)
+    run(worker, 1)
+    assert len(worker.host.world.starts) == SEEN_RECORDS, "those are done first"
+    worker.store.admit(NewJob("job", "new", SLOTS - 1, "new", b"1"), max_queued=10**6, outcome_ttl=60)
+    run(worker, 1)
+    assert "new" in {key for key, *_ in worker.host.world.starts}, "and what has just come before what was there"
+    run(worker, 2)
+    assert len(worker.host.world.starts) == SLOTS * (SEEN_RECORDS // 2) + 1
 
 
 def test_a_fresh_job_whose_start_fails_is_removed_and_says_why(server: MemoryJobServer) -> None:
@@ -906,7 +922,7 @@ def test_of_thousands_of_places_only_those_are_looked_at_that_have_changed(serve
         key = f"k{i}"
         admit_placed(worker, key, key)
         worker.keeper.open(f"={key}", 5, 1)
-    run(worker, 20)  # in portions
+    run(worker, 30)  # in portions
     assert len(worker.host.world.starts) == 3000
     worker.store.looked_at = 0
     before = time.process_time()

@@ -12,7 +12,7 @@ import pytest
 
 from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import JobState, JobStore, Outcome
+from celery_sticky.stores.jobs import SEEN_RECORDS, JobState, JobStore, Outcome
 from celery_sticky.testing.job_store_contract.steps import (
     EPOCH,
     SLOT,
@@ -127,6 +127,20 @@ class JobSignalContract(WatchContract[JobStore]):
         assert {slot: found.records[0].id for slot, found in seen.items()} == {
             slot: f"d{slot}" for slot in (0, 999, 1000, 9999)
         }
+
+    def test_a_look_ends_behind_the_slot_with_which_there_are_enough_records(self, store: JobStore) -> None:
+        for slot in range(4):
+            for i in range(SEEN_RECORDS // 2 + 1):
+                queued(store, job(f"d{slot}-{i}", key=f"k{i}", slot=slot))
+        asked = [8, 2, 3, 0, 1]
+        seen = store.look(dict.fromkeys(asked, 0))
+        assert list(seen) == [2, 3]
+        assert {len(found.records) for found in seen.values()} == {SEEN_RECORDS // 2 + 1}
+        known = {slot: found.revision for slot, found in seen.items()}
+        assert list(store.look({**dict.fromkeys(asked, 0), **known})) == [0, 1]
+        for i in range(SEEN_RECORDS // 2):
+            queued(store, job(f"more{i}", key=f"more{i}", slot=0))
+        assert len(store.look({0: 0, 1: 0})[0].records) == SEEN_RECORDS + 1, "a slot is seen whole"
 
     def test_what_a_server_has_lost_and_what_came_after_is_seen(
         self, server: StoreServer[JobStore], store: JobStore

@@ -14,6 +14,7 @@ from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.keys import KEYED, Slot
 from celery_sticky.redis_clients import key_prefix, translate_errors
 from celery_sticky.stores.jobs import (
+    SEEN_RECORDS,
     Admission,
     Fate,
     JobPlaces,
@@ -89,7 +90,7 @@ class RedisJobs(Client[Slot]):
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """See `JobStore.look`."""
-        flat = iter(self._ask("look", SEEN_NOTES, *known, *known.values()))
+        flat = iter(self._ask("look", SEEN_NOTES, SEEN_RECORDS, *known, *known.values()))
         return {
             _slot(slot): _slot_jobs(revision, [_record(record) for record in records], notes)
             for slot, revision, records, notes in zip(flat, flat, flat, flat, strict=True)

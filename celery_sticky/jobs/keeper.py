@@ -20,7 +20,7 @@ from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
-from celery_sticky.stores.jobs import SEEN_RECORDS, JobStore, Report, SlotJobs, Verdict
+from celery_sticky.stores.jobs import SEEN_RECORDS, JobStore, Report, Reserved, SlotJobs
 from celery_sticky.worker.deadline import Held
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
@@ -282,13 +282,13 @@ class Keeper:
 
     def _settle_slot(self, store: JobStore, slot: Slot, epoch: int, reports: list[Report], notes: list[str]) -> None:
         try:
-            store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl)
+            known = self._roster.revision(slot)
+            revision = store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl, known=known)
         except Fenced:
             self._roster.unfenced(slot)
             self._due.add(slot)
         else:
-            more = self._roster.settled(slot, len(reports), len(notes))
-            if more or any(report.verdict is not Verdict.STARTED for report in reports):
+            if self._roster.settled(slot, len(reports), len(notes), revision):
                 self._due.add(slot)  # else there is nothing in the slot that we do not know
 
     def _look(self, store: JobStore) -> None:
@@ -356,15 +356,16 @@ class Keeper:
 
     def _begin(self, store: JobStore, slot: Slot, ids: list[str]) -> None:
         epoch = self._roster.epoch(slot)
-        attempts = {job_id: 1 for job_id in ids if is_house(job_id)}
+        reserved = Reserved({job_id: 1 for job_id in ids if is_house(job_id)})
         if written := [job_id for job_id in ids if not is_house(job_id)]:
             try:
-                attempts |= store.reserve(slot, epoch, self._worker, written)
+                found = store.reserve(slot, epoch, self._worker, written, known=self._roster.revision(slot))
+                reserved = Reserved({**reserved.attempts, **found.attempts}, found.revision)
             except Fenced:
                 self._roster.unfenced(slot)
-            if len(attempts) < len(ids):
+            if len(reserved.attempts) < len(ids):
                 self._due.add(slot)  # some are not wanted any more
-        runs = self._roster.reserved(slot, attempts, boottime())
+        runs = self._roster.reserved(slot, reserved, boottime())
         self._hosting.say(self._host, [self._start_of(run, attempt) for run, attempt in runs])
 
     def _start_of(self, run: Run, attempt: int) -> Start:

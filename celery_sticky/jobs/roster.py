@@ -16,7 +16,7 @@ from celery_sticky.jobs.places import Drained, JobKey, Place, Run, Stage, Terms,
 from celery_sticky.jobs.suspects import LONE_STARTS, Suspects, Who
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, SlotJobs, Verdict
+from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, Reserved, SlotJobs, Verdict
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
@@ -283,17 +283,32 @@ class Roster:
         self._unsettled = {slot for slot, _ in found}
         return [(slot, p.epoch, p.reports[:], p.noted[:]) for slot, p in found if p.opened]
 
-    def settled(self, slot: Slot, reports: int, notes: int) -> bool:
-        """The first so many reports and notes are written down. True: that may bring notes that we have not seen."""
+    def settled(self, slot: Slot, reports: int, notes: int, revision: int) -> bool:
+        """The first so many reports and notes are written down, and nothing else has changed (revision 0: perhaps).
+
+        True: it has to be looked at what is written down now.
+        """
         place = self._places.get(slot)
         if place is None:
             return False
+        written = place.reports[:reports]
+        look = (place.more and notes > 0) or any(report.verdict is not Verdict.STARTED for report in written)
+        if revision and not look:
+            self._have_started(place, {report.id for report in written})
+            place.revision = revision
         if notes:  # else a run that is started anew would get them again, before the next look
             dropped = set(place.noted[:notes])
             place.notes = tuple(note for note in place.notes if note.id not in dropped)
         del place.reports[:reports], place.noted[:notes]
         self._dirty.add(slot)
-        return place.more and notes > 0
+        return look
+
+    @staticmethod
+    def _have_started(place: Place, ids: set[str]) -> None:
+        """Do what the store does with the records of starts that it is told of."""
+        for job, record in place.wanted.items():
+            if record.id in ids and record.state is not JobState.STOPPING:
+                place.wanted[job] = replace(record, state=JobState.RUNNING, fresh=False, error="")
 
     # -- what is to be done --------------------------------------------------------------------
 
@@ -326,11 +341,16 @@ class Roster:
         """Return the epoch under which a slot is ours."""
         return self._places[slot].epoch
 
-    def reserved(self, slot: Slot, attempts: Mapping[str, int], now: float) -> list[tuple[Run, int]]:
+    def revision(self, slot: Slot) -> int:
+        """Return the revision that we know of a slot."""
+        return self._places[slot].revision
+
+    def reserved(self, slot: Slot, reserved: Reserved, now: float) -> list[tuple[Run, int]]:
         """Take in the reserved starts; return the runs to start, with their attempts."""
-        place = self._places.get(slot)
+        place, attempts = self._places.get(slot), reserved.attempts
         if place is None or place.stopping:
             return []
+        place.revision = reserved.revision or place.revision
         runs = []
         for record in place.wanted.values():
             attempt = attempts.get(record.id)

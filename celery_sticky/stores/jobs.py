@@ -163,6 +163,16 @@ class JobPlaces:
     """Place -> revision."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The starts that were reserved."""
+
+    attempts: Mapping[str, int]
+    """Id -> attempt."""
+    revision: int = 0
+    """The slot's revision now, if it was the known one before: so nothing else has changed. Otherwise 0."""
+
+
 class JobStore(Protocol):
     """Where the wanted jobs of one keyspace are written down."""
 
@@ -227,19 +237,28 @@ class JobStore(Protocol):
     def places(self, known: int) -> JobPlaces | None:
         """Return the places of keys that have records; None where their revision is the known one (0: none ever)."""
 
-    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
-        """Reserve the start of jobs: STARTING, by this worker and epoch. Return id -> attempt of those still wanted.
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
+        """Reserve the start of those jobs that are still wanted: STARTING, by this worker and epoch.
 
-        Not wanted: an id that is no record's, or whose record is STOPPING.
+        Not wanted: an id that is no record's, or whose record is STOPPING. `known` is the revision known of the slot.
 
         Raises:
             Fenced: the slot is fenced for another epoch, and there are records; nothing was changed.
         """
 
     def settle(
-        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
-    ) -> None:
+        self,
+        slot: Slot,
+        epoch: int,
+        reports: Sequence[Report],
+        notes: Collection[str],
+        *,
+        outcome_ttl: float,
+        known: int = 0,
+    ) -> int:
         """Write down what became of runs, and drop notes that were delivered; pass over ids that are no record's.
+
+        Return the slot's revision as `Reserved` does.
 
         STARTED: RUNNING (STOPPING stays), no longer fresh; if it was, its outcome is a success. FAILED: a fresh record
         goes, with the error as its outcome, and with its notes; another one is FAILING, or goes if it was STOPPING.

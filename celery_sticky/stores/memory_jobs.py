@@ -25,6 +25,7 @@ from celery_sticky.stores.jobs import (
     Note,
     Outcome,
     Report,
+    Reserved,
     SlotJobs,
 )
 from celery_sticky.stores.memory_job_records import Keyspace, Place
@@ -171,25 +172,34 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             places = space.slots.items()
             return JobPlaces(space.places_revision, {p: at.revision for p, at in places if isinstance(p, str)})
 
-    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
         """See `JobStore.reserve`."""
         with self._server.changed:
             space = self._fenced(slot, epoch)
+            before = space.at(slot).revision
             wanted = [space.records[i] for i in ids if i in space.records and space.records[i].slot == slot]
             wanted = [record for record in wanted if record.state is not JobState.STOPPING]
             for record in wanted:
                 attempt = record.attempt + 1
                 space.put(replace(record, state=JobState.STARTING, attempt=attempt, epoch=epoch, worker=worker))
-            return {record.id: record.attempt + 1 for record in wanted}
+            attempts = {record.id: record.attempt + 1 for record in wanted}
+            return Reserved(attempts, space.at(slot).revision if before == known else 0)
 
     def settle(
-        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
-    ) -> None:
+        self,
+        slot: Slot,
+        epoch: int,
+        reports: Sequence[Report],
+        notes: Collection[str],
+        *,
+        outcome_ttl: float,
+        known: int = 0,
+    ) -> int:
         """See `JobStore.settle`."""
         with self._server.changed:
             space = self._fenced(slot, epoch)
             place = space.at(slot)
-            dropped = set(notes)
+            before, dropped = place.revision, set(notes)
             if any(note.id in dropped for note in place.notes):
                 place.notes = [note for note in place.notes if note.id not in dropped]
                 space.revise(slot)
@@ -200,6 +210,7 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             place.drop_notes()
             space.forget_vacant(slot)
             self._server.changed.notify_all()
+            return space.at(slot).revision if before == known else 0
 
     def where(self, slot: Slot) -> str:
         """See `JobStore.where`."""

@@ -48,11 +48,14 @@ class CountedJobs(MemoryJobs):
 
     looks = 0
     looked_at = 0
+    read = 0
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         self.looks += 1
         self.looked_at += len(known)
-        return super().look(known)
+        found = super().look(known)
+        self.read += sum(len(jobs.records) for jobs in found.values())
+        return found
 
 
 class Director:
@@ -310,12 +313,12 @@ def test_a_store_that_fails_between_two_slots_loses_no_start(server: MemoryJobSe
         assert admitted[0] is Admission.ADMITTED
     reserve, failures = worker.store.reserve, iter((True, False, True))
 
-    def broken(*args: Any) -> Any:
+    def broken(*args: Any, **options: Any) -> Any:
         if next(failures, False):
             raise StoreUnavailable
-        return reserve(*args)
+        return reserve(*args, **options)
 
-    worker.store.reserve = broken  # type: ignore[method-assign,assignment]
+    worker.store.reserve = broken  # type: ignore[method-assign]
     for _ in range(4):
         with suppress(StoreUnavailable):
             run(worker)
@@ -462,6 +465,26 @@ def test_a_big_look_keeps_no_start_waiting(server: MemoryJobServer) -> None:
     assert "new" in {key for key, *_ in worker.host.world.starts}, "and what has just come before what was there"
     run(worker, 2)
     assert len(worker.host.world.starts) == SLOTS * (SEEN_RECORDS // 2) + 1
+
+
+def test_what_a_keeper_has_written_down_itself_it_does_not_read_again(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    for key in ("k", "l"):
+        admit(worker, key, key)
+        run(worker)
+        worker.store.notify(0, "job", key, b"1", limit=9)
+        run(worker)
+    before = worker.store.looks, worker.store.read
+    run(worker)
+    assert worker.store.looks > before[0] and worker.store.read == before[1]
+    worker.store.notify(0, "job", "l", b"1", limit=9)
+    run(worker)
+    assert worker.store.read == before[1] + 2, "both records of the slot, once"
+    worker.host.die()
+    worker.host.boot()
+    run(worker)
+    assert [record.fresh for record in worker.store.records()] == [False, False]
+    assert {key: len(notes) for key, notes in worker.host.world.noted.items()} == {"k": 1, "l": 2}
 
 
 def test_a_fresh_job_whose_start_fails_is_removed_and_says_why(server: MemoryJobServer) -> None:

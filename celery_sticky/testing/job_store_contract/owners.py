@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_sticky.errors import Fenced
+from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import JobState, JobStore, NewJob
 from celery_sticky.testing.job_store_contract.steps import (
     EPOCH,
@@ -23,6 +24,7 @@ from celery_sticky.testing.job_store_contract.steps import (
     queued,
     record,
     reserved,
+    revision,
     running,
     settle,
     started,
@@ -88,7 +90,7 @@ class OwnerContract(Opening[JobStore]):
         begin(store, job())
         before = record(store)
         other.open(SLOT, EPOCH + 1)
-        assert other.reserve(SLOT, EPOCH + 1, "wörker@2", ["d1"]) == {"d1": before.attempt + 1}
+        assert other.reserve(SLOT, EPOCH + 1, "wörker@2", ["d1"]).attempts == {"d1": before.attempt + 1}
         after = record(store)
         assert (after.state, after.worker, after.epoch) == (JobState.STARTING, "wörker@2", EPOCH + 1)
         assert (after.attempt, after.fresh) == (before.attempt + 1, before.fresh)
@@ -98,7 +100,7 @@ class OwnerContract(Opening[JobStore]):
     def test_attempts_are_counted(self, store: JobStore) -> None:
         queued(store)
         store.open(SLOT, EPOCH)
-        assert [store.reserve(SLOT, EPOCH, "w1", ["d1"])["d1"] for _ in range(3)] == [1, 2, 3]
+        assert [store.reserve(SLOT, EPOCH, "w1", ["d1"]).attempts["d1"] for _ in range(3)] == [1, 2, 3]
 
     def test_only_what_is_still_wanted_is_reserved(self, store: JobStore) -> None:
         stopping(store, job("stopping"))
@@ -108,16 +110,41 @@ class OwnerContract(Opening[JobStore]):
         store.stop(SLOT, "feed", "k4")
         before = {found.id: found for found in store.records()}
         wanted = ["stopping", "wanted", "elsewhere", "stopped", "unknown"]
-        assert store.reserve(SLOT, EPOCH, "w1", wanted) == {"wanted": 1}
+        assert store.reserve(SLOT, EPOCH, "w1", wanted).attempts == {"wanted": 1}
         assert {found.id for found in store.records() if found != before[found.id]} == {"wanted"}
 
     def test_nothing_reserved_is_nothing_changed(self, store: JobStore) -> None:
         stopping(store)
         before = store.look({SLOT: 0})
-        assert store.reserve(SLOT, EPOCH, "w1", ["d1", "unknown"]) == {}
-        assert store.reserve(SLOT, EPOCH, "w1", []) == {}
+        assert store.reserve(SLOT, EPOCH, "w1", ["d1", "unknown"]).attempts == {}
+        assert store.reserve(SLOT, EPOCH, "w1", []).attempts == {}
         store.open(SLOT, EPOCH)
         assert store.look({SLOT: 0}) == before
+
+    @pytest.mark.parametrize("slot", [SLOT, "=k"])
+    def test_an_owner_is_told_what_revision_its_own_changes_make(self, store: JobStore, slot: Slot) -> None:
+        queued(store, job(slot=slot))
+        store.open(slot, EPOCH)
+        known = revision(store, slot)
+        reserved = store.reserve(slot, EPOCH, "w1", ["d1"], known=known)
+        assert reserved.attempts == {"d1": 1}
+        assert known < reserved.revision == revision(store, slot)
+        settled = store.settle(slot, EPOCH, [started()], [], outcome_ttl=60, known=reserved.revision)
+        assert reserved.revision < settled == revision(store, slot)
+        assert store.settle(slot, EPOCH, [], [], outcome_ttl=60, known=settled) == settled
+        assert store.look({slot: settled}) == {}
+
+    @pytest.mark.parametrize("slot", [SLOT, "=k"])
+    def test_but_not_where_another_change_has_come_between(self, store: JobStore, other: JobStore, slot: Slot) -> None:
+        queued(store, job(slot=slot))
+        store.open(slot, EPOCH)
+        known = revision(store, slot)
+        note(other, to=job(slot=slot))
+        assert store.reserve(slot, EPOCH, "w1", ["d1"], known=known).revision == 0
+        known = revision(store, slot)
+        other.stop(slot, "feed", "k")
+        assert store.settle(slot, EPOCH, [started()], [], outcome_ttl=60, known=known) == 0
+        assert store.settle(slot, EPOCH, [started()], [], outcome_ttl=60) == 0, "nothing was known"
 
     def test_records_and_notes_survive_a_change_of_owner(self, store: JobStore, other: JobStore) -> None:
         running(store)

@@ -105,7 +105,7 @@ class PlaceContract(Opening[JobStore]):
         settle(store, ended(), slot=PLACE)
         store.open(PLACE, EPOCH + 1)
         for epoch in (EPOCH, EPOCH + 1):
-            assert store.reserve(PLACE, epoch, "w1", ["d1"]) == {}
+            assert store.reserve(PLACE, epoch, "w1", ["d1"]).attempts == {}
             settle(store, ended(), notes=["0-1"], slot=PLACE, epoch=epoch)
         assert there(store) == set()
         assert store.look({PLACE: 0}) == {}

@@ -137,4 +137,4 @@ class StopContract(Opening[JobStore]):
         running(store)
         store.close_keyspace(closed=True)
         reserved(store)
-        assert store.reserve(SLOT, 7, "w1", ["d1"]) == {}
+        assert store.reserve(SLOT, 7, "w1", ["d1"]).attempts == {}

@@ -24,6 +24,7 @@ from celery_sticky.stores.jobs import (
     Note,
     Outcome,
     Report,
+    Reserved,
     SlotJobs,
 )
 from celery_sticky.stores.redis.client import Client, script
@@ -104,19 +105,30 @@ class RedisJobs(Client[Slot]):
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return JobPlaces(int(revision), {place.decode(): int(revised) for place, revised in pairs})
 
-    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
         """See `JobStore.reserve`."""
-        fence, *flat = self._ask("reserve", slot, epoch, worker, *ids)
+        fence, revision, *flat = self._ask("reserve", slot, epoch, known, worker, *ids)
         _check(fence)
-        return {job_id.decode(): attempt for job_id, attempt in zip(flat[::2], flat[1::2], strict=True)}
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return Reserved({job_id.decode(): attempt for job_id, attempt in pairs}, int(revision))
 
     def settle(
-        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
-    ) -> None:
+        self,
+        slot: Slot,
+        epoch: int,
+        reports: Sequence[Report],
+        notes: Collection[str],
+        *,
+        outcome_ttl: float,
+        known: int = 0,
+    ) -> int:
         """See `JobStore.settle`."""
         said = chain.from_iterable((report.id, report.verdict.value, report.error) for report in reports)
         dropped = chain.from_iterable(note.split(" ", 1) for note in notes)
-        _check(self._ask("settle", slot, epoch, _milliseconds(outcome_ttl), len(notes), *dropped, *said))
+        ttl = _milliseconds(outcome_ttl)
+        fence, revision = self._ask("settle", slot, epoch, known, ttl, len(notes), *dropped, *said)
+        _check(fence)
+        return int(revision)
 
     def where(self, slot: Slot) -> str:
         """See `JobStore.where`."""

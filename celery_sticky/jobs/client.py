@@ -203,6 +203,11 @@ class Jobs:
             found = store.records(name)
         return sorted((self._info(record, keyspace) for record in found), key=lambda info: (info.name, info.key))
 
+    def keys(self, name: str, *, keyspace: str | None = None) -> set[str]:
+        """Return the keys that have a job of this name, without those that are being stopped: cheaper than `list`."""
+        with self._store(self._keyspace(name, keyspace)) as store:
+            return set(store.keys(name))
+
     def get(self, name: str, key: Key, *, keyspace: str | None = None) -> JobInfo | None:
         """Return what is known of a job, or None where no such one is wanted."""
         keyspace, text = self._keyspace(name, keyspace), key_text(key)

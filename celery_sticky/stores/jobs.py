@@ -211,6 +211,9 @@ class JobStore(Protocol):
     def records(self, name: str | None = None, key: str | None = None, slot: Slot | None = None) -> Sequence[JobRecord]:
         """Return the records of the keyspace, all of one slot, of one name, of one key."""
 
+    def keys(self, name: str) -> Collection[str]:
+        """Return the keys that have a job of this name, but for those whose record is STOPPING."""
+
     def close_keyspace(self, *, closed: bool) -> None:
         """Stop every job as by `stop`, and admit no more; or (`closed` False) admit again."""
 

@@ -124,6 +124,10 @@ class MemoryJobs(Client[Keyspaces, Slot]):
                 if name in (None, record.name) and key in (None, record.key) and slot in (None, record.slot)
             ]
 
+    def keys(self, name: str) -> Collection[str]:
+        """See `JobStore.keys`."""
+        return {record.key for record in self.records(name) if record.state is not JobState.STOPPING}
+
     def close_keyspace(self, *, closed: bool) -> None:
         """See `JobStore.close_keyspace`."""
         with self._server.changed:

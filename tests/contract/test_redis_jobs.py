@@ -126,6 +126,14 @@ def test_a_verb_is_one_script_however_much_it_moves(store: JobStore, client: Any
     assert ids(store) == set()
 
 
+def test_the_keys_of_a_name_are_read_without_the_payloads(store: JobStore, client: Any) -> None:
+    for i in range(20):
+        queued(store, job(f"d{i}", key=f"k{i}", slot=i % 16, payload=b"1" * 10_000))
+    before = client.info("stats")["total_net_output_bytes"]
+    assert len(store.keys("feed")) == 20
+    assert client.info("stats")["total_net_output_bytes"] - before < 20_000
+
+
 def test_a_look_where_nothing_has_changed_asks_for_the_revisions_alone(store: JobStore, client: Any) -> None:
     for slot in range(20):
         running(store, job(f"d{slot}", slot=slot))

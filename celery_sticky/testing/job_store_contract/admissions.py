@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from celery_sticky.keys import job_place
 from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob
 from celery_sticky.testing.job_store_contract.steps import (
     SLOT,
@@ -204,6 +205,17 @@ class AdmissionContract(Opening[JobStore]):
         assert {found.id for found in store.records(key="k")} == {"d1", "d3"}
         assert [found.id for found in store.records("a", "k", 1)] == ["d1"]
         assert list(store.records("a", "k", 2)) == []
+
+    def test_the_keys_of_a_name_are_those_that_have_a_job_of_it_that_is_not_to_stop(self, store: JobStore) -> None:
+        for number, key in enumerate(ODD):
+            queued(store, job(f"d{number}", key=key, slot=number))
+            queued(store, job(f"e{number}", "f", key=f"eed{key}", slot=number))
+        queued(store, job("placed", key="placed", slot=job_place("placed")))
+        for id, make in (("starts", starting), ("runs", running), ("fails", failing), ("stops", stopping)):  # noqa: A001
+            make(store, job(id, key=id))
+        assert set(store.keys("feed")) == {*ODD, "placed", "starts", "runs", "fails"}
+        assert set(store.keys("f")) == {f"eed{key}" for key in ODD}
+        assert set(store.keys("fee")) == set(store.keys("")) == set()
 
     def test_a_tick_is_claimed_once_and_never_after_a_later_one(self, store: JobStore, other: JobStore) -> None:
         assert store.claim_tick("t", 5)

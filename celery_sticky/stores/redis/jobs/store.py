@@ -32,7 +32,20 @@ from celery_sticky.stores.redis.client import Client, script
 if TYPE_CHECKING:
     from kombu import Connection
 
-VERBS = ("admit", "stop", "notify", "records", "close", "claim_tick", "open", "look", "places", "reserve", "settle")
+VERBS = (
+    "admit",
+    "stop",
+    "notify",
+    "records",
+    "keys",
+    "close",
+    "claim_tick",
+    "open",
+    "look",
+    "places",
+    "reserve",
+    "settle",
+)
 SEEN_NOTES = 1000
 """Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
 
@@ -76,6 +89,10 @@ class RedisJobs(Client[Slot]):
         """See `JobStore.records`."""
         found = map(_record, self._ask("records", "" if slot is None else slot))
         return [record for record in found if name in (None, record.name) and key in (None, record.key)]
+
+    def keys(self, name: str) -> Collection[str]:
+        """See `JobStore.keys`."""
+        return {key.decode() for key in self._ask("keys", name)}
 
     def close_keyspace(self, *, closed: bool) -> None:
         """See `JobStore.close_keyspace`."""

@@ -11,7 +11,7 @@ import redis
 from celery_sticky.cli.checkup import Finding, note, wrong
 from celery_sticky.cli.session import PATIENCE, Session
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.keys import Slot, place_of
+from celery_sticky.keys import HASH_NAME, Slot, place_of
 from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
 
@@ -121,6 +121,12 @@ def leftovers(session: Session) -> Iterable[Finding]:
             yield wrong(
                 f"keyspace {keyspace}: {count} messages stand in {len(beyond)} slot queues from number {beyond[0]} on, "
                 f"but it has {slots} slots: they were sent with another sticky_slots"
+            )
+        direct = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
+        if direct and reading.view and reading.view.hash == HASH_NAME:
+            yield wrong(
+                f"keyspace {keyspace}: {direct} messages stand in queues of single workers, from a time when it "
+                "directed its keys: no worker reads these. Declare it as it was until they have run"
             )
         inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
         if inside and not (reading.view and reading.view.members):

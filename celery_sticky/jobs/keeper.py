@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.asides import Asides
 from celery_sticky.jobs.places import Run, is_house
 from celery_sticky.jobs.roster import Roster
@@ -98,6 +99,8 @@ class Keeper:
         self._more = False
         """There is more to do at once."""
         self._places_revision = 0
+        self._warned = False
+        """Of jobs that are written down where they do not run."""
         self._running = True
         self._ended = False
 
@@ -281,6 +284,7 @@ class Keeper:
             self._each(store, slot, "settle", partial(self._settle_slot, store, slot, epoch, reports, notes))
 
     def _settle_slot(self, store: JobStore, slot: Slot, epoch: int, reports: list[Report], notes: list[str]) -> None:
+        self._warn_of_misplaced(reports)
         try:
             known = self._roster.revision(slot)
             revision = store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl, known=known)
@@ -296,6 +300,8 @@ class Keeper:
         if now >= self._look_at:
             if self._director is not None:
                 self._list_places(store, self._director)
+            elif not self._look_at:
+                self._warn_of_places(store)
             self._rest.update(self._roster.numbers())
             self._look_at = now + self._poll
         self._due.update(self._asides.due(now))
@@ -334,6 +340,16 @@ class Keeper:
             self._rest.update(self._roster.behind(listed.revisions))
             self._places_revision = listed.revision
             director.listed(listed.revisions.keys())
+
+    def _warn_of_misplaced(self, reports: Sequence[Report]) -> None:
+        why = misplaced.as_plain(self.keyspace)
+        if not self._warned and any(report.error == why for report in reports):
+            self._warned = True
+            logger.error("jobs of keyspace %s: a job does not run, and perhaps others: %s", self.keyspace, why)
+
+    def _warn_of_places(self, store: JobStore) -> None:
+        if (listed := store.places(0)) is not None and listed.revisions:
+            logger.error("jobs: %s", misplaced.as_directed(self.keyspace, len(listed.revisions)))
 
     def _tend(self) -> dict[Slot, list[str]]:
         """Do what needs no store: stop, notify, end; return what is to be started."""

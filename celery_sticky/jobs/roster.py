@@ -12,6 +12,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
+from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.places import Drained, JobKey, Place, Run, Stage, Terms, is_house, job_key
 from celery_sticky.jobs.suspects import LONE_STARTS, Suspects, Who
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
@@ -20,8 +21,6 @@ from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
-
-MISPLACED = "its keyspace directs keys to workers, and whoever dispatched it did not know that"
 
 
 class Roster:
@@ -38,6 +37,7 @@ class Roster:
         directed: bool = False,
     ) -> None:
         self._terms, self._keyspace, self._directed = terms, keyspace, directed
+        self._misplaced = misplaced.as_plain(keyspace)
         self._suspects = suspects or Suspects()
         self._kept_back: set[Slot] = set()
         """Slots with starts that have to wait for those of others."""
@@ -428,9 +428,9 @@ class Roster:
             self._write(slot, Report(record.id, Verdict.ENDED))
             return False
         if self._directed and isinstance(slot, int) and not is_house(record.id):
-            # Whoever dispatched it takes the keyspace for a plain one. Here nobody has claimed its key.
-            if record.fresh or record.error != MISPLACED:
-                self._write(slot, Report(record.id, Verdict.FAILED, MISPLACED))
+            # Whoever dispatched it took the keyspace for a plain one. Here nobody has claimed its key.
+            if record.fresh or record.error != self._misplaced:
+                self._write(slot, Report(record.id, Verdict.FAILED, self._misplaced))
             return False
         if place.idle:
             if not record.fresh and record.error != place.idle:  # a fresh one would go

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from celery_sticky.assignment import how_to_agree
 from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StickyError, StoreUnavailable
 from celery_sticky.ownership.events import (
     BeatDone,
@@ -277,12 +278,19 @@ class Member:
             case LoseSlots(slots):
                 self._lose(slots)
             case Refuse(reason, name_taken):
-                self._hooks.refused(NameTaken(reason) if name_taken else KeyspaceMismatch(reason))
+                self._hooks.refused(self._refusal(reason, name_taken=name_taken))
             case Say(text):
                 logger.info("keyspace %s: %s", self.keyspace, text)
             case Read() | SendBeat() | Swap():
                 return self._ask(effect)
         return None
+
+    def _refusal(self, reason: str, *, name_taken: bool) -> RefusedToStart:
+        where, view = f"keyspace {self.keyspace!r}: {reason}", self._machine.view
+        if name_taken:
+            return NameTaken(f"{where}: give each worker its own name with -n")
+        assert view is not None
+        return KeyspaceMismatch(f"{where}. {how_to_agree(self.keyspace, view, self._machine.terms.slots)}")
 
     def _lose(self, slots: frozenset[int]) -> None:
         self._announce_gains()

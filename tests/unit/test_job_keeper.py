@@ -87,7 +87,15 @@ class Worker:
     """A keeper with its host, and whom it tells of drained slots."""
 
     def __init__(
-        self, name: str, server: MemoryJobServer, world: World, terms: Terms = TERMS, *, poll: float = 0.0, **house: Any
+        self,
+        name: str,
+        server: MemoryJobServer,
+        world: World,
+        terms: Terms = TERMS,
+        *,
+        poll: float = 0.0,
+        plain: bool = False,
+        **house: Any,
     ) -> None:
         self.name = name
         self.lease = Lease({"ks": SLOTS})
@@ -108,7 +116,7 @@ class Worker:
             self._report,
             poll=poll,
             outcome_ttl=60.0,
-            director=self.director,
+            director=None if plain else self.director,
         )
         self.host.keeper = self.keeper
         self.host.boot()
@@ -965,15 +973,27 @@ def test_a_job_that_was_dispatched_as_in_a_plain_keyspace_does_not_run_where_nob
     plain = alone(server)
     admit(plain, "before", "before")
     run(plain)
-    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]}, directed=True)
+    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]}, directed=True, keyspace="ks")
     worker.keeper.open(0, 9, 1)
     admit(worker)
     run(worker, 8)
     assert [key for key, *_ in worker.host.world.starts] == ["schedule:x"]
     outcome = worker.store.outcome("id", 0)
-    assert outcome is not None and "directs keys" in outcome.error
+    assert outcome is not None and "as in a plain keyspace" in outcome.error
     (left,) = worker.store.records()
-    assert (left.key, left.state) == ("before", JobState.FAILING) and "directs keys" in left.error
+    assert (left.key, left.state) == ("before", JobState.FAILING) and "sticky.jobs.shutdown('ks')" in left.error
     worker.store.stop(0, "job", "before")
     run(worker)
     assert not worker.store.records()
+
+
+def test_in_a_plain_keyspace_jobs_of_a_time_when_it_directed_keys_are_told_with_what_to_do(
+    server: MemoryJobServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    admit_placed(placed(server))
+    worker = Worker("b", server, World(), plain=True)
+    worker.keeper.open(0, 1, 1)
+    run(worker)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR" and record.getMessage().startswith("jobs: 1 keys have jobs that were dispatched")
+    assert "sticky.jobs.shutdown('ks')" in record.getMessage()

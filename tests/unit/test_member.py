@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from celery_sticky.errors import StoreUnavailable
+from celery_sticky.errors import KeyspaceMismatch, StoreUnavailable
+from celery_sticky.ownership import changes
 from celery_sticky.ownership.machine import Phase, Terms
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Signal
@@ -146,3 +148,30 @@ def test_a_store_that_only_answers_is_not_back(
     wait_until(lambda: outages(caplog), 10, "it is told")
     time.sleep(1.0)
     assert outages(caplog) == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "made_with", "said"),
+    [
+        (
+            4,
+            "h pins",
+            "'h pins', this worker is .* 'h'. Declare 'ks' here as one that directs keys by h pins. Or",
+        ),
+        (8, "h", "made with 8 slots .* with 4 slots .* keeps its number of slots: give 'ks' 8 here"),
+    ],
+)
+def test_a_worker_that_is_refused_says_which_keyspace_and_what_to_do(
+    member: Callable[[Watched, Enlisting], Member], slots: int, made_with: str, said: str
+) -> None:
+    server = MemoryServer()
+    store = Watched(server)
+    first = changes.fresh(
+        slots=slots, hash=made_with, generation=1, version=1, store_id=store.read().store_id, epochs=0
+    )
+    assert store.swap(None, first)
+    refused = member(store, Enlisting(store.directory))
+    wait_until(lambda: refused.snapshot.phase is Phase.REFUSED, 10, "it is refused")
+    (error,) = refused._hooks.refused.call_args.args  # type: ignore[attr-defined]
+    assert isinstance(error, KeyspaceMismatch)
+    assert re.match(f"keyspace 'ks': .*{said}", str(error)), str(error)

@@ -116,5 +116,8 @@ def test_without_a_document_nobody_is_there(sender: Sender) -> None:
 def test_a_sender_with_another_function_than_the_workers_is_told(sender: Sender) -> None:
     sender.join(JUMPED, "a")
     other = Keyspace("jumped", assign=jump, version="2")
-    with pytest.raises(KeyspaceMismatch, match=r"assign=jump'.*assign=jump@2'"):
+    with pytest.raises(KeyspaceMismatch, match=r"assign=jump'.*assign=jump@2'") as told:
         sender.places.of(other, "k")
+    assert "Declare 'jumped' here as one that directs keys by assign=jump." in str(told.value)
+    assert "sticky.jobs.shutdown('jumped')" in str(told.value), "and how to change it for all"
+    assert "celery sticky init --force --keyspace jumped" in str(told.value)

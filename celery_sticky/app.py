@@ -10,12 +10,12 @@ from celery.bin.base import CeleryOption
 
 from celery_sticky import router
 from celery_sticky.assignment import Keyspace
+from celery_sticky.belongings import Belongings
 from celery_sticky.errors import InvalidSettings, NotAMember, StickyError
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, queue_for, queue_name, slot_for
-from celery_sticky.places import Places
 from celery_sticky.settings import SETTING, Settings
 from celery_sticky.stores import Directory, JobStore, open_directory, open_job_store
 from celery_sticky.worker.lease import Lease
@@ -37,7 +37,7 @@ class Wiring:
         """In a worker, the children it forks and its job host: what it may trust."""
         self.worker: str | None = None
         """There: the worker's node name."""
-        self.places = Places(lambda: self.settings, self._open_directory)
+        self.belongings = Belongings(lambda: self.settings, self._open_directory)
         self._keyspaces: list[Keyspace] = []
 
     def _registry(self) -> Mapping[str, Any]:
@@ -67,7 +67,7 @@ class Wiring:
     @cached_property
     def jobs(self) -> Jobs:
         """What this app's processes ask of jobs."""
-        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.places.of)
+        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.belongings.of)
 
     def _open_job_store(self, keyspace: str) -> JobStore:
         return open_job_store(
@@ -105,7 +105,7 @@ class Sticky:
         if wired is None:
             wired = Wiring(app)
             setattr(app, _ATTRIBUTE, wired)
-            router.install(app, wired.tasks, lambda: wired.settings, wired.places.of)
+            router.install(app, wired.tasks, lambda: wired.settings, wired.belongings.of)
             # Celery calls the fixups of an app when it makes it, also when it makes it from a pickle: so an app sent
             # to a spawned process is wired there.
             app.fixups = {*app.fixups, f"{__name__}:{Sticky.__name__}"}
@@ -233,7 +233,7 @@ class Sticky:
         directing = self.settings.directing(check_keyspace(keyspace))
         if wiring.lease is not None and not wiring.lease.trusted(keyspace):
             raise NotAMember(f"this worker has no lease in keyspace {keyspace!r} now")
-        wiring.places.pin(directing, wiring.worker, text, take=take)
+        wiring.belongings.pin(directing, wiring.worker, text, take=take)
 
     def unpin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
         """Let a key go; False if this worker has not pinned it.
@@ -243,7 +243,7 @@ class Sticky:
             StoreUnavailable: it may or may not be pinned.
         """
         directing = self.settings.directing(check_keyspace(keyspace))
-        return self.wiring.places.unpin(directing, self.wiring.worker, key_text(key))
+        return self.wiring.belongings.unpin(directing, self.wiring.worker, key_text(key))
 
     def worker_for(self, key: Key, keyspace: str) -> str | None:
         """Return the node name of the worker that a key of a directed keyspace belongs to now, as a sender sees it.
@@ -257,7 +257,7 @@ class Sticky:
         directing = self.settings.directing(check_keyspace(keyspace))
         if directing is None:
             raise InvalidSettings(f"keyspace {keyspace!r} does not direct keys: its slots have owners")
-        return self.wiring.places.worker_for(directing, key_text(key))
+        return self.wiring.belongings.worker_for(directing, key_text(key))
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Sticky:
         """
         lease, directing = self.wiring.lease, self.settings.directing(keyspace)
         if directing is not None:
-            mine = self.wiring.places.worker_for(directing, key_text(key)) == self.wiring.worker
+            mine = self.wiring.belongings.worker_for(directing, key_text(key)) == self.wiring.worker
             return mine and lease is not None and lease.trusted(keyspace)
         return lease is not None and lease.owns(keyspace, self.slot_for(key, keyspace))
 
@@ -288,7 +288,7 @@ class Sticky:
             InvalidKey: it cannot be a key, or the keyspace's name cannot be one.
         """
         if (directing := self.settings.directing(keyspace)) is not None:
-            return queue_name(keyspace, self.wiring.places.of(directing, key_text(key)), self.settings.key_prefix)
+            return queue_name(keyspace, self.wiring.belongings.of(directing, key_text(key)), self.settings.key_prefix)
         return queue_for(key, keyspace, self.settings.slots_of(keyspace), self.settings.key_prefix)
 
 

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.asides import Asides
-from celery_sticky.jobs.places import Run, is_house
+from celery_sticky.jobs.held import Run, is_house
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
 from celery_sticky.stores.jobs import SEEN_RECORDS, JobStore, Report, Reserved, SlotJobs
-from celery_sticky.worker.deadline import Held
+from celery_sticky.worker.deadline import Reliance
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
 from celery_sticky.worker.outage import Outage
@@ -176,7 +176,7 @@ class Keeper:
         """The host says something of a run, perhaps of another keyspace's."""
         self._post(lambda: self._roster.heard(message, boottime()))
 
-    def held(self) -> set[Held]:
+    def relied_on(self) -> set[Reliance]:
         """Return what trust the runs rely on."""
         return {(self.keyspace, term) for term in self._roster.terms()}
 

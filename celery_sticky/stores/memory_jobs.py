@@ -28,7 +28,7 @@ from celery_sticky.stores.jobs import (
     Reserved,
     SlotJobs,
 )
-from celery_sticky.stores.memory_job_records import Keyspace, Place
+from celery_sticky.stores.memory_job_records import Keyspace, SlotRecords
 
 SEEN_NOTES = 1000
 """Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
@@ -106,11 +106,11 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             record = space.find(slot, name, key)
             if record is None or record.state is JobState.STOPPING:
                 return Fate.NO_JOB
-            place = space.at(slot)
-            if len([note for note in place.notes if (note.name, note.key) == (name, key)]) >= limit:
+            written = space.at(slot)
+            if len([note for note in written.notes if (note.name, note.key) == (name, key)]) >= limit:
                 return Fate.FULL
             space.noted += 1
-            place.notes.append(Note(f"{space.noted:016d}", name, key, payload))
+            written.notes.append(Note(f"{space.noted:016d}", name, key, payload))
             space.revise(slot)
             self._server.signal(self._keyspace, slot)
             return Fate.SENT
@@ -150,10 +150,10 @@ class MemoryJobs(Client[Keyspaces, Slot]):
     def open(self, slot: Slot, epoch: int) -> None:
         """See `JobStore.open`."""
         with self._server.changed:
-            place = self._space().at(slot)
-            if place.epoch > epoch:
-                raise Fenced(place.epoch, "")
-            place.epoch = epoch
+            written = self._space().at(slot)
+            if written.epoch > epoch:
+                raise Fenced(written.epoch, "")
+            written.epoch = epoch
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """See `JobStore.look`."""
@@ -162,9 +162,9 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             found: dict[Slot, SlotJobs] = {}
             seen = 0
             for slot, revision in known.items():
-                if seen < SEEN_RECORDS and (place := space.at(slot)).revision != revision:
-                    found[slot] = _seen(space, place)
-                    seen += len(place.ids)
+                if seen < SEEN_RECORDS and (written := space.at(slot)).revision != revision:
+                    found[slot] = _seen(space, written)
+                    seen += len(written.ids)
             return found
 
     def places(self, known: int) -> JobPlaces | None:
@@ -202,16 +202,16 @@ class MemoryJobs(Client[Keyspaces, Slot]):
         """See `JobStore.settle`."""
         with self._server.changed:
             space = self._fenced(slot, epoch)
-            place = space.at(slot)
-            before, dropped = place.revision, set(notes)
-            if any(note.id in dropped for note in place.notes):
-                place.notes = [note for note in place.notes if note.id not in dropped]
+            written = space.at(slot)
+            before, dropped = written.revision, set(notes)
+            if any(note.id in dropped for note in written.notes):
+                written.notes = [note for note in written.notes if note.id not in dropped]
                 space.revise(slot)
             for report in reports:
                 record = space.records.get(report.id)
                 if record is not None and record.slot == slot:
                     space.settle(record, report, outcome_ttl)
-            place.drop_notes()
+            written.drop_notes()
             space.forget_vacant(slot)
             self._server.changed.notify_all()
             return space.at(slot).revision if before == known else 0
@@ -225,18 +225,18 @@ class MemoryJobs(Client[Keyspaces, Slot]):
 
     def _fenced(self, slot: Slot, epoch: int) -> Keyspace:
         space = self._space()
-        place = space.at(slot)
-        if place.epoch != epoch and (isinstance(slot, int) or place.ids):
-            raise Fenced(place.epoch, "")
+        written = space.at(slot)
+        if written.epoch != epoch and (isinstance(slot, int) or written.ids):
+            raise Fenced(written.epoch, "")
         return space
 
 
-def _seen(space: Keyspace, place: Place) -> SlotJobs:
-    records = tuple(space.records[job_id] for job_id in place.ids.values())
-    count = Counter((note.name, note.key) for note in place.notes)
+def _seen(space: Keyspace, written: SlotRecords) -> SlotJobs:
+    records = tuple(space.records[job_id] for job_id in written.ids.values())
+    count = Counter((note.name, note.key) for note in written.notes)
     share, seen, notes = max(1, SEEN_NOTES // max(1, len(count))), Counter[tuple[str, str]](), []
-    for note in place.notes:
+    for note in written.notes:
         seen[note.name, note.key] += 1
         if seen[note.name, note.key] <= share:
             notes.append(note)
-    return SlotJobs(place.revision, records, tuple(notes), len(notes) < len(place.notes))
+    return SlotJobs(written.revision, records, tuple(notes), len(notes) < len(written.notes))

@@ -12,8 +12,8 @@ from harness.fake_host import FakeHost, World
 
 from celery_sticky.assignment import Keyspace, Worker, belongs, workers_of
 from celery_sticky.errors import NotAMember, NotPinned, NoWorker, StoreUnavailable
+from celery_sticky.jobs.held import Terms
 from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.places import Terms
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.keys import Slot, hash_key, job_place, slot_for
 from celery_sticky.ownership import changes

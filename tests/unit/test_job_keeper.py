@@ -14,8 +14,8 @@ from harness.fake_host import FakeHost, World
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs import keeper as keeper_module
+from celery_sticky.jobs.held import Terms, house_job
 from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.places import Terms, house_job
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.jobs.wire import Ended, Notify, Start, Stop

@@ -36,7 +36,7 @@ class _Known:
     """Key -> incarnation (empty: none) and until when that is used."""
 
 
-class Places:
+class Belongings:
     """Any thread may use it, also after a fork."""
 
     def __init__(
@@ -71,11 +71,11 @@ class Places:
 
     def worker_for(self, keyspace: Keyspace, key: str) -> str | None:
         """Return the worker that a key belongs to; None: it belongs to a slot that nobody owns."""
-        place = self.of(keyspace, key)
-        if isinstance(place, str):
-            return place.removeprefix(DIRECT)
+        belongs_to = self.of(keyspace, key)
+        if isinstance(belongs_to, str):
+            return belongs_to.removeprefix(DIRECT)
         view = self._known[keyspace.name].view
-        return view.owner[place] if view is not None else None
+        return view.owner[belongs_to] if view is not None else None
 
     def pin(self, keyspace: Keyspace | None, worker: str | None, key: str, *, take: bool) -> None:
         """Pin a key for the worker that this process belongs to.

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,11 +17,12 @@ from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.asides import Asides
 from celery_sticky.jobs.held import Run, is_house
+from celery_sticky.jobs.looks import Looks
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
-from celery_sticky.stores.jobs import SEEN_RECORDS, JobStore, Report, Reserved, SlotJobs
+from celery_sticky.stores.jobs import JobStore, Report, Reserved
 from celery_sticky.worker.deadline import Reliance
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
@@ -37,7 +38,6 @@ UNTRUSTED_PAUSE = 0.1
 
 AT_ONCE = 500
 """Slots opened, or started in, in a row: each is a request, and meanwhile nothing is stopped."""
-NOTHING = SlotJobs(0, (), ())
 
 
 class Hosting(Protocol):
@@ -83,22 +83,18 @@ class Keeper:
         self.keyspace = keyspace
         self._worker, self._roster, self._open_store = worker, roster, open_store
         self._hosting, self._lease, self._report = hosting, lease, report
-        self._poll, self._outcome_ttl = poll, outcome_ttl
+        self._outcome_ttl = outcome_ttl
         self._asides = Asides()
+        listed = director.listed if director is not None else None
+        self._looks = Looks(keyspace, roster, self._asides, self._each, poll=poll, listed=listed)
         self._inbox: deque[Callable[[], None]] = deque()
         self._store: JobStore | None = None
         self._outage = Outage(logger, f"jobs of keyspace {keyspace}", lambda _: WITHOUT_STORE)
         self._host = 0
         self._killed = 0
         self._director = director
-        self._look_at = 0.0
-        self._due: set[Slot] = set()
-        """Slots to be looked at before that: something has changed there."""
-        self._rest: set[Slot] = set()
-        """Slots to be looked at behind those: something may have changed there."""
         self._more = False
         """There is more to do at once."""
-        self._places_revision = 0
         self._warned = False
         """Of jobs that are written down where they do not run."""
         self._running = True
@@ -210,7 +206,7 @@ class Keeper:
 
     def heed(self, changed: Collection[Slot]) -> None:
         """Look at slots that have changed, if any of them is ours; the director has to know of all places with jobs."""
-        self._due |= self._roster.changed(changed)
+        self._looks.add(self._roster.changed(changed))
         places = [slot for slot in changed if isinstance(slot, str)]
         if places and self._director is not None:
             self._director.wanted(places)
@@ -221,7 +217,7 @@ class Keeper:
         self._roster.again(self._tend())
         self._open_slots(store)
         self._settle(store)
-        self._look(store)
+        self._looks.look(store, boottime())
         self._start(store, self._tend())
 
     def _take_in(self) -> None:
@@ -277,10 +273,10 @@ class Keeper:
                 logger.warning("jobs of keyspace %s: place %r is fenced at %d", self.keyspace, slot, fenced.epoch)
         else:
             self._roster.fenced(slot)
-            self._due.add(slot)
+            self._looks.add((slot,))
 
     def _settle(self, store: JobStore) -> None:
-        for slot, epoch, reports, notes in self._roster.to_settle():
+        for slot, epoch, reports, notes in self._roster.settling.to_settle():
             self._each(store, slot, "settle", partial(self._settle_slot, store, slot, epoch, reports, notes))
 
     def _settle_slot(self, store: JobStore, slot: Slot, epoch: int, reports: list[Report], notes: list[str]) -> None:
@@ -290,56 +286,10 @@ class Keeper:
             revision = store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl, known=known)
         except Fenced:
             self._roster.unfenced(slot)
-            self._due.add(slot)
+            self._looks.add((slot,))
         else:
             if self._roster.settled(slot, len(reports), len(notes), revision):
-                self._due.add(slot)  # else there is nothing in the slot that we do not know
-
-    def _look(self, store: JobStore) -> None:
-        now = boottime()
-        if now >= self._look_at:
-            if self._director is not None:
-                self._list_places(store, self._director)
-            elif not self._look_at:
-                self._warn_of_places(store)
-            self._rest.update(self._roster.numbers())
-            self._look_at = now + self._poll
-        self._due.update(self._asides.due(now))
-        aside = {slot for slot in self._due | self._rest if self._asides.has(slot, now)}
-        known = self._roster.known(self._due - aside) | self._roster.known(self._rest - aside)
-        self._due, self._rest = aside, self._look_at_some(store, known) if known else set()
-
-    def _look_at_some(self, store: JobStore, known: Mapping[Slot, int]) -> set[Slot]:
-        """Look at the first of these; return what is left. What the look wants done is done before the next one."""
-        try:
-            found = store.look(known)
-        except Exception:
-            store.look({})  # raises where it is the store that is away; else it is a slot
-            for slot, revision in known.items():
-                self._each(store, slot, "look", partial(self._look_at_one, store, slot, revision))
-            return set()
-        left = _left(list(known), found)
-        self._see({slot: revision for slot, revision in known.items() if slot not in left}, found)
-        for slot in known.keys() - left:
-            self._asides.worked(slot, "look")
-        return left
-
-    def _look_at_one(self, store: JobStore, slot: Slot, revision: int) -> None:
-        self._see({slot: revision}, store.look({slot: revision}))
-
-    def _see(self, known: Mapping[Slot, int], found: Mapping[Slot, SlotJobs]) -> None:
-        for slot, revision in known.items():
-            if slot in found:
-                self._roster.seen(slot, found[slot])
-            elif isinstance(slot, str) and not revision:
-                self._roster.seen(slot, NOTHING)
-
-    def _list_places(self, store: JobStore, director: Director) -> None:
-        """Look which keys have jobs: one answer for all, however many there are, and none where nothing has changed."""
-        if (listed := store.places(self._places_revision)) is not None:
-            self._rest.update(self._roster.behind(listed.revisions))
-            self._places_revision = listed.revision
-            director.listed(listed.revisions.keys())
+                self._looks.add((slot,))  # else there is nothing in the slot that we do not know
 
     def _warn_of_misplaced(self, reports: Sequence[Report]) -> None:
         why = misplaced.as_plain(self.keyspace)
@@ -347,15 +297,11 @@ class Keeper:
             self._warned = True
             logger.error("jobs of keyspace %s: a job does not run, and perhaps others: %s", self.keyspace, why)
 
-    def _warn_of_places(self, store: JobStore) -> None:
-        if (listed := store.places(0)) is not None and listed.revisions:
-            logger.error("jobs: %s", misplaced.as_directed(self.keyspace, len(listed.revisions)))
-
     def _tend(self) -> dict[Slot, list[str]]:
         """Do what needs no store: stop, notify, end; return what is to be started."""
         reserves = self._roster.reconcile(boottime(), lambda term: self._lease.trusted(self.keyspace, term))
         self._hosting.say(self._host, self._roster.take_says())
-        for run, note in self._roster.to_notify():
+        for run, note in self._roster.settling.to_notify():
             self._hosting.say(self._host, [Notify(run.ref, note.id, json.loads(note.payload))])
         self._end_overdue()
         self._report_drained()
@@ -380,7 +326,7 @@ class Keeper:
             except Fenced:
                 self._roster.unfenced(slot)
             if len(reserved.attempts) < len(ids):
-                self._due.add(slot)  # some are not wanted any more
+                self._looks.add((slot,))  # some are not wanted any more
         runs = self._roster.reserved(slot, reserved, boottime())
         self._hosting.say(self._host, [self._start_of(run, attempt) for run, attempt in runs])
 
@@ -401,16 +347,8 @@ class Keeper:
 
     def _pause(self) -> float:
         now = boottime()
-        at_once = self._more or any(not self._asides.has(slot, now) for slot in self._due | self._rest)
-        ends = [0.0 if at_once else self._look_at]
+        ends = [now if self._more else self._looks.next_at(now)]
         ends += [at for at in (self._roster.wake_at(), self._asides.next_at(now)) if at is not None]
         if self._roster.waiting:
             ends.append(now + UNTRUSTED_PAUSE)
         return max(0.0, min(ends) - now)
-
-
-def _left(asked: Sequence[Slot], found: Mapping[Slot, SlotJobs]) -> set[Slot]:
-    """Return the slots of which a look says nothing, because there was enough in its answer."""
-    if sum(len(jobs.records) for jobs in found.values()) < SEEN_RECORDS:
-        return set()
-    return set(asked[max(map(asked.index, found)) + 1 :])

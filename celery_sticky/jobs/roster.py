@@ -14,10 +14,11 @@ from itertools import count
 
 from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.held import Drained, HeldSlot, JobKey, Run, Stage, Terms, is_house, job_key
+from celery_sticky.jobs.settling import Settling
 from celery_sticky.jobs.suspects import LONE_STARTS, Suspects, Who
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, Reserved, SlotJobs, Verdict
+from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Report, Reserved, SlotJobs, Verdict
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
@@ -45,14 +46,13 @@ class Roster:
         self._refs = refs or count(1)
         self._house = house or {}
         self._held: dict[Slot, HeldSlot] = {}
+        self.settling = Settling(self._held)
         self._runs: dict[int, Run] = {}
         self._relied: dict[int, int] = {}
         """Term -> runs."""
         # There may be very many places of keys: what is to be done in any of them is noted here, not searched for.
         self._dirty: set[Slot] = set()
         self._unopened: set[Slot] = set()
-        self._unsettled: set[Slot] = set()
-        self._noting: set[Slot] = set()
         self._timers: list[tuple[float, int, Slot]] = []
         self._timed = count()
         self._says: list[Message] = []
@@ -161,7 +161,7 @@ class Roster:
             held.vacant = isinstance(slot, str) and not found.records
             self._forget_old(held)
             self._tell_again(held)
-            self._noting.add(slot)
+            self.settling.look(slot)
             self._dirty.add(slot)
 
     def _tell_again(self, held: HeldSlot) -> None:
@@ -226,15 +226,14 @@ class Roster:
             case Ended(ref, error) if run := self._runs.get(ref):
                 self._on_ended(run, error, now)
             case Noted(ref, note) if run := self._runs.get(ref):
-                self._held[run.slot].noted.append(note)
-                self._unsettled.add(run.slot)
+                self.settling.noted(run.slot, note)
 
     def _on_started(self, run: Run, now: float) -> None:
         if run.stage is Stage.STARTING:
             run.stage, run.since, run.started = Stage.RUNNING, now, True
             self._suspects.started(self._who(run.record))
             self._report(run, Verdict.STARTED)
-            self._noting.add(run.slot)
+            self.settling.look(run.slot)
             self._dirty.add(run.slot)
 
     def _on_ended(self, run: Run, error: str, now: float) -> None:
@@ -268,47 +267,15 @@ class Roster:
 
     def _report(self, run: Run, verdict: Verdict, error: str = "") -> None:
         if not is_house(run.record.id):
-            self._write(run.slot, Report(run.record.id, verdict, error))
-
-    def _write(self, slot: Slot, report: Report) -> None:
-        self._held[slot].reports.append(report)
-        self._unsettled.add(slot)
-
-    # -- what is to be written down ------------------------------------------------------------
-
-    def to_settle(self) -> list[tuple[Slot, int, list[Report], list[str]]]:
-        """Return slot, epoch, reports and delivered notes of the slots that have any."""
-        found = [(slot, held) for slot in self._unsettled if (held := self._held.get(slot)) is not None]
-        found = [(slot, held) for slot, held in found if held.reports or held.noted]
-        self._unsettled = {slot for slot, _ in found}
-        return [(slot, p.epoch, p.reports[:], p.noted[:]) for slot, p in found if p.opened]
+            self.settling.report(run.slot, Report(run.record.id, verdict, error))
 
     def settled(self, slot: Slot, reports: int, notes: int, revision: int) -> bool:
-        """The first so many reports and notes are written down, and nothing else has changed (revision 0: perhaps).
-
-        True: it has to be looked at what is written down now.
-        """
+        """See `Settling.settled`."""
         held = self._held.get(slot)
         if held is None:
             return False
-        written = held.reports[:reports]
-        look = (held.more and notes > 0) or any(report.verdict is not Verdict.STARTED for report in written)
-        if revision and not look:
-            self._have_started(held, {report.id for report in written})
-            held.revision = revision
-        if notes:  # else a run that is started anew would get them again, before the next look
-            dropped = set(held.noted[:notes])
-            held.notes = tuple(note for note in held.notes if note.id not in dropped)
-        del held.reports[:reports], held.noted[:notes]
         self._dirty.add(slot)
-        return look
-
-    @staticmethod
-    def _have_started(held: HeldSlot, ids: set[str]) -> None:
-        """Do what the store does with the records of starts that it is told of."""
-        for job, record in held.wanted.items():
-            if record.id in ids and record.state is not JobState.STOPPING:
-                held.wanted[job] = replace(record, state=JobState.RUNNING, fresh=False, error="")
+        return self.settling.settled(held, reports, notes, revision)
 
     # -- what is to be done --------------------------------------------------------------------
 
@@ -358,7 +325,7 @@ class Roster:
                 continue
             if record.fresh and attempt > 2 * self._terms.max_attempts:
                 # It was not given up here: it takes whole workers with it, so that each one meets it anew.
-                self._write(slot, Report(record.id, Verdict.FAILED, _kills(attempt - 1)))
+                self.settling.report(slot, Report(record.id, Verdict.FAILED, _kills(attempt - 1)))
             else:
                 runs.append((self._begin(slot, held, replace(record, attempt=attempt), now), attempt))
         return runs
@@ -425,16 +392,16 @@ class Roster:
     def _may_start(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
         if record.state is JobState.STOPPING:
             # Whoever ran it has given the slot away, or is dead.
-            self._write(slot, Report(record.id, Verdict.ENDED))
+            self.settling.report(slot, Report(record.id, Verdict.ENDED))
             return False
         if self._directed and isinstance(slot, int) and not is_house(record.id):
             # Whoever dispatched it took the keyspace for a plain one. Here nobody has claimed its key.
             if record.fresh or record.error != self._misplaced:
-                self._write(slot, Report(record.id, Verdict.FAILED, self._misplaced))
+                self.settling.report(slot, Report(record.id, Verdict.FAILED, self._misplaced))
             return False
         if held.idle:
             if not record.fresh and record.error != held.idle:  # a fresh one would go
-                self._write(slot, Report(record.id, Verdict.FAILED, held.idle))
+                self.settling.report(slot, Report(record.id, Verdict.FAILED, held.idle))
             return False
         if now < held.failures.get(record.id, (0, 0.0))[1]:
             return False
@@ -452,18 +419,6 @@ class Roster:
         if held.tasks_drained and not held.runs and not (held.opened and (held.reports or held.noted)):
             del self._held[slot]
             self._drained.append(Drained(slot, held.epoch, held.vacant))
-
-    def to_notify(self) -> list[tuple[Run, Note]]:
-        """Return the notes to hand over now, each with the run it is for, and count them as handed over."""
-        found = []
-        noting, self._noting = self._noting, set()
-        for held in (self._held[slot] for slot in noting if slot in self._held):
-            for note in held.notes:
-                run = held.runs.get((note.name, note.key))
-                if run is not None and run.stage is Stage.RUNNING and note.id not in run.sent:
-                    run.sent.add(note.id)
-                    found.append((run, note))
-        return found
 
     def _set_timer(self, at: float, slot: Slot) -> None:
         heappush(self._timers, (at, next(self._timed), slot))

@@ -76,6 +76,8 @@ class JobRecord:
     """The slot's revision when the record last changed."""
 
 
+SEEN_NOTES = 1000
+"""Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
 SEEN_RECORDS = 250
 """Records after which a look ends: nobody else is served meanwhile."""
 

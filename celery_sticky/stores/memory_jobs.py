@@ -14,6 +14,7 @@ from celery_sticky.errors import Fenced
 from celery_sticky.keys import Slot
 from celery_sticky.stores.in_process import Client, Server
 from celery_sticky.stores.jobs import (
+    SEEN_NOTES,
     SEEN_RECORDS,
     STOPPED,
     Admission,
@@ -29,10 +30,6 @@ from celery_sticky.stores.jobs import (
     SlotJobs,
 )
 from celery_sticky.stores.memory_job_records import Keyspace, SlotRecords
-
-SEEN_NOTES = 1000
-"""Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
-
 
 Keyspaces = defaultdict[str, Keyspace]
 

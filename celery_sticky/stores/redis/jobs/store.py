@@ -14,6 +14,7 @@ from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.keys import KEYED, Slot
 from celery_sticky.redis_clients import key_prefix, translate_errors
 from celery_sticky.stores.jobs import (
+    SEEN_NOTES,
     SEEN_RECORDS,
     Admission,
     Fate,
@@ -46,8 +47,6 @@ VERBS = (
     "reserve",
     "settle",
 )
-SEEN_NOTES = 1000
-"""Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
 
 
 class RedisJobs(Client[Slot]):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 from celery.bin.base import CeleryOption
@@ -15,69 +14,13 @@ from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, queue_for, queue_name, slot_for
-from celery_sticky.places import Places
-from celery_sticky.settings import SETTING, Settings
-from celery_sticky.stores import Directory, JobStore, open_directory, open_job_store
-from celery_sticky.worker.lease import Lease
+from celery_sticky.settings import Settings
+from celery_sticky.wiring import Wiring
 
 _ATTRIBUTE = "sticky_wiring"
 
 _Handler = TypeVar("_Handler")
 _Function = TypeVar("_Function")
-
-
-class Wiring:
-    """What belongs to one app, however many `Sticky` objects refer to it."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-        self.tasks = KeyedTasks(self._registry)
-        self.declared = DeclaredJobs()
-        self.lease: Lease | None = None
-        """In a worker, the children it forks and its job host: what it may trust."""
-        self.worker: str | None = None
-        """There: the worker's node name."""
-        self.places = Places(lambda: self.settings, self._open_directory)
-        self._keyspaces: list[Keyspace] = []
-
-    def _registry(self) -> Mapping[str, Any]:
-        # `app.tasks` registers the tasks that were only declared so far; without it, a send by name would not see
-        # that its task is keyed. Where the app is not to finish by itself, asking would be an error.
-        app = self.app
-        tasks: Mapping[str, Any] = app.tasks if app.finalized or app.autofinalize else app._tasks
-        return tasks
-
-    @cached_property
-    def settings(self) -> Settings:
-        """The app's settings, read when first asked for."""
-        return Settings.read(sticky_entries(self.app.conf)).declaring(self._keyspaces)
-
-    def declare(self, keyspaces: list[Keyspace]) -> None:
-        """Add keyspaces that the code declares."""
-        if keyspaces:
-            self._keyspaces += keyspaces
-            vars(self).pop("settings", None)  # read before, perhaps
-
-    @property
-    def store_at(self) -> Any:
-        """The Kombu connection that says where the store is; nothing is sent over it."""
-        url = self.settings.store
-        return self.app.connection_for_write(url=url) if url else self.app.connection_for_write()
-
-    @cached_property
-    def jobs(self) -> Jobs:
-        """What this app's processes ask of jobs."""
-        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.places.of)
-
-    def _open_job_store(self, keyspace: str) -> JobStore:
-        return open_job_store(
-            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
-        )
-
-    def _open_directory(self, keyspace: str) -> Directory:
-        return open_directory(
-            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
-        )
 
 
 class Sticky:
@@ -105,7 +48,7 @@ class Sticky:
         if wired is None:
             wired = Wiring(app)
             setattr(app, _ATTRIBUTE, wired)
-            router.install(app, wired.tasks, lambda: wired.settings, wired.places.of)
+            router.install(app, wired.tasks, lambda: wired.settings, wired.belongings.of)
             # Celery calls the fixups of an app when it makes it, also when it makes it from a pickle: so an app sent
             # to a spawned process is wired there.
             app.fixups = {*app.fixups, f"{__name__}:{Sticky.__name__}"}
@@ -233,7 +176,7 @@ class Sticky:
         directing = self.settings.directing(check_keyspace(keyspace))
         if wiring.lease is not None and not wiring.lease.trusted(keyspace):
             raise NotAMember(f"this worker has no lease in keyspace {keyspace!r} now")
-        wiring.places.pin(directing, wiring.worker, text, take=take)
+        wiring.belongings.pin(directing, wiring.worker, text, take=take)
 
     def unpin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
         """Let a key go; False if this worker has not pinned it.
@@ -243,7 +186,7 @@ class Sticky:
             StoreUnavailable: it may or may not be pinned.
         """
         directing = self.settings.directing(check_keyspace(keyspace))
-        return self.wiring.places.unpin(directing, self.wiring.worker, key_text(key))
+        return self.wiring.belongings.unpin(directing, self.wiring.worker, key_text(key))
 
     def worker_for(self, key: Key, keyspace: str) -> str | None:
         """Return the node name of the worker that a key of a directed keyspace belongs to now, as a sender sees it.
@@ -257,7 +200,7 @@ class Sticky:
         directing = self.settings.directing(check_keyspace(keyspace))
         if directing is None:
             raise InvalidSettings(f"keyspace {keyspace!r} does not direct keys: its slots have owners")
-        return self.wiring.places.worker_for(directing, key_text(key))
+        return self.wiring.belongings.worker_for(directing, key_text(key))
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -269,7 +212,7 @@ class Sticky:
         """
         lease, directing = self.wiring.lease, self.settings.directing(keyspace)
         if directing is not None:
-            mine = self.wiring.places.worker_for(directing, key_text(key)) == self.wiring.worker
+            mine = self.wiring.belongings.worker_for(directing, key_text(key)) == self.wiring.worker
             return mine and lease is not None and lease.trusted(keyspace)
         return lease is not None and lease.owns(keyspace, self.slot_for(key, keyspace))
 
@@ -288,7 +231,7 @@ class Sticky:
             InvalidKey: it cannot be a key, or the keyspace's name cannot be one.
         """
         if (directing := self.settings.directing(keyspace)) is not None:
-            return queue_name(keyspace, self.wiring.places.of(directing, key_text(key)), self.settings.key_prefix)
+            return queue_name(keyspace, self.wiring.belongings.of(directing, key_text(key)), self.settings.key_prefix)
         return queue_for(key, keyspace, self.settings.slots_of(keyspace), self.settings.key_prefix)
 
 
@@ -313,24 +256,3 @@ _WITHOUT_OPTION = CeleryOption(
     help_group="Sticky Options",
     help="Take part in no keyspace: consume ordinary queues only.",
 )
-
-
-def sticky_entries(conf: Any) -> dict[str, Any]:
-    """Return the `sticky_*` entries of `app.conf`, however they are spelt there.
-
-    Celery finds a setting it knows under its namespace (`CELERY_STICKY_SLOTS` in Django's settings), but it cannot list
-    what it does not know. Without a namespace, old-style upper-case modules say `CELERY_STICKY_SLOTS` too.
-    """
-    namespace = (conf.finalize().prefix or "CELERY_").lower()
-    found = {}
-    for key in conf:
-        name = key if key.startswith(SETTING) else _bare(key, namespace)
-        if name.startswith(SETTING):
-            # By its bare name first: so an `app.conf.update(sticky_slots=...)` goes before a settings module.
-            found[name] = conf[name] if name in conf else conf[key]
-    return found
-
-
-def _bare(key: str, namespace: str) -> str:
-    lowered = key.lower()
-    return lowered.removeprefix(namespace) if lowered.startswith(namespace + SETTING) else ""

@@ -135,8 +135,21 @@ def check_same(keyspace: Keyspace, view: View) -> None:
     if view.hash != keyspace.hash_name:
         raise KeyspaceMismatch(
             f"the workers of keyspace {keyspace.name!r} are configured with {view.hash!r}, "
-            f"this process with {keyspace.hash_name!r}"
+            f"this process with {keyspace.hash_name!r}. {how_to_agree(keyspace.name, view, view.slots)}"
         )
+
+
+def how_to_agree(keyspace: str, view: View, slots: int) -> str:
+    """Return what to do where a process is configured with other slots, or another assignment, than its keyspace."""
+    if slots != view.slots:
+        return f"A keyspace keeps its number of slots: give {keyspace!r} {view.slots} here, or take another keyspace"
+    directed_by = view.hash.removeprefix(HASH_NAME).strip()
+    said = f"as one that directs keys by {directed_by}" if directed_by else "as a plain one, without assign and pins"
+    return (
+        f"Declare {keyspace!r} here {said}. Or change it for all: sticky.jobs.shutdown({keyspace!r}) where it is "
+        f"declared as before, let its queues run empty, stop its workers, `celery sticky init --force --keyspace "
+        f"{keyspace}`, start them as declared here, sticky.jobs.reopen({keyspace!r})"
+    )
 
 
 def assigned(keyspace: Keyspace, key: str, workers: Sequence[Worker]) -> str:

@@ -142,7 +142,7 @@ def key_of(place: str) -> str:
     return place.removeprefix(KEYED)
 
 
-def place_of(queue: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, Slot] | None:
+def slot_of_queue(queue: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, Slot] | None:
     """Return keyspace and slot of a queue by its name; None: it is not one of ours."""
     lead, _, rest = queue.partition(".")
     keyspace, _, slot = rest.partition(".")
@@ -166,7 +166,7 @@ def queue_for(
 
 def is_slot_queue(name: str, prefix: str = DEFAULT_PREFIX) -> bool:
     """Tell whether a queue name is that of some slot or direct queue, of whatever keyspace."""
-    return place_of(name, prefix) is not None
+    return slot_of_queue(name, prefix) is not None
 
 
 def check_keyspace(name: object) -> str:

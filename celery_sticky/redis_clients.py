@@ -97,8 +97,10 @@ def close_client(client: redis.Redis) -> None:
 
 
 @contextmanager
-def translate_errors(error_cls: type[StickyError]) -> Iterator[None]:
+def translate_errors(error_cls: type[StickyError], at: str = "Redis") -> Iterator[None]:
     """Turn whatever Redis or its network answers into `error_cls`: the caller can only wait and look again.
+
+    `at` says whose answer it is: a timeout does not name its server.
 
     That includes refusals such as LOADING, READONLY, MISCONF, NOREPLICAS, OOM, CLUSTERDOWN and NOPERM. Not included:
     `redis.DataError`, an argument that cannot be sent.
@@ -108,7 +110,7 @@ def translate_errors(error_cls: type[StickyError]) -> Iterator[None]:
     except redis.DataError:
         raise
     except (redis.RedisError, OSError) as error:
-        raise error_cls(f"Redis: {type(error).__name__}: {error}") from error
+        raise error_cls(f"{at}: {type(error).__name__}: {error}") from error
 
 
 def _pool(connection: Connection, params: dict[str, Any]) -> redis.ConnectionPool:

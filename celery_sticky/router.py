@@ -26,8 +26,8 @@ from celery_sticky.keys import (
     hash_key,
     is_slot_queue,
     key_text,
-    place_of,
     queue_name,
+    slot_of_queue,
 )
 from celery_sticky.message import KEY_HEADER, KEYSPACE_HEADER, STAMP_HEADER, Stamp
 from celery_sticky.settings import Settings
@@ -51,9 +51,9 @@ class StickyRouter:
         tasks: KeyedTasks,
         settings: Callable[[], Settings],
         clock: Callable[[], float] = time.time,
-        place: Callable[[Keyspace, str], Slot] | None = None,
+        belongs: Callable[[Keyspace, str], Slot] | None = None,
     ) -> None:
-        self._place = place
+        self._belongs = belongs
         self._inner = inner
         self._tasks = tasks
         self._settings = settings
@@ -154,10 +154,10 @@ class StickyRouter:
         settings = self._settings()
         slots = settings.slots_of(keyspace)
         slot = jump.hash(hash_key(key.encode()), slots)
-        place: Slot = slot
-        if settings.directed and (directing := settings.directing(keyspace)) is not None and self._place is not None:
-            place = _place_given(options, keyspace, settings.key_prefix) or self._place(directing, key)
-        queue = self._queues.get((keyspace, place)) or self._make_queue(keyspace, place, settings)
+        belongs: Slot = slot
+        if settings.directed and (directing := settings.directing(keyspace)) is not None and self._belongs is not None:
+            belongs = _slot_given(options, keyspace, settings.key_prefix) or self._belongs(directing, key)
+        queue = self._queues.get((keyspace, belongs)) or self._make_queue(keyspace, belongs, settings)
         _refuse_other_destination(options, called, queue.name, settings.key_prefix)
         stamp = Stamp(key, keyspace, slot, slots, self._clock())
         written = {**headers, STAMP_HEADER: stamp.to_header()}
@@ -194,18 +194,21 @@ def _refuse_other_destination(options: Mapping[str, Any], called: str, slot_queu
             )
 
 
-def _place_given(options: Mapping[str, Any], keyspace: str, prefix: str) -> Slot | None:
+def _slot_given(options: Mapping[str, Any], keyspace: str, prefix: str) -> Slot | None:
     """Return where a retry comes from: it goes back there, and is passed on by the worker if need be."""
     for option in ("queue", "routing_key"):
         given = getattr(options.get(option), "name", options.get(option))
-        place = place_of(given, prefix) if isinstance(given, str) else None
-        if place is not None and place[0] == keyspace:
-            return place[1]
+        found = slot_of_queue(given, prefix) if isinstance(given, str) else None
+        if found is not None and found[0] == keyspace:
+            return found[1]
     return None
 
 
 def install(
-    app: Any, tasks: KeyedTasks, settings: Callable[[], Settings], place: Callable[[Keyspace, str], Slot] | None = None
+    app: Any,
+    tasks: KeyedTasks,
+    settings: Callable[[], Settings],
+    belongs: Callable[[Keyspace, str], Slot] | None = None,
 ) -> None:
     """Put a `StickyRouter` in front of every router the app makes from now on, and of the one it may have made.
 
@@ -216,7 +219,7 @@ def install(
     make = amqp.Router  # called for the first publish and by `app.conf.update(task_routes=...)` (celery/app/amqp.py)
 
     def make_router(*args: Any, **kwargs: Any) -> StickyRouter:
-        return StickyRouter(make(*args, **kwargs), tasks, settings, place=place)
+        return StickyRouter(make(*args, **kwargs), tasks, settings, belongs=belongs)
 
     amqp.Router = make_router
     if "router" in vars(amqp):  # a cached property, already asked for

@@ -16,7 +16,7 @@ from typing import Any
 from celery import signals
 
 from celery_sticky.bootsteps.part import Part
-from celery_sticky.worker.deadline import Deadline, Held
+from celery_sticky.worker.deadline import Deadline, Reliance
 from celery_sticky.worker.undertaker import FAREWELL, hire, kill_group
 
 logger = logging.getLogger("celery_sticky")
@@ -35,7 +35,7 @@ class Children:
         self._ends_tasks = ends_tasks
         self._part = part
         self._main = os.getpid()
-        self._here: dict[str, Held] = {}
+        self._here: dict[str, Reliance] = {}
         if ends_tasks:
             _, self._undertaker = hire()
             atexit.register(self._farewell)
@@ -44,7 +44,7 @@ class Children:
     def start(self) -> None:
         """Begin to watch, in the main process."""
         if self._ends_tasks:
-            Deadline(self._part.lease, self._held_by_children, self._kill, grace=GRACE).start()
+            Deadline(self._part.lease, self._relied_on_by_children, self._kill, grace=GRACE).start()
 
     def _farewell(self) -> None:
         if os.getpid() == self._main:
@@ -68,28 +68,28 @@ class Children:
         self._tell_undertaker(str(os.getpid()))
         # The kernel's own signal at a parent's death is sent when the *thread* that forked us ends, and is lost where
         # the parent died before it was asked for.
-        Deadline(self._part.lease, self._held_here, lambda _: kill_group(os.getpid()), parent=self._main).start()
+        Deadline(self._part.lease, self._relied_on_here, lambda _: kill_group(os.getpid()), parent=self._main).start()
 
     def _on_prerun(self, task_id: str, task: Any, **_: Any) -> None:
         if (sticky := task.request.sticky) is not None:
-            held = (sticky["keyspace"], sticky["term"])
-            self._here[task_id] = held
-            if not self._part.lease.trusted(*held):
+            reliance = (sticky["keyspace"], sticky["term"])
+            self._here[task_id] = reliance
+            if not self._part.lease.trusted(*reliance):
                 kill_group(os.getpid())
 
     def _on_postrun(self, task_id: str, **_: Any) -> None:
         self._here.pop(task_id, None)
 
-    def _held_here(self) -> list[Held]:
+    def _relied_on_here(self) -> list[Reliance]:
         return list(self._here.values())
 
     # -- in the main process -------------------------------------------------------------------
 
-    def _held_by_children(self) -> list[Held]:
-        return [run.held for run in tuple(self._part.runs.values()) if run.pid]
+    def _relied_on_by_children(self) -> list[Reliance]:
+        return [run.reliance for run in tuple(self._part.runs.values()) if run.pid]
 
-    def _kill(self, ended: Held) -> None:
+    def _kill(self, ended: Reliance) -> None:
         for run in tuple(self._part.runs.values()):
-            if run.held == ended and run.pid:
+            if run.reliance == ended and run.pid:
                 logger.error("sticky: the lease has ended; killing process %d, which runs %s", run.pid, run.request)
                 kill_group(run.pid)

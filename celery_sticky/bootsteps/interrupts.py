@@ -21,7 +21,7 @@ from typing import Any
 from celery.exceptions import Reject
 
 from celery_sticky.bootsteps.part import Part
-from celery_sticky.worker.deadline import Deadline, Held
+from celery_sticky.worker.deadline import Deadline, Reliance
 from celery_sticky.worker.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
@@ -47,7 +47,7 @@ class Interrupts:
 
     def __init__(self, part: Part, *, green: bool, ends_tasks: bool) -> None:
         self._part, self._green, self._ends_tasks = part, green, ends_tasks
-        self._here: dict[Any, Held] = {}
+        self._here: dict[Any, Reliance] = {}
 
     def start(self) -> None:
         """Begin to watch."""
@@ -72,10 +72,10 @@ class Interrupts:
             if sticky is None:
                 return body(*args, **kwargs)
             where = sys.modules["greenlet"].getcurrent() if self._green else threading.get_ident()
-            held = (sticky["keyspace"], sticky["term"])
-            if not self._part.lease.trusted(*held):
+            reliance = (sticky["keyspace"], sticky["term"])
+            if not self._part.lease.trusted(*reliance):
                 raise LeaseLost()  # the process was stopped between the reservation of the start and the start
-            self._here[where] = held
+            self._here[where] = reliance
             try:
                 return body(*args, **kwargs)
             finally:
@@ -85,9 +85,9 @@ class Interrupts:
         run.sticky_guarded = True  # type: ignore[attr-defined]
         return run
 
-    def _interrupt(self, ended: Held) -> None:
-        for where, held in tuple(self._here.items()):
-            if held == ended:
+    def _interrupt(self, ended: Reliance) -> None:
+        for where, reliance in tuple(self._here.items()):
+            if reliance == ended:
                 self._raise_into(where)
 
     def _raise_into(self, where: Any) -> None:
@@ -105,8 +105,8 @@ class Interrupts:
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         # Runs in the main thread, between two bytecodes: either its task is marked, or it has ended.
         where = threading.get_ident()
-        held = self._here.get(where)
-        if held is not None and not self._part.lease.trusted(*held) and frame is not None and _may_raise(frame):
+        reliance = self._here.get(where)
+        if reliance is not None and not self._part.lease.trusted(*reliance) and frame is not None and _may_raise(frame):
             del self._here[where]
             raise LeaseLost()
 

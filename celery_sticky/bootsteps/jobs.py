@@ -11,9 +11,9 @@ from typing import Any
 
 from celery_sticky.bootsteps.job_host import app_name, host_command
 from celery_sticky.bootsteps.part import Part
+from celery_sticky.jobs.held import Terms
 from celery_sticky.jobs.hosting import REMEDY, Supervisor
 from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.places import Terms
 from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots

@@ -13,7 +13,7 @@ from kombu.message import Message
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.ownership.gate import Entry
 from celery_sticky.queues.base import Act
-from celery_sticky.worker.deadline import Held
+from celery_sticky.worker.deadline import Reliance
 from celery_sticky.worker.desk import End, Item
 from celery_sticky.worker.native import start_native_thread
 from celery_sticky.worker.undertaker import kill_group
@@ -24,8 +24,8 @@ ACK = End(Act.ACK)
 class Run:
     """A turn of an entry. Celery acknowledges whenever it likes; the verdict is passed on when the task has ended."""
 
-    def __init__(self, entry: Entry, held: Held, part: Part, ended: Callable[[], None]) -> None:
-        self.entry, self.turn, self.held = entry, entry.turn, held
+    def __init__(self, entry: Entry, reliance: Reliance, part: Part, ended: Callable[[], None]) -> None:
+        self.entry, self.turn, self.reliance = entry, entry.turn, reliance
         self.part = part
         self._courier, self._lease, self._registry = part.courier, part.lease, part.runs
         self._ended = ended
@@ -68,7 +68,7 @@ class Run:
             self._courier.end(self.entry, self.end)
         else:
             # No verdict: its process was lost. If we ended it ourselves the task is not to blame.
-            to_blame = self._lease.trusted(*self.held) and not self.part.ending
+            to_blame = self._lease.trusted(*self.reliance) and not self.part.ending
             self._courier.again(self.entry, counted=to_blame)
         self._ended()
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import version
 from typing import Any
 
+from celery_sticky.assignment import how_to_agree
 from celery_sticky.cli.answers import ask
 from celery_sticky.cli.session import Session
+from celery_sticky.jobs import misplaced
 from celery_sticky.keyed import KeySpec
 from celery_sticky.ownership.view import View
 
@@ -65,7 +68,8 @@ def _view_findings(session: Session, keyspace: str, view: View) -> Iterable[Find
     if (view.slots, view.hash) != (slots, wanted):
         yield wrong(
             f"keyspace {keyspace} was made with {view.slots} slots and {view.hash}, this app has {slots} and "
-            f"{wanted}: its workers refuse to start, and what it sends is buried"
+            f"{wanted}: its workers refuse to start, and what it sends is buried or refused. "
+            f"{how_to_agree(keyspace, view, slots)}"
         )
     versions = {member.attributes.get("version", "unknown") for member in view.members.values()}
     if versions - {here}:
@@ -77,6 +81,22 @@ def _view_findings(session: Session, keyspace: str, view: View) -> Iterable[Find
         )
     if view.members and not any(member.weight for member in view.active):
         yield wrong(f"keyspace {keyspace}: no member takes slots: all are leaving or have weight 0")
+
+
+def job_findings(session: Session) -> Iterable[Finding]:
+    """Look for jobs that are written down where nobody looks."""
+    for keyspace in session.keyspaces:
+        with closing(session.jobs(keyspace)) as jobs:
+            if session.settings.directing(keyspace) is None:
+                places = jobs.places(0)
+                if places is not None and places.revisions:
+                    yield wrong(f"jobs: {misplaced.as_directed(keyspace, len(places.revisions))}")
+                continue
+            for record in jobs.records():
+                if isinstance(record.slot, int):
+                    what = f"job {record.name} of key {record.key!r}"
+                    yield wrong(f"keyspace {keyspace}: {what} does not run: {misplaced.as_plain(keyspace)}")
+                    break
 
 
 def task_findings(session: Session) -> Iterable[Finding]:

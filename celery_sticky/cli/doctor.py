@@ -11,12 +11,12 @@ from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 from rich.text import Text
 
-from celery_sticky.app import sticky_entries
-from celery_sticky.cli.checkup import Level, app_findings, member_findings, task_findings
+from celery_sticky.cli.checkup import Level, app_findings, job_findings, member_findings, task_findings
 from celery_sticky.cli.servers import leftovers, server_facts, server_findings
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import dash, json_option, show, table
 from celery_sticky.settings import NAMES, SETTING, Settings
+from celery_sticky.wiring import sticky_entries
 
 LOOKS = {Level.WRONG: ("✗", "bold red"), Level.NOTE: ("!", "yellow")}
 
@@ -41,6 +41,7 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
     findings = [
         *(finding for what, facts in examined.items() for finding in server_findings(what, facts, session.settings)),
         *member_findings(session, timeout),
+        *job_findings(session),
         *leftovers(session),
         *task_findings(session),
         *app_findings(session),

@@ -11,7 +11,7 @@ import redis
 from celery_sticky.cli.checkup import Finding, note, wrong
 from celery_sticky.cli.session import PATIENCE, Session
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.keys import Slot, place_of
+from celery_sticky.keys import HASH_NAME, Slot, slot_of_queue
 from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
 
@@ -122,6 +122,12 @@ def leftovers(session: Session) -> Iterable[Finding]:
                 f"keyspace {keyspace}: {count} messages stand in {len(beyond)} slot queues from number {beyond[0]} on, "
                 f"but it has {slots} slots: they were sent with another sticky_slots"
             )
+        direct = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
+        if direct and reading.view and reading.view.hash == HASH_NAME:
+            yield wrong(
+                f"keyspace {keyspace}: {direct} messages stand in queues of single workers, from a time when it "
+                "directed its keys: no worker reads these. Declare it as it was until they have run"
+            )
         inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
         if inside and not (reading.view and reading.view.members):
             yield wrong(f"keyspace {keyspace}: {inside} messages wait, and no worker takes part in it")
@@ -132,19 +138,19 @@ def _standing(session: Session) -> Counter[tuple[str, Slot]]:
     prefix = session.settings.key_prefix
     layout = Layout.of(session.broker, prefix)
     client = client_from_connection(session.broker, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
-    places: set[tuple[str, Slot]] = set()
+    named: set[tuple[str, Slot]] = set()
     try:
         with translate_errors(BrokerUnavailable):
             for found in client.scan_iter(match=f"{_literal(layout.key_prefix + prefix)}.*", count=1000):
                 name = found.removeprefix(layout.key_prefix).partition(layout.separator)[0]
                 name = name.removesuffix(":flight").removesuffix(":deferred")
-                if (place := place_of(name, prefix)) is not None:
-                    places.add(place)
+                if (slot_id := slot_of_queue(name, prefix)) is not None:
+                    named.add(slot_id)
     finally:
         close_client(client)
     counted: Counter[tuple[str, Slot]] = Counter()
-    for keyspace in {keyspace for keyspace, _ in places}:
-        for slot, depth in session.queues.depth(keyspace, [slot for name, slot in places if name == keyspace]).items():
+    for keyspace in {keyspace for keyspace, _ in named}:
+        for slot, depth in session.queues.depth(keyspace, [slot for name, slot in named if name == keyspace]).items():
             if total := depth.waiting + depth.deferred + depth.in_flight:
                 counted[keyspace, slot] = total
     return counted

@@ -12,7 +12,7 @@ from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.queues import SlotQueues, open_queues
 from celery_sticky.settings import Settings
-from celery_sticky.stores import Directory, Reading, Store, open_directory, open_store
+from celery_sticky.stores import Directory, JobStore, Reading, Store, open_directory, open_job_store, open_store
 
 PATIENCE = 2.0
 """Seconds the store or the broker may take for an answer."""
@@ -74,6 +74,10 @@ class Session:
             prefix = self.settings.key_prefix
             self._stores[keyspace] = open_store(self.store_at, keyspace, prefix=prefix, socket_timeout=PATIENCE)
         return self._stores[keyspace]
+
+    def jobs(self, keyspace: str) -> JobStore:
+        """Open the jobs of a keyspace; to be closed by whoever asks."""
+        return open_job_store(self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=PATIENCE)
 
     def directory(self, keyspace: str) -> Directory:
         """Return the claims and pins of a keyspace that directs keys."""

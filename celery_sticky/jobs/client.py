@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -30,6 +28,7 @@ from celery_sticky.jobs.handler import MARK, check_name
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, Slot, check_keyspace, job_place, key_text, slot_for
 from celery_sticky.settings import Settings
 from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob, Outcome
+from celery_sticky.stores.lent import Clients
 
 MAX_PAYLOAD = 256 * 1024
 """Bytes of a payload's JSON."""
@@ -77,9 +76,8 @@ class Jobs:
         keyspace_of: Callable[[str], str | None],
         belongs: Callable[[Keyspace, str], Slot],
     ) -> None:
-        self._settings, self._open_store, self._keyspace_of = settings, open_store, keyspace_of
-        self._belongs = belongs
-        self._idle: dict[tuple[int, str], deque[JobStore]] = defaultdict(deque)
+        self._settings, self._keyspace_of, self._belongs = settings, keyspace_of, belongs
+        self._stores = Clients(open_store)
 
     def dispatch(
         self,
@@ -109,7 +107,7 @@ class Jobs:
         job_id, outcome = self._admit(name, key, payload, keyspace, id)
         limit = self._settings().job_start_timeout if timeout is None else timeout
         if outcome is None:
-            with self._store(self._keyspace(name, keyspace)) as store:
+            with self._stores.lend(self._keyspace(name, keyspace)) as store:
                 outcome = store.outcome(job_id, limit)
         if outcome is None:
             raise DispatchTimeout(name, key_text(key), job_id, limit)
@@ -141,7 +139,7 @@ class Jobs:
         settings = self._settings()
         if (directing := settings.directing(keyspace)) is not None:
             self._check(directing, text)
-        with self._store(keyspace) as store:
+        with self._stores.lend(keyspace) as store:
             admission, outcome = store.admit(
                 job, max_queued=settings.job_max_queued, outcome_ttl=settings.job_outcome_ttl
             )
@@ -170,7 +168,7 @@ class Jobs:
         directing = self._settings().directing(keyspace)
         if directing is not None and directing.unpinned == Unpinned.REFUSE:
             self._check(directing, text)
-        with self._store(keyspace) as store:
+        with self._stores.lend(keyspace) as store:
             fate = store.notify(self._place(text, keyspace), name, text, body, limit=MAX_NOTES)
         if fate is Fate.NO_JOB:
             raise NoSuchJob(_missing(name, text, keyspace))
@@ -190,7 +188,7 @@ class Jobs:
         """
         keyspace, text = self._keyspace(name, keyspace), key_text(key)
         place = self._place(text, keyspace)
-        with self._store(keyspace) as store:
+        with self._stores.lend(keyspace) as store:
             if not store.stop(place, name, text):
                 raise NoSuchJob(_missing(name, text, keyspace))
             if timeout:
@@ -199,14 +197,19 @@ class Jobs:
     def list(self, name: str | None = None, *, keyspace: str | None = None) -> list[JobInfo]:
         """Return what is wanted in a keyspace, by name and key."""
         keyspace = self._keyspace(name, keyspace)
-        with self._store(keyspace) as store:
+        with self._stores.lend(keyspace) as store:
             found = store.records(name)
         return sorted((self._info(record, keyspace) for record in found), key=lambda info: (info.name, info.key))
+
+    def keys(self, name: str, *, keyspace: str | None = None) -> set[str]:
+        """Return the keys that have a job of this name, without those that are being stopped: cheaper than `list`."""
+        with self._stores.lend(self._keyspace(name, keyspace)) as store:
+            return set(store.keys(name))
 
     def get(self, name: str, key: Key, *, keyspace: str | None = None) -> JobInfo | None:
         """Return what is known of a job, or None where no such one is wanted."""
         keyspace, text = self._keyspace(name, keyspace), key_text(key)
-        with self._store(keyspace) as store:
+        with self._stores.lend(keyspace) as store:
             found = store.records(name, text, self._place(text, keyspace))
         return self._info(found[0], keyspace) if found else None
 
@@ -218,25 +221,23 @@ class Jobs:
         Raises:
             ShutdownTimeout: something is left; it is still told to stop.
         """
-        with self._store(check_keyspace(keyspace)) as store:
+        with self._stores.lend(check_keyspace(keyspace)) as store:
             store.close_keyspace(closed=True)
             _wait_gone(store.records, self._settings().job_shutdown_timeout if timeout is None else timeout)
 
     def reopen(self, keyspace: str = DEFAULT_KEYSPACE) -> None:
         """Admit jobs again after a `shutdown`."""
-        with self._store(check_keyspace(keyspace)) as store:
+        with self._stores.lend(check_keyspace(keyspace)) as store:
             store.close_keyspace(closed=False)
 
     def claim_tick(self, name: str, number: int, *, keyspace: str) -> bool:
         """Return whether this call is the first one for tick `number` of a ticker; see `JobStore.claim_tick`."""
-        with self._store(keyspace) as store:
+        with self._stores.lend(keyspace) as store:
             return store.claim_tick(name, number)
 
     def close(self) -> None:
         """Let go of every connection. It may still be used."""
-        while self._idle:
-            for store in self._idle.popitem()[1]:
-                store.close()
+        self._stores.close()
 
     def _keyspace(self, name: str | None, keyspace: str | None) -> str:
         if keyspace is not None:
@@ -270,21 +271,6 @@ class Jobs:
             record.error,
             record.created,
         )
-
-    @contextmanager
-    def _store(self, keyspace: str) -> Iterator[JobStore]:
-        # A store is used by one thread at a time, and a connection is not shared with a forked child.
-        idle = self._idle[os.getpid(), keyspace]
-        try:
-            store = idle.pop()
-        except IndexError:
-            store = self._open_store(keyspace)
-        try:
-            yield store
-        except BaseException:
-            store.close()
-            raise
-        idle.append(store)
 
 
 def _wait_gone(left: Callable[[], Sequence[JobRecord]], timeout: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from celery_sticky.errors import InvalidJob, InvalidKey
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.handler import MARK, Job, JobSpec, JobSpecs, check_name, origin
-from celery_sticky.jobs.places import house_job
+from celery_sticky.jobs.held import house_job
 from celery_sticky.jobs.schedule import Schedule, Ticker
 from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
 from celery_sticky.stores.jobs import JobRecord

@@ -18,7 +18,7 @@ from typing import Any, cast
 from celery_sticky.jobs.handler import JobSpecs
 from celery_sticky.jobs.run import Answer, Run, Surroundings, begin
 from celery_sticky.jobs.wire import Ended, Failed, Message, Notify, Ready, Start, Stop, decode, encode
-from celery_sticky.worker.deadline import Deadline, Held
+from celery_sticky.worker.deadline import Deadline, Reliance
 from celery_sticky.worker.lease import Lease
 from celery_sticky.worker.undertaker import kill_group
 
@@ -40,7 +40,7 @@ def run_host(
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     host = _Host(loop, specs, lease, parent, ThreadPoolExecutor(threads, "job"), logging.getLogger(logger_name))
-    Deadline(lease, lambda: host.held, lambda _: _die(), parent=parent).start()
+    Deadline(lease, lambda: host.relied_on, lambda _: _die(), parent=parent).start()
     loop.run_until_complete(loop.create_connection(lambda: host, sock=connection))
     while not host.over:
         try:
@@ -74,13 +74,13 @@ class _Host(asyncio.Protocol):
         threads: Executor,
         job_logger: logging.Logger,
     ) -> None:
-        self.held: tuple[Held, ...] = ()
+        self.relied_on: tuple[Reliance, ...] = ()
         """The memberships that runs rely on. Replaced whole: another thread reads it."""
         self.over = False
         self._loop, self._specs, self._lease, self._parent = loop, specs, lease, parent
         self._surroundings = Surroundings(self._hear, threads, job_logger)
-        self._runs: dict[int, tuple[Run, Held]] = {}
-        self._by_held: Counter[Held] = Counter()
+        self._runs: dict[int, tuple[Run, Reliance]] = {}
+        self._by_reliance: Counter[Reliance] = Counter()
         self._rest = b""
         self._answers: list[Message] = []
 
@@ -147,21 +147,21 @@ class _Host(asyncio.Protocol):
                 Failed(start.ref, f"no job {start.keyspace}/{start.name} in this worker's app; its jobs: {names}")
             )
             return
-        held = (spec.keyspace, start.term)
-        self._rely(held, 1)
-        if not self._lease.trusted(*held):
+        reliance = (spec.keyspace, start.term)
+        self._rely(reliance, 1)
+        if not self._lease.trusted(*reliance):
             _die()
-        self._runs[start.ref] = (begin(spec, start, self._surroundings), held)
+        self._runs[start.ref] = (begin(spec, start, self._surroundings), reliance)
 
     def _hear(self, answer: Answer) -> None:
         self._say(answer)
         if isinstance(answer, Failed | Ended):
-            _, held = self._runs.pop(answer.ref)
-            self._rely(held, -1)
+            _, reliance = self._runs.pop(answer.ref)
+            self._rely(reliance, -1)
 
-    def _rely(self, held: Held, change: int) -> None:
-        self._by_held[held] += change
-        self.held = tuple(+self._by_held)
+    def _rely(self, reliance: Reliance, change: int) -> None:
+        self._by_reliance[reliance] += change
+        self.relied_on = tuple(+self._by_reliance)
 
     def _say(self, message: Message) -> None:
         if not self._answers:

@@ -10,7 +10,7 @@ from typing import Protocol
 from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.suspects import Suspects
 from celery_sticky.jobs.wire import Message, Ready, Unready
-from celery_sticky.worker.deadline import Deadline, Held
+from celery_sticky.worker.deadline import Deadline, Reliance
 from celery_sticky.worker.lease import Lease, boottime
 
 logger = logging.getLogger("celery_sticky.jobs")
@@ -66,7 +66,7 @@ class Supervisor:
         """Why the host cannot load the app."""
         self._answered = False
         self._running = True
-        self._watch = Deadline(lease, self._held, self._trust_ended, grace=GRACE)
+        self._watch = Deadline(lease, self._relied_on, self._trust_ended, grace=GRACE)
 
     def start(self, keepers: Collection[Keeper]) -> None:
         """Start the host."""
@@ -124,7 +124,9 @@ class Supervisor:
         self._host = None
         self._answered = True
         # At the end of trust it also kills itself.
-        killed = self._killed == self._number or not all(self._lease.trusted(*held) for held in self._held())
+        killed = self._killed == self._number or not all(
+            self._lease.trusted(*reliance) for reliance in self._relied_on()
+        )
         self._suspects.host_ended(boottime(), killed=killed)
         for keeper in self._keepers:
             keeper.host_ended()
@@ -152,8 +154,8 @@ class Supervisor:
                 logger.exception("jobs: the job host cannot be started; trying again in %.0f s", RETRY_LAST)
                 time.sleep(RETRY_LAST)
 
-    def _held(self) -> Iterable[Held]:
-        return {held for keeper in self._keepers for held in keeper.held()}
+    def _relied_on(self) -> Iterable[Reliance]:
+        return {reliance for keeper in self._keepers for reliance in keeper.relied_on()}
 
-    def _trust_ended(self, held: Held) -> None:
-        self.kill(self._number, f"the lease of keyspace {held[0]} has ended")
+    def _trust_ended(self, reliance: Reliance) -> None:
+        self.kill(self._number, f"the lease of keyspace {reliance[0]} has ended")

@@ -9,32 +9,35 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.asides import Asides
-from celery_sticky.jobs.places import Run, is_house
+from celery_sticky.jobs.held import Run, is_house
+from celery_sticky.jobs.looks import Looks
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
-from celery_sticky.stores.jobs import JobStore, Report, SlotJobs, Verdict
-from celery_sticky.worker.deadline import Held
+from celery_sticky.stores.jobs import JobStore, Report, Reserved
+from celery_sticky.worker.deadline import Reliance
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
+from celery_sticky.worker.outage import Outage
 
 logger = logging.getLogger("celery_sticky.jobs")
 
 BROKEN_PAUSE = 0.1
 """Seconds between attempts to reach a store that does not answer."""
+WITHOUT_STORE = "Jobs run on as long as the lease is trusted; none is started or told anything"
 UNTRUSTED_PAUSE = 0.1
 """Seconds until starts are tried again that wait for trust or for the host."""
 
 AT_ONCE = 500
 """Slots opened, or started in, in a row: each is a request, and meanwhile nothing is stopped."""
-NOTHING = SlotJobs(0, (), ())
 
 
 class Hosting(Protocol):
@@ -80,19 +83,20 @@ class Keeper:
         self.keyspace = keyspace
         self._worker, self._roster, self._open_store = worker, roster, open_store
         self._hosting, self._lease, self._report = hosting, lease, report
-        self._poll, self._outcome_ttl = poll, outcome_ttl
+        self._outcome_ttl = outcome_ttl
         self._asides = Asides()
+        listed = director.listed if director is not None else None
+        self._looks = Looks(keyspace, roster, self._asides, self._each, poll=poll, listed=listed)
         self._inbox: deque[Callable[[], None]] = deque()
         self._store: JobStore | None = None
+        self._outage = Outage(logger, f"jobs of keyspace {keyspace}", lambda _: WITHOUT_STORE)
         self._host = 0
         self._killed = 0
         self._director = director
-        self._look_at = 0.0
-        self._due: set[Slot] = set()
-        """Slots to be looked at before that."""
         self._more = False
         """There is more to do at once."""
-        self._places_revision = 0
+        self._warned = False
+        """Of jobs that are written down where they do not run."""
         self._running = True
         self._ended = False
 
@@ -168,7 +172,7 @@ class Keeper:
         """The host says something of a run, perhaps of another keyspace's."""
         self._post(lambda: self._roster.heard(message, boottime()))
 
-    def held(self) -> set[Held]:
+    def relied_on(self) -> set[Reliance]:
         """Return what trust the runs rely on."""
         return {(self.keyspace, term) for term in self._roster.terms()}
 
@@ -183,7 +187,7 @@ class Keeper:
                         self._store.watch(0.0)  # subscribes: what changes from our first look on is heard
                     self._turn(self._store)
                 except StoreUnavailable as error:
-                    logger.warning("jobs of keyspace %s: %s", self.keyspace, error)
+                    self._outage.failed(error, boottime())
                     self._take_in()
                     time.sleep(BROKEN_PAUSE)
                 except Exception:
@@ -196,11 +200,13 @@ class Keeper:
 
     def _turn(self, store: JobStore) -> None:
         self.work(store)
-        self.heed(store.watch(0.0 if self._inbox else self._pause()))
+        at_once = self._inbox or self._outage.lasts
+        self.heed(store.watch(0.0 if at_once else self._pause()))
+        self._outage.over(boottime())
 
     def heed(self, changed: Collection[Slot]) -> None:
         """Look at slots that have changed, if any of them is ours; the director has to know of all places with jobs."""
-        self._due |= self._roster.changed(changed)
+        self._looks.add(self._roster.changed(changed))
         places = [slot for slot in changed if isinstance(slot, str)]
         if places and self._director is not None:
             self._director.wanted(places)
@@ -211,7 +217,7 @@ class Keeper:
         self._roster.again(self._tend())
         self._open_slots(store)
         self._settle(store)
-        self._look(store)
+        self._looks.look(store, boottime())
         self._start(store, self._tend())
 
     def _take_in(self) -> None:
@@ -267,70 +273,35 @@ class Keeper:
                 logger.warning("jobs of keyspace %s: place %r is fenced at %d", self.keyspace, slot, fenced.epoch)
         else:
             self._roster.fenced(slot)
-            self._due.add(slot)
+            self._looks.add((slot,))
 
     def _settle(self, store: JobStore) -> None:
-        for slot, epoch, reports, notes in self._roster.to_settle():
+        for slot, epoch, reports, notes in self._roster.settling.to_settle():
             self._each(store, slot, "settle", partial(self._settle_slot, store, slot, epoch, reports, notes))
 
     def _settle_slot(self, store: JobStore, slot: Slot, epoch: int, reports: list[Report], notes: list[str]) -> None:
+        self._warn_of_misplaced(reports)
         try:
-            store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl)
+            known = self._roster.revision(slot)
+            revision = store.settle(slot, epoch, reports, notes, outcome_ttl=self._outcome_ttl, known=known)
         except Fenced:
             self._roster.unfenced(slot)
-            self._due.add(slot)
+            self._looks.add((slot,))
         else:
-            more = self._roster.settled(slot, len(reports), len(notes))
-            if more or any(report.verdict is not Verdict.STARTED for report in reports):
-                self._due.add(slot)  # else there is nothing in the slot that we do not know
+            if self._roster.settled(slot, len(reports), len(notes), revision):
+                self._looks.add((slot,))  # else there is nothing in the slot that we do not know
 
-    def _look(self, store: JobStore) -> None:
-        now = boottime()
-        if now >= self._look_at:
-            if self._director is not None:
-                self._list_places(store, self._director)
-            self._due.update(self._roster.numbers())
-            self._look_at = now + self._poll
-        self._due.update(self._asides.due(now))
-        aside = {slot for slot in self._due if self._asides.has(slot, now)}
-        if known := self._roster.known(self._due - aside):
-            self._look_at_some(store, known)
-        self._due = aside
-
-    def _look_at_some(self, store: JobStore, known: Mapping[Slot, int]) -> None:
-        try:
-            found = store.look(known)
-        except Exception:
-            store.look({})  # raises where it is the store that is away; else it is a slot
-            for slot, revision in known.items():
-                self._each(store, slot, "look", partial(self._look_at_one, store, slot, revision))
-        else:
-            self._see(known, found)
-            for slot in known:
-                self._asides.worked(slot, "look")
-
-    def _look_at_one(self, store: JobStore, slot: Slot, revision: int) -> None:
-        self._see({slot: revision}, store.look({slot: revision}))
-
-    def _see(self, known: Mapping[Slot, int], found: Mapping[Slot, SlotJobs]) -> None:
-        for slot, revision in known.items():
-            if slot in found:
-                self._roster.seen(slot, found[slot])
-            elif isinstance(slot, str) and not revision:
-                self._roster.seen(slot, NOTHING)
-
-    def _list_places(self, store: JobStore, director: Director) -> None:
-        """Look which keys have jobs: one answer for all, however many there are, and none where nothing has changed."""
-        if (listed := store.places(self._places_revision)) is not None:
-            self._due.update(self._roster.behind(listed.revisions))
-            self._places_revision = listed.revision
-            director.listed(listed.revisions.keys())
+    def _warn_of_misplaced(self, reports: Sequence[Report]) -> None:
+        why = misplaced.as_plain(self.keyspace)
+        if not self._warned and any(report.error == why for report in reports):
+            self._warned = True
+            logger.error("jobs of keyspace %s: a job does not run, and perhaps others: %s", self.keyspace, why)
 
     def _tend(self) -> dict[Slot, list[str]]:
         """Do what needs no store: stop, notify, end; return what is to be started."""
         reserves = self._roster.reconcile(boottime(), lambda term: self._lease.trusted(self.keyspace, term))
         self._hosting.say(self._host, self._roster.take_says())
-        for run, note in self._roster.to_notify():
+        for run, note in self._roster.settling.to_notify():
             self._hosting.say(self._host, [Notify(run.ref, note.id, json.loads(note.payload))])
         self._end_overdue()
         self._report_drained()
@@ -347,15 +318,16 @@ class Keeper:
 
     def _begin(self, store: JobStore, slot: Slot, ids: list[str]) -> None:
         epoch = self._roster.epoch(slot)
-        attempts = {job_id: 1 for job_id in ids if is_house(job_id)}
+        reserved = Reserved({job_id: 1 for job_id in ids if is_house(job_id)})
         if written := [job_id for job_id in ids if not is_house(job_id)]:
             try:
-                attempts |= store.reserve(slot, epoch, self._worker, written)
+                found = store.reserve(slot, epoch, self._worker, written, known=self._roster.revision(slot))
+                reserved = Reserved({**reserved.attempts, **found.attempts}, found.revision)
             except Fenced:
                 self._roster.unfenced(slot)
-            if len(attempts) < len(ids):
-                self._due.add(slot)  # some are not wanted any more
-        runs = self._roster.reserved(slot, attempts, boottime())
+            if len(reserved.attempts) < len(ids):
+                self._looks.add((slot,))  # some are not wanted any more
+        runs = self._roster.reserved(slot, reserved, boottime())
         self._hosting.say(self._host, [self._start_of(run, attempt) for run, attempt in runs])
 
     def _start_of(self, run: Run, attempt: int) -> Start:
@@ -375,8 +347,7 @@ class Keeper:
 
     def _pause(self) -> float:
         now = boottime()
-        at_once = self._more or any(not self._asides.has(slot, now) for slot in self._due)
-        ends = [0.0 if at_once else self._look_at]
+        ends = [now if self._more else self._looks.next_at(now)]
         ends += [at for at in (self._roster.wake_at(), self._asides.next_at(now)) if at is not None]
         if self._roster.waiting:
             ends.append(now + UNTRUSTED_PAUSE)

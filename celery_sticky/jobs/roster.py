@@ -12,16 +12,16 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
-from celery_sticky.jobs.places import Drained, JobKey, Place, Run, Stage, Terms, is_house, job_key
+from celery_sticky.jobs import misplaced
+from celery_sticky.jobs.held import Drained, HeldSlot, JobKey, Run, Stage, Terms, is_house, job_key
+from celery_sticky.jobs.settling import Settling
 from celery_sticky.jobs.suspects import LONE_STARTS, Suspects, Who
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Note, Report, SlotJobs, Verdict
+from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Report, Reserved, SlotJobs, Verdict
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
-
-MISPLACED = "its keyspace directs keys to workers, and whoever dispatched it did not know that"
 
 
 class Roster:
@@ -38,21 +38,21 @@ class Roster:
         directed: bool = False,
     ) -> None:
         self._terms, self._keyspace, self._directed = terms, keyspace, directed
+        self._misplaced = misplaced.as_plain(keyspace)
         self._suspects = suspects or Suspects()
         self._kept_back: set[Slot] = set()
         """Slots with starts that have to wait for those of others."""
         self._ask_at = float("inf")
         self._refs = refs or count(1)
         self._house = house or {}
-        self._places: dict[Slot, Place] = {}
+        self._held: dict[Slot, HeldSlot] = {}
+        self.settling = Settling(self._held)
         self._runs: dict[int, Run] = {}
         self._relied: dict[int, int] = {}
         """Term -> runs."""
         # There may be very many places of keys: what is to be done in any of them is noted here, not searched for.
         self._dirty: set[Slot] = set()
         self._unopened: set[Slot] = set()
-        self._unsettled: set[Slot] = set()
-        self._noting: set[Slot] = set()
         self._timers: list[tuple[float, int, Slot]] = []
         self._timed = count()
         self._says: list[Message] = []
@@ -66,40 +66,40 @@ class Roster:
     # -- what the member wants -----------------------------------------------------------------
 
     def open(self, slot: Slot, epoch: int, term: int, idle: str = "") -> None:
-        """The slot is ours under this epoch, in this membership; its records are to be fenced. `idle`: see `Place`."""
-        place = self._places.get(slot)
-        if place is None:
-            place = self._places[slot] = Place(epoch, term, wanted=self._with_house(slot, ()))
-        elif place.epoch != epoch or place.stopping:
-            place.epoch, place.opened, place.stopping, place.tasks_drained = epoch, False, False, False
-            place.term, place.vacant = term, False
-        place.tasks_drained |= isinstance(slot, str)
-        place.idle = idle
+        """The slot is ours under this epoch, in this membership; fence its records. `idle`: see `HeldSlot`."""
+        held = self._held.get(slot)
+        if held is None:
+            held = self._held[slot] = HeldSlot(epoch, term, wanted=self._with_house(slot, ()))
+        elif held.epoch != epoch or held.stopping:
+            held.epoch, held.opened, held.stopping, held.tasks_drained = epoch, False, False, False
+            held.term, held.vacant = term, False
+        held.tasks_drained |= isinstance(slot, str)
+        held.idle = idle
         self._unopened.add(slot)
         self._dirty.add(slot)
 
     def stop(self, slot: Slot) -> None:
         """Give the slot away: stop what runs of it. `take_drained` tells when nothing is left."""
-        place = self._places.get(slot)
-        if place is not None:
-            place.stopping = True
+        held = self._held.get(slot)
+        if held is not None:
+            held.stopping = True
             self._dirty.add(slot)
 
     def tasks_drained(self, slot: int) -> None:
         """Nothing of the slot's tasks is left here."""
-        place = self._places.get(slot)
-        if place is None:
+        held = self._held.get(slot)
+        if held is None:
             self._drained.append(Drained(slot))
         else:
-            place.tasks_drained = True
+            held.tasks_drained = True
             self._dirty.add(slot)
 
     def close(self, slot: Slot) -> None:
         """The slot is somebody else's already: nothing of it may go on."""
-        place = self._places.pop(slot, None)
+        held = self._held.pop(slot, None)
         self._drained = [drained for drained in self._drained if drained.slot != slot]
-        if place is not None and place.runs:
-            for run in place.runs.values():
+        if held is not None and held.runs:
+            for run in held.runs.values():
                 self._forget(run)
             self.overdue = True
 
@@ -112,64 +112,64 @@ class Roster:
 
     def to_open(self) -> list[tuple[Slot, int]]:
         """Return slot and epoch of what is to be fenced."""
-        found = [(slot, place) for slot in self._unopened if (place := self._places.get(slot)) is not None]
-        found = [(slot, place) for slot, place in found if not (place.opened or place.stopping)]
+        found = [(slot, held) for slot in self._unopened if (held := self._held.get(slot)) is not None]
+        found = [(slot, held) for slot, held in found if not (held.opened or held.stopping)]
         self._unopened = {slot for slot, _ in found}
-        return [(slot, place.epoch) for slot, place in found]
+        return [(slot, held.epoch) for slot, held in found]
 
     def fenced(self, slot: Slot) -> None:
         """The slot's records are fenced for our epoch."""
-        self._places[slot].opened = True
-        self._places[slot].revision = 0
+        self._held[slot].opened = True
+        self._held[slot].revision = 0
         self._dirty.add(slot)
 
     def unfenced(self, slot: Slot) -> None:
         """The slot's records are fenced for another epoch: fence them anew, if we still may."""
-        if (place := self._places.get(slot)) is not None:
-            place.opened = False
+        if (held := self._held.get(slot)) is not None:
+            held.opened = False
             self._unopened.add(slot)
             self._dirty.add(slot)  # one that is stopped is not fenced anew: what was to be written down there is void
 
     def changed(self, slots: Iterable[Slot]) -> set[Slot]:
         """These may have changed: return those that are ours, to be looked at."""
-        ours = {slot for slot in slots if slot in self._places}
+        ours = {slot for slot in slots if slot in self._held}
         for slot in ours:
-            self._places[slot].vacant = False  # as far as we know
+            self._held[slot].vacant = False  # as far as we know
         return ours
 
     def known(self, slots: Iterable[Slot] | None = None) -> dict[Slot, int]:
         """Return the revision that we know of the slots that are open here, of all, or of these."""
-        found = self._places if slots is None else {slot: self._places[slot] for slot in slots if slot in self._places}
-        return {slot: place.revision for slot, place in found.items() if place.opened}
+        found = self._held if slots is None else {slot: self._held[slot] for slot in slots if slot in self._held}
+        return {slot: held.revision for slot, held in found.items() if held.opened}
 
     def numbers(self) -> list[Slot]:
         """Return the slots that are held here, without the places of keys."""
-        return [slot for slot in self._places if isinstance(slot, int)]
+        return [slot for slot in self._held if isinstance(slot, int)]
 
     def behind(self, revisions: Mapping[str, int]) -> list[Slot]:
         """Return the places of keys that are held here and whose revision is not this one (not named: 0)."""
-        held = self._places.items()
+        held = self._held.items()
         return [slot for slot, p in held if isinstance(slot, str) and p.revision != revisions.get(slot, 0)]
 
     def seen(self, slot: Slot, found: SlotJobs) -> None:
         """Take in what is written down for a slot."""
-        place = self._places.get(slot)
-        if place is not None:
-            place.revision = found.revision
-            place.wanted = self._with_house(slot, found.records)
-            place.notes, place.more = found.notes, found.more
-            place.vacant = isinstance(slot, str) and not found.records
-            self._forget_old(place)
-            self._tell_again(place)
-            self._noting.add(slot)
+        held = self._held.get(slot)
+        if held is not None:
+            held.revision = found.revision
+            held.wanted = self._with_house(slot, found.records)
+            held.notes, held.more = found.notes, found.more
+            held.vacant = isinstance(slot, str) and not found.records
+            self._forget_old(held)
+            self._tell_again(held)
+            self.settling.look(slot)
             self._dirty.add(slot)
 
-    def _tell_again(self, place: Place) -> None:
+    def _tell_again(self, held: HeldSlot) -> None:
         """Report a start that was written down and is no more: a failover of the store has lost it."""
-        for job, run in place.runs.items():
-            record = place.wanted.get(job)
+        for job, run in held.runs.items():
+            record = held.wanted.get(job)
             lost = record is not None and record.id == run.record.id and record.fresh
-            if lost and run.stage is Stage.RUNNING and not place.reports:
+            if lost and run.stage is Stage.RUNNING and not held.reports:
                 self._report(run, Verdict.STARTED)
 
     def _with_house(self, slot: Slot, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
@@ -177,12 +177,12 @@ class Roster:
         return {job_key(record): record for record in (*records, *house)}
 
     @staticmethod
-    def _forget_old(place: Place) -> None:
-        if place.failures:
-            ids = {record.id for record in place.wanted.values()}
-            place.failures = {job_id: when for job_id, when in place.failures.items() if job_id in ids}
-        notes = {note.id for note in place.notes}
-        for run in place.runs.values():
+    def _forget_old(held: HeldSlot) -> None:
+        if held.failures:
+            ids = {record.id for record in held.wanted.values()}
+            held.failures = {job_id: when for job_id, when in held.failures.items() if job_id in ids}
+        notes = {note.id for note in held.notes}
+        for run in held.runs.values():
             if run.sent:
                 run.sent &= notes
 
@@ -191,25 +191,25 @@ class Roster:
     def host_started(self) -> None:
         """The host is there, and nothing runs in it."""
         self.host_up = True
-        self._dirty.update(self._places)
+        self._dirty.update(self._held)
 
     def host_ended(self, now: float) -> None:
         """The host is gone with all that ran in it. What is wanted is started again in the next one."""
         self.host_up = self.overdue = False
         self._says.clear()
-        for slot, place in self._places.items():
-            for run in place.runs.values():
+        for slot, held in self._held.items():
+            for run in held.runs.values():
                 self._forget(run)
-                self._on_lost(place, run, now)
-            place.runs.clear()
+                self._on_lost(held, run, now)
+            held.runs.clear()
             self._dirty.add(slot)
 
-    def _on_lost(self, place: Place, run: Run, now: float) -> None:
+    def _on_lost(self, held: HeldSlot, run: Run, now: float) -> None:
         """The run ended with its host."""
-        if run.late and place.epoch == run.epoch and not place.stopping:
-            self._on_failed(place, run, self._too_late, now)
+        if run.late and held.epoch == run.epoch and not held.stopping:
+            self._on_failed(held, run, self._too_late, now)
         elif charge := self._suspects.charged(self._who(run.record)):
-            place.failures[run.record.id] = charge.count, charge.until
+            held.failures[run.record.id] = charge.count, charge.until
             self._set_timer(charge.until, run.slot)
             if run.started or not run.record.fresh:
                 self._report(run, Verdict.FAILED, f"the job host has died {charge.count} times when it was tried alone")
@@ -226,30 +226,29 @@ class Roster:
             case Ended(ref, error) if run := self._runs.get(ref):
                 self._on_ended(run, error, now)
             case Noted(ref, note) if run := self._runs.get(ref):
-                self._places[run.slot].noted.append(note)
-                self._unsettled.add(run.slot)
+                self.settling.noted(run.slot, note)
 
     def _on_started(self, run: Run, now: float) -> None:
         if run.stage is Stage.STARTING:
             run.stage, run.since, run.started = Stage.RUNNING, now, True
             self._suspects.started(self._who(run.record))
             self._report(run, Verdict.STARTED)
-            self._noting.add(run.slot)
+            self.settling.look(run.slot)
             self._dirty.add(run.slot)
 
     def _on_ended(self, run: Run, error: str, now: float) -> None:
-        place = self._places[run.slot]
+        held = self._held[run.slot]
         self._forget(run)
-        del place.runs[job_key(run.record)]
+        del held.runs[job_key(run.record)]
         self._dirty.add(run.slot)
         if run.late:
             error = self._too_late
         elif run.stage is Stage.STOPPING:
             error = ""
-            if place.stopping or place.epoch != run.epoch:
+            if held.stopping or held.epoch != run.epoch:
                 return  # it is still wanted, elsewhere or here again
         if error:
-            self._on_failed(place, run, error, now)
+            self._on_failed(held, run, error, now)
         else:
             self._report(run, Verdict.ENDED, "" if run.started else STOPPED)
 
@@ -257,43 +256,26 @@ class Roster:
     def _too_late(self) -> str:
         return f"its start took longer than {self._terms.start_timeout:g} s"
 
-    def _on_failed(self, place: Place, run: Run, error: str, now: float) -> None:
+    def _on_failed(self, held: HeldSlot, run: Run, error: str, now: float) -> None:
         job_id = run.record.id
         settled = run.stage is Stage.RUNNING and now >= run.since + RETRY_LAST
-        failures = 1 if settled else place.failures.get(job_id, (0, 0.0))[0] + 1
+        failures = 1 if settled else held.failures.get(job_id, (0, 0.0))[0] + 1
         at = now + min(RETRY_FIRST * 2.0 ** min(failures - 1, 10), RETRY_LAST)
-        place.failures[job_id] = (failures, at)
+        held.failures[job_id] = (failures, at)
         self._set_timer(at, run.slot)
         self._report(run, Verdict.FAILED, error)
 
     def _report(self, run: Run, verdict: Verdict, error: str = "") -> None:
         if not is_house(run.record.id):
-            self._write(run.slot, Report(run.record.id, verdict, error))
+            self.settling.report(run.slot, Report(run.record.id, verdict, error))
 
-    def _write(self, slot: Slot, report: Report) -> None:
-        self._places[slot].reports.append(report)
-        self._unsettled.add(slot)
-
-    # -- what is to be written down ------------------------------------------------------------
-
-    def to_settle(self) -> list[tuple[Slot, int, list[Report], list[str]]]:
-        """Return slot, epoch, reports and delivered notes of the slots that have any."""
-        found = [(slot, place) for slot in self._unsettled if (place := self._places.get(slot)) is not None]
-        found = [(slot, place) for slot, place in found if place.reports or place.noted]
-        self._unsettled = {slot for slot, _ in found}
-        return [(slot, p.epoch, p.reports[:], p.noted[:]) for slot, p in found if p.opened]
-
-    def settled(self, slot: Slot, reports: int, notes: int) -> bool:
-        """The first so many reports and notes are written down. True: that may bring notes that we have not seen."""
-        place = self._places.get(slot)
-        if place is None:
+    def settled(self, slot: Slot, reports: int, notes: int, revision: int) -> bool:
+        """See `Settling.settled`."""
+        held = self._held.get(slot)
+        if held is None:
             return False
-        if notes:  # else a run that is started anew would get them again, before the next look
-            dropped = set(place.noted[:notes])
-            place.notes = tuple(note for note in place.notes if note.id not in dropped)
-        del place.reports[:reports], place.noted[:notes]
         self._dirty.add(slot)
-        return place.more and notes > 0
+        return self.settling.settled(held, reports, notes, revision)
 
     # -- what is to be done --------------------------------------------------------------------
 
@@ -308,10 +290,10 @@ class Roster:
         self._ask_at = float("inf")
         reserves: dict[Slot, list[str]] = {}
         for slot in dirty:
-            place = self._places.get(slot)
-            if place is not None and (ids := self._reconcile(slot, place, now)):
+            held = self._held.get(slot)
+            if held is not None and (ids := self._reconcile(slot, held, now)):
                 reserves[slot] = ids
-        wait = [slot for slot in reserves if not may_start(self._places[slot].term)]
+        wait = [slot for slot in reserves if not may_start(self._held[slot].term)]
         self.waiting = bool(wait)
         self.again(wait)
         self.again(self._kept_back)
@@ -324,23 +306,28 @@ class Roster:
 
     def epoch(self, slot: Slot) -> int:
         """Return the epoch under which a slot is ours."""
-        return self._places[slot].epoch
+        return self._held[slot].epoch
 
-    def reserved(self, slot: Slot, attempts: Mapping[str, int], now: float) -> list[tuple[Run, int]]:
+    def revision(self, slot: Slot) -> int:
+        """Return the revision that we know of a slot."""
+        return self._held[slot].revision
+
+    def reserved(self, slot: Slot, reserved: Reserved, now: float) -> list[tuple[Run, int]]:
         """Take in the reserved starts; return the runs to start, with their attempts."""
-        place = self._places.get(slot)
-        if place is None or place.stopping:
+        held, attempts = self._held.get(slot), reserved.attempts
+        if held is None or held.stopping:
             return []
+        held.revision = reserved.revision or held.revision
         runs = []
-        for record in place.wanted.values():
+        for record in held.wanted.values():
             attempt = attempts.get(record.id)
             if attempt is None:
                 continue
             if record.fresh and attempt > 2 * self._terms.max_attempts:
                 # It was not given up here: it takes whole workers with it, so that each one meets it anew.
-                self._write(slot, Report(record.id, Verdict.FAILED, _kills(attempt - 1)))
+                self.settling.report(slot, Report(record.id, Verdict.FAILED, _kills(attempt - 1)))
             else:
-                runs.append((self._begin(slot, place, replace(record, attempt=attempt), now), attempt))
+                runs.append((self._begin(slot, held, replace(record, attempt=attempt), now), attempt))
         return runs
 
     def take_says(self) -> list[Message]:
@@ -361,11 +348,11 @@ class Roster:
         """Return the memberships that runs rely on. Any thread may ask, and does so all the time."""
         return list(self._relied)
 
-    def _begin(self, slot: Slot, place: Place, record: JobRecord, now: float) -> Run:
-        term = place.term
-        run = Run(next(self._refs), slot, record, place.epoch, term, now)
-        place.wanted[job_key(record)] = record
-        place.runs[job_key(record)] = self._runs[run.ref] = run
+    def _begin(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> Run:
+        term = held.term
+        run = Run(next(self._refs), slot, record, held.epoch, term, now)
+        held.wanted[job_key(record)] = record
+        held.runs[job_key(record)] = self._runs[run.ref] = run
         self._suspects.began(self._who(record), now)
         self._relied[term] = self._relied.get(term, 0) + 1
         self._set_timer(now + self._terms.start_timeout, slot)
@@ -378,45 +365,45 @@ class Roster:
         if not self._relied[run.term]:
             del self._relied[run.term]
 
-    def _reconcile(self, slot: Slot, place: Place, now: float) -> list[str]:
-        for job, run in place.runs.items():
-            self._look_after(place, run, place.wanted.get(job), now)
-        if place.stopping or place.vacant:
-            self._end_place(slot, place)
+    def _reconcile(self, slot: Slot, held: HeldSlot, now: float) -> list[str]:
+        for job, run in held.runs.items():
+            self._look_after(held, run, held.wanted.get(job), now)
+        if held.stopping or held.vacant:
+            self._end(slot, held)
             return []
-        if place.reports or self.overdue or not (place.opened and self.host_up):
+        if held.reports or self.overdue or not (held.opened and self.host_up):
             return []  # what was reported is not yet written down: the records are older than what we know
-        idle = [record for job, record in place.wanted.items() if job not in place.runs]
-        return [record.id for record in idle if self._may_start(slot, place, record, now)]
+        idle = [record for job, record in held.wanted.items() if job not in held.runs]
+        return [record.id for record in idle if self._may_start(slot, held, record, now)]
 
-    def _look_after(self, place: Place, run: Run, record: JobRecord | None, now: float) -> None:
+    def _look_after(self, held: HeldSlot, run: Run, record: JobRecord | None, now: float) -> None:
         limit = {Stage.STARTING: self._terms.start_timeout, Stage.STOPPING: self._terms.stop_timeout}.get(run.stage)
         timed_out = limit is not None and now >= run.since + limit
         if run.stage is Stage.STOPPING:
             self.overdue |= timed_out
             return
         wanted = record is not None and record.id == run.record.id and record.state is not JobState.STOPPING
-        if timed_out or place.stopping or place.epoch != run.epoch or not wanted:
+        if timed_out or held.stopping or held.epoch != run.epoch or not wanted:
             run.late = timed_out
             run.stage, run.since = Stage.STOPPING, now
             self._says.append(Stop(run.ref))
             self._set_timer(now + self._terms.stop_timeout, run.slot)
 
-    def _may_start(self, slot: Slot, place: Place, record: JobRecord, now: float) -> bool:
+    def _may_start(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
         if record.state is JobState.STOPPING:
             # Whoever ran it has given the slot away, or is dead.
-            self._write(slot, Report(record.id, Verdict.ENDED))
+            self.settling.report(slot, Report(record.id, Verdict.ENDED))
             return False
         if self._directed and isinstance(slot, int) and not is_house(record.id):
-            # Whoever dispatched it takes the keyspace for a plain one. Here nobody has claimed its key.
-            if record.fresh or record.error != MISPLACED:
-                self._write(slot, Report(record.id, Verdict.FAILED, MISPLACED))
+            # Whoever dispatched it took the keyspace for a plain one. Here nobody has claimed its key.
+            if record.fresh or record.error != self._misplaced:
+                self.settling.report(slot, Report(record.id, Verdict.FAILED, self._misplaced))
             return False
-        if place.idle:
-            if not record.fresh and record.error != place.idle:  # a fresh one would go
-                self._write(slot, Report(record.id, Verdict.FAILED, place.idle))
+        if held.idle:
+            if not record.fresh and record.error != held.idle:  # a fresh one would go
+                self.settling.report(slot, Report(record.id, Verdict.FAILED, held.idle))
             return False
-        if now < place.failures.get(record.id, (0, 0.0))[1]:
+        if now < held.failures.get(record.id, (0, 0.0))[1]:
             return False
         last_chance = record.fresh and 0 < record.attempt >= self._terms.max_attempts - LONE_STARTS
         at = self._suspects.ask(self._who(record), now, last_chance=last_chance)
@@ -428,22 +415,10 @@ class Roster:
     def _who(self, record: JobRecord) -> Who:
         return self._keyspace, record.id
 
-    def _end_place(self, slot: Slot, place: Place) -> None:
-        if place.tasks_drained and not place.runs and not (place.opened and (place.reports or place.noted)):
-            del self._places[slot]
-            self._drained.append(Drained(slot, place.epoch, place.vacant))
-
-    def to_notify(self) -> list[tuple[Run, Note]]:
-        """Return the notes to hand over now, each with the run it is for, and count them as handed over."""
-        found = []
-        noting, self._noting = self._noting, set()
-        for place in (self._places[slot] for slot in noting if slot in self._places):
-            for note in place.notes:
-                run = place.runs.get((note.name, note.key))
-                if run is not None and run.stage is Stage.RUNNING and note.id not in run.sent:
-                    run.sent.add(note.id)
-                    found.append((run, note))
-        return found
+    def _end(self, slot: Slot, held: HeldSlot) -> None:
+        if held.tasks_drained and not held.runs and not (held.opened and (held.reports or held.noted)):
+            del self._held[slot]
+            self._drained.append(Drained(slot, held.epoch, held.vacant))
 
     def _set_timer(self, at: float, slot: Slot) -> None:
         heappush(self._timers, (at, next(self._timed), slot))

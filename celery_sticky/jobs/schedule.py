@@ -25,10 +25,13 @@ from celery_sticky.errors import (
     KeyspaceFull,
     NoSuchJob,
     NotPinned,
+    StoreUnavailable,
 )
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.handler import Job
 from celery_sticky.keys import Key, key_text
+from celery_sticky.worker.lease import boottime
+from celery_sticky.worker.outage import Outage
 
 logger = logging.getLogger("celery_sticky.jobs")
 
@@ -59,11 +62,15 @@ class Schedule:
     async def run(self, job: Job, jobs: Callable[[], Jobs]) -> None:
         """Call the function every so often, and bring about what it wants."""
         job.started()
+        outage = Outage(logger, f"schedule {self.name!r}", lambda _: "It neither starts nor stops jobs")
         while True:
             began = time.monotonic()
             try:
                 plan = await _call(self.function)
                 await _to_the_end(self.apply, plan, jobs())
+                outage.over(boottime())
+            except StoreUnavailable as error:
+                outage.failed(error, boottime())
             except Exception:
                 logger.exception("schedule %r has failed; it is tried again in %g s", self.name, self.every)
             await asyncio.sleep(max(0.0, began + self.every - time.monotonic()))
@@ -72,7 +79,7 @@ class Schedule:
         """Dispatch and stop the difference between what is wanted and what there is."""
         plan = wanted if isinstance(wanted, Plan) else Plan(_keys(wanted), stop_all=True)
         start = {key_text(key): payload for key, payload in _pairs(plan.start)}
-        there = {info.key for info in jobs.list(self.job, keyspace=self.keyspace) if info.state != "stopping"}
+        there = jobs.keys(self.job, keyspace=self.keyspace)
         stop = {key_text(key) for key in plan.stop} | (there if plan.stop_all else set())
         for key in sorted((stop & there) - start.keys()):
             try:
@@ -108,13 +115,18 @@ class Ticker:
     async def run(self, job: Job, jobs: Callable[[], Jobs]) -> None:
         """Call the function once in each period of the clock, unless another worker has done so in this one."""
         job.started()
+        outage = Outage(logger, f"ticker {self.name!r}", lambda _: "Its ticks are lost until then")
         while True:
             number = int(time.time() // self.every)
             # By when it begins, in milliseconds: an interval that was changed must not make it seem long past.
             begins = int(number * self.every * 1000)
             try:
-                if await _to_the_end(partial(jobs().claim_tick, self.name, begins, keyspace=self.keyspace)):
+                claimed = await _to_the_end(partial(jobs().claim_tick, self.name, begins, keyspace=self.keyspace))
+                outage.over(boottime())
+                if claimed:
                     await _call(self.function)
+            except StoreUnavailable as error:
+                outage.failed(error, boottime())
             except Exception:
                 logger.exception("ticker %r has failed", self.name)
             await asyncio.sleep(max(0.001, (number + 1) * self.every - time.time()))

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from celery_sticky.errors import Fenced
-from celery_sticky.keys import DEFAULT_PREFIX, Slot, place_of
+from celery_sticky.keys import DEFAULT_PREFIX, Slot, slot_of_queue
+from celery_sticky.ownership.gate import SlotId
 from celery_sticky.queues.base import (
     Act,
     Dead,
@@ -28,7 +29,6 @@ from celery_sticky.queues.base import (
     dead_slot,
 )
 
-Place = tuple[str, Slot]
 STEPS = (0, 3, 6, 9)
 
 
@@ -60,16 +60,16 @@ class MemoryBroker:
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = prefix
         self.changed = threading.Condition()
-        self.slots: dict[Place, _Slot] = {}
+        self.slots: dict[SlotId, _Slot] = {}
         self.dead: dict[str, dict[str, tuple[str, _Message]]] = {}
 
-    def publish(self, queue: str | Place, body: bytes, priority: int = 0) -> None:
+    def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
         """Put a message at the back of a slot queue, given by name or as (keyspace, slot)."""
         if isinstance(queue, str):
-            place = place_of(queue, self.prefix)
-            if place is None:
+            slot = slot_of_queue(queue, self.prefix)
+            if slot is None:
                 raise ValueError(f"{queue!r} is no slot queue")
-            queue = place
+            queue = slot
         step = STEPS[bisect(STEPS, max(priority, 0)) - 1]
         with self.changed:
             self.slot(*queue).lists[step].append(_Message(step, body))
@@ -77,10 +77,10 @@ class MemoryBroker:
 
     def slot(self, keyspace: str, number: Slot) -> _Slot:
         """Return a slot, empty if it was never used."""
-        place = (keyspace, number)
-        if place not in self.slots:
-            self.slots[place] = _Slot()
-        return self.slots[place]
+        slot_id = (keyspace, number)
+        if slot_id not in self.slots:
+            self.slots[slot_id] = _Slot()
+        return self.slots[slot_id]
 
 
 @cache
@@ -96,7 +96,7 @@ class MemoryQueues:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
-        self._drained: dict[Place, Tenure] = {}
+        self._drained: dict[SlotId, Tenure] = {}
         self._woken = False
 
     def open(self, tenure: Tenure, keep: Collection[int]) -> None:
@@ -125,18 +125,18 @@ class MemoryQueues:
                 self._bring(want, now, fetched)
         return fetched
 
-    def idle(self, timeout: float) -> set[Place]:
+    def idle(self, timeout: float) -> set[SlotId]:
         """Wait on the broker's condition."""
         deadline = time.monotonic() + timeout
         with self.broker.changed:
-            while not (ready := {place for place in self._drained if self.broker.slot(*place).waiting}):
+            while not (ready := {slot_id for slot_id in self._drained if self.broker.slot(*slot_id).waiting}):
                 left = deadline - time.monotonic()
                 if self._woken or left <= 0:
                     break
                 self.broker.changed.wait(left)
             self._woken = False
-            for place in ready:
-                del self._drained[place]
+            for slot_id in ready:
+                del self._drained[slot_id]
             return ready
 
     def wake(self) -> None:
@@ -147,9 +147,9 @@ class MemoryQueues:
 
     def close_slot(self, tenure: Tenure) -> None:
         """Forget that the slot was drained under this tenure."""
-        place = (tenure.keyspace, tenure.slot)
-        if self._drained.get(place) == tenure:
-            del self._drained[place]
+        slot_id = (tenure.keyspace, tenure.slot)
+        if self._drained.get(slot_id) == tenure:
+            del self._drained[slot_id]
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """Count."""
@@ -208,11 +208,11 @@ class MemoryQueues:
             dead[f"{tenure.slot}-{tag}"] = (verdict.info, message)
 
     def _bring(self, want: Want, now: float, fetched: Fetched) -> None:
-        tenure, place = want.tenure, (want.tenure.keyspace, want.tenure.slot)
-        slot = self.broker.slot(*place)
-        self._drained.pop(place, None)
+        tenure, slot_id = want.tenure, (want.tenure.keyspace, want.tenure.slot)
+        slot = self.broker.slot(*slot_id)
+        self._drained.pop(slot_id, None)
         if slot.fence != tenure:
-            fetched.lost.add(place)
+            fetched.lost.add(slot_id)
             return
         while slot.deferred and slot.deferred[0][0] <= now:
             message = slot.deferred.pop(0)[2]
@@ -223,10 +223,10 @@ class MemoryQueues:
             slot.flight[slot.seq] = message
             fetched.deliveries.append(Delivery(tenure, slot.seq, message.priority, message.body, message.marks))
         if not slot.waiting:
-            fetched.drained.add(place)
-            self._drained[place] = tenure
+            fetched.drained.add(slot_id)
+            self._drained[slot_id] = tenure
         if slot.deferred:
-            fetched.due[place] = slot.deferred[0][0]
+            fetched.due[slot_id] = slot.deferred[0][0]
 
 
 def _refuses(fence: Tenure, tenure: Tenure) -> bool:

@@ -76,6 +76,12 @@ class JobRecord:
     """The slot's revision when the record last changed."""
 
 
+SEEN_NOTES = 1000
+"""Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
+SEEN_RECORDS = 250
+"""Records after which a look ends: nobody else is served meanwhile."""
+
+
 class Admission(StrEnum):
     """What became of a dispatch."""
 
@@ -159,6 +165,16 @@ class JobPlaces:
     """Place -> revision."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The starts that were reserved."""
+
+    attempts: Mapping[str, int]
+    """Id -> attempt."""
+    revision: int = 0
+    """The slot's revision now, if it was the known one before: so nothing else has changed. Otherwise 0."""
+
+
 class JobStore(Protocol):
     """Where the wanted jobs of one keyspace are written down."""
 
@@ -197,6 +213,9 @@ class JobStore(Protocol):
     def records(self, name: str | None = None, key: str | None = None, slot: Slot | None = None) -> Sequence[JobRecord]:
         """Return the records of the keyspace, all of one slot, of one name, of one key."""
 
+    def keys(self, name: str) -> Collection[str]:
+        """Return the keys that have a job of this name, but for those whose record is STOPPING."""
+
     def close_keyspace(self, *, closed: bool) -> None:
         """Stop every job as by `stop`, and admit no more; or (`closed` False) admit again."""
 
@@ -215,25 +234,36 @@ class JobStore(Protocol):
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """Return what is written down for those slots whose revision differs from the known one (0: nothing known).
 
+        In this order: once there are `SEEN_RECORDS` in the answer it ends, and nothing is said of the slots behind.
+
         A slot in which nothing was ever written down has revision 0, and so has the place of a key without records.
         """
 
     def places(self, known: int) -> JobPlaces | None:
         """Return the places of keys that have records; None where their revision is the known one (0: none ever)."""
 
-    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
-        """Reserve the start of jobs: STARTING, by this worker and epoch. Return id -> attempt of those still wanted.
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
+        """Reserve the start of those jobs that are still wanted: STARTING, by this worker and epoch.
 
-        Not wanted: an id that is no record's, or whose record is STOPPING.
+        Not wanted: an id that is no record's, or whose record is STOPPING. `known` is the revision known of the slot.
 
         Raises:
             Fenced: the slot is fenced for another epoch, and there are records; nothing was changed.
         """
 
     def settle(
-        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
-    ) -> None:
+        self,
+        slot: Slot,
+        epoch: int,
+        reports: Sequence[Report],
+        notes: Collection[str],
+        *,
+        outcome_ttl: float,
+        known: int = 0,
+    ) -> int:
         """Write down what became of runs, and drop notes that were delivered; pass over ids that are no record's.
+
+        Return the slot's revision as `Reserved` does.
 
         STARTED: RUNNING (STOPPING stays), no longer fresh; if it was, its outcome is a success. FAILED: a fresh record
         goes, with the error as its outcome, and with its notes; another one is FAILING, or goes if it was STOPPING.

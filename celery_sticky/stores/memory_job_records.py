@@ -25,7 +25,7 @@ class Dispatch:
 
 
 @dataclass(slots=True)
-class Place:
+class SlotRecords:
     """One slot of a keyspace, or the place of a key."""
 
     epoch: int = 0
@@ -45,7 +45,7 @@ class Keyspace:
 
     records: dict[str, JobRecord] = field(default_factory=dict)
     """By id."""
-    slots: dict[Slot, Place] = field(default_factory=dict)
+    slots: dict[Slot, SlotRecords] = field(default_factory=dict)
     places_revision: int = 0
     """The highest revision of a key's place there ever was."""
     dispatches: dict[str, Dispatch] = field(default_factory=dict)
@@ -55,20 +55,20 @@ class Keyspace:
     noted: int = 0
     """Notes so far."""
 
-    def at(self, slot: Slot) -> Place:
+    def at(self, slot: Slot) -> SlotRecords:
         """Return what is written down for a slot; that of a key's place without records is not kept."""
-        place = self.slots.get(slot) or Place()
-        return place if isinstance(slot, str) else self.slots.setdefault(slot, place)
+        written = self.slots.get(slot) or SlotRecords()
+        return written if isinstance(slot, str) else self.slots.setdefault(slot, written)
 
     def revise(self, slot: Slot) -> int:
         """Give a slot the next revision: the clock's, so that none comes twice where records were lost."""
-        place = self.at(slot)
+        written = self.at(slot)
         # One counter for the places of keys: one that was forgotten may come again.
-        last = self.places_revision if isinstance(slot, str) else place.revision
-        place.revision = max(last + 1, time.time_ns() // 1000)
+        last = self.places_revision if isinstance(slot, str) else written.revision
+        written.revision = max(last + 1, time.time_ns() // 1000)
         if isinstance(slot, str):
-            self.places_revision = place.revision
-        return place.revision
+            self.places_revision = written.revision
+        return written.revision
 
     def forget_vacant(self, slot: Slot) -> None:
         """Forget this if it is the place of a key, and has no records."""
@@ -87,9 +87,9 @@ class Keyspace:
 
     def put(self, record: JobRecord) -> None:
         """Write a record down, in the place of an older one of its id."""
-        place = self.slots.setdefault(record.slot, Place())
+        written = self.slots.setdefault(record.slot, SlotRecords())
         self.records[record.id] = replace(record, version=self.revise(record.slot))
-        place.ids[record.name, record.key] = record.id
+        written.ids[record.name, record.key] = record.id
 
     def tell(self, job_id: str, error: str, ttl: float | None = None) -> None:
         """Write down how the start of a dispatched job went."""
@@ -98,7 +98,7 @@ class Keyspace:
         dispatch.until = time.monotonic() + (dispatch.outcome_ttl if ttl is None else ttl)
 
     def remove(self, record: JobRecord, error: str, ttl: float | None = None) -> None:
-        """Let a record go: with this outcome if it is fresh. Then `Place.drop_notes`, `forget_vacant`."""
+        """Let a record go: with this outcome if it is fresh. Then `SlotRecords.drop_notes`, `forget_vacant`."""
         if record.fresh:
             self.tell(record.id, error, ttl)
         del self.records[record.id], self.at(record.slot).ids[record.name, record.key]

@@ -14,6 +14,8 @@ from celery_sticky.errors import Fenced
 from celery_sticky.keys import Slot
 from celery_sticky.stores.in_process import Client, Server
 from celery_sticky.stores.jobs import (
+    SEEN_NOTES,
+    SEEN_RECORDS,
     STOPPED,
     Admission,
     Fate,
@@ -24,13 +26,10 @@ from celery_sticky.stores.jobs import (
     Note,
     Outcome,
     Report,
+    Reserved,
     SlotJobs,
 )
-from celery_sticky.stores.memory_job_records import Keyspace, Place
-
-SEEN_NOTES = 1000
-"""Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
-
+from celery_sticky.stores.memory_job_records import Keyspace, SlotRecords
 
 Keyspaces = defaultdict[str, Keyspace]
 
@@ -104,11 +103,11 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             record = space.find(slot, name, key)
             if record is None or record.state is JobState.STOPPING:
                 return Fate.NO_JOB
-            place = space.at(slot)
-            if len([note for note in place.notes if (note.name, note.key) == (name, key)]) >= limit:
+            written = space.at(slot)
+            if len([note for note in written.notes if (note.name, note.key) == (name, key)]) >= limit:
                 return Fate.FULL
             space.noted += 1
-            place.notes.append(Note(f"{space.noted:016d}", name, key, payload))
+            written.notes.append(Note(f"{space.noted:016d}", name, key, payload))
             space.revise(slot)
             self._server.signal(self._keyspace, slot)
             return Fate.SENT
@@ -121,6 +120,10 @@ class MemoryJobs(Client[Keyspaces, Slot]):
                 for record in self._space().records.values()
                 if name in (None, record.name) and key in (None, record.key) and slot in (None, record.slot)
             ]
+
+    def keys(self, name: str) -> Collection[str]:
+        """See `JobStore.keys`."""
+        return {record.key for record in self.records(name) if record.state is not JobState.STOPPING}
 
     def close_keyspace(self, *, closed: bool) -> None:
         """See `JobStore.close_keyspace`."""
@@ -144,17 +147,22 @@ class MemoryJobs(Client[Keyspaces, Slot]):
     def open(self, slot: Slot, epoch: int) -> None:
         """See `JobStore.open`."""
         with self._server.changed:
-            place = self._space().at(slot)
-            if place.epoch > epoch:
-                raise Fenced(place.epoch, "")
-            place.epoch = epoch
+            written = self._space().at(slot)
+            if written.epoch > epoch:
+                raise Fenced(written.epoch, "")
+            written.epoch = epoch
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """See `JobStore.look`."""
         with self._server.changed:
             space = self._space()
-            changed = {slot: space.at(slot) for slot in known if space.at(slot).revision != known[slot]}
-            return {slot: _seen(space, place) for slot, place in changed.items()}
+            found: dict[Slot, SlotJobs] = {}
+            seen = 0
+            for slot, revision in known.items():
+                if seen < SEEN_RECORDS and (written := space.at(slot)).revision != revision:
+                    found[slot] = _seen(space, written)
+                    seen += len(written.ids)
+            return found
 
     def places(self, known: int) -> JobPlaces | None:
         """See `JobStore.places`."""
@@ -165,35 +173,45 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             places = space.slots.items()
             return JobPlaces(space.places_revision, {p: at.revision for p, at in places if isinstance(p, str)})
 
-    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
         """See `JobStore.reserve`."""
         with self._server.changed:
             space = self._fenced(slot, epoch)
+            before = space.at(slot).revision
             wanted = [space.records[i] for i in ids if i in space.records and space.records[i].slot == slot]
             wanted = [record for record in wanted if record.state is not JobState.STOPPING]
             for record in wanted:
                 attempt = record.attempt + 1
                 space.put(replace(record, state=JobState.STARTING, attempt=attempt, epoch=epoch, worker=worker))
-            return {record.id: record.attempt + 1 for record in wanted}
+            attempts = {record.id: record.attempt + 1 for record in wanted}
+            return Reserved(attempts, space.at(slot).revision if before == known else 0)
 
     def settle(
-        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
-    ) -> None:
+        self,
+        slot: Slot,
+        epoch: int,
+        reports: Sequence[Report],
+        notes: Collection[str],
+        *,
+        outcome_ttl: float,
+        known: int = 0,
+    ) -> int:
         """See `JobStore.settle`."""
         with self._server.changed:
             space = self._fenced(slot, epoch)
-            place = space.at(slot)
-            dropped = set(notes)
-            if any(note.id in dropped for note in place.notes):
-                place.notes = [note for note in place.notes if note.id not in dropped]
+            written = space.at(slot)
+            before, dropped = written.revision, set(notes)
+            if any(note.id in dropped for note in written.notes):
+                written.notes = [note for note in written.notes if note.id not in dropped]
                 space.revise(slot)
             for report in reports:
                 record = space.records.get(report.id)
                 if record is not None and record.slot == slot:
                     space.settle(record, report, outcome_ttl)
-            place.drop_notes()
+            written.drop_notes()
             space.forget_vacant(slot)
             self._server.changed.notify_all()
+            return space.at(slot).revision if before == known else 0
 
     def where(self, slot: Slot) -> str:
         """See `JobStore.where`."""
@@ -204,18 +222,18 @@ class MemoryJobs(Client[Keyspaces, Slot]):
 
     def _fenced(self, slot: Slot, epoch: int) -> Keyspace:
         space = self._space()
-        place = space.at(slot)
-        if place.epoch != epoch and (isinstance(slot, int) or place.ids):
-            raise Fenced(place.epoch, "")
+        written = space.at(slot)
+        if written.epoch != epoch and (isinstance(slot, int) or written.ids):
+            raise Fenced(written.epoch, "")
         return space
 
 
-def _seen(space: Keyspace, place: Place) -> SlotJobs:
-    records = tuple(space.records[job_id] for job_id in place.ids.values())
-    count = Counter((note.name, note.key) for note in place.notes)
+def _seen(space: Keyspace, written: SlotRecords) -> SlotJobs:
+    records = tuple(space.records[job_id] for job_id in written.ids.values())
+    count = Counter((note.name, note.key) for note in written.notes)
     share, seen, notes = max(1, SEEN_NOTES // max(1, len(count))), Counter[tuple[str, str]](), []
-    for note in place.notes:
+    for note in written.notes:
         seen[note.name, note.key] += 1
         if seen[note.name, note.key] <= share:
             notes.append(note)
-    return SlotJobs(place.revision, records, tuple(notes), len(notes) < len(place.notes))
+    return SlotJobs(written.revision, records, tuple(notes), len(notes) < len(written.notes))

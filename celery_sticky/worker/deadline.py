@@ -12,12 +12,12 @@ from celery_sticky.worker.native import start_native_thread
 STEP = 0.25
 """Seconds the watch sleeps at most: trust may end at once, when a member finds itself evicted."""
 
-Held = tuple[str, int]
+Reliance = tuple[str, int]
 """Keyspace and term of a membership that running tasks rely on."""
 
 
 class Deadline:
-    """Calls `ended` while something is held whose trust has ended for `grace` seconds.
+    """Calls `ended` while something relies on a membership whose trust has ended for `grace` seconds.
 
     With `parent`, also when that process is no longer our parent.
     """
@@ -25,15 +25,15 @@ class Deadline:
     def __init__(
         self,
         lease: Lease,
-        held: Callable[[], Iterable[Held]],
-        ended: Callable[[Held], None],
+        relied_on: Callable[[], Iterable[Reliance]],
+        ended: Callable[[Reliance], None],
         *,
         grace: float = 0.0,
         parent: int | None = None,
     ) -> None:
-        self._lease, self._held, self._ended = lease, held, ended
+        self._lease, self._relied_on, self._ended = lease, relied_on, ended
         self._grace, self._parent = grace, parent
-        self._overdue: dict[Held, float] = {}
+        self._overdue: dict[Reliance, float] = {}
         self._running = True
 
     def start(self) -> None:
@@ -51,17 +51,17 @@ class Deadline:
 
     def _look(self) -> float:
         pause = STEP
-        overdue: dict[Held, float] = {}
-        for held in set(self._held()):
-            keyspace, term = held
+        overdue: dict[Reliance, float] = {}
+        for reliance in set(self._relied_on()):
+            keyspace, term = reliance
             now = boottime()
             if self._parent is not None and os.getppid() != self._parent:
-                self._ended(held)
+                self._ended(reliance)
             elif self._lease.term(keyspace) == term and now < (until := self._lease.until(keyspace)):
                 pause = min(pause, until - now)
             else:
-                since = overdue[held] = self._overdue.get(held, now)
+                since = overdue[reliance] = self._overdue.get(reliance, now)
                 if now >= since + self._grace:
-                    self._ended(held)
+                    self._ended(reliance)
         self._overdue = overdue
         return max(pause, 0.001)

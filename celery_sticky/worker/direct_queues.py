@@ -117,13 +117,13 @@ class DirectQueues:
 
     def _stop_mine(self) -> bool:
         """Leaving: pass on what comes while something of the queue runs here, then close it. True: it is closed."""
-        place = (self._name, self._mine)
-        if self._stopping or self._courier.consult(lambda desk: desk.gate.busy(place)):
+        queue = (self._name, self._mine)
+        if self._stopping or self._courier.consult(lambda desk: desk.gate.busy(queue)):
             return False
         self._stopping = True
         if self._mine not in self._queues:
             return True
-        self._courier.stop(place)
+        self._courier.stop(queue)
         return False
 
     def _tidy(self, now: float) -> Talk[None]:

@@ -20,10 +20,12 @@ from celery_sticky.worker.direction import Direction
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.member import Snapshot
 from celery_sticky.worker.native import start_thread
+from celery_sticky.worker.outage import Outage
 from celery_sticky.worker.talks import hold
 
 logger = logging.getLogger("celery_sticky.director")
 
+WITHOUT_STORE = "No key is claimed, so only keys that are claimed already go on"
 BROKEN_PAUSE = 0.1
 """Seconds between attempts to talk to a store that does not answer."""
 
@@ -53,7 +55,7 @@ class Director:
             keyspace, slots, worker, connect, courier, term, report, pins_lost, self.wake, clock
         )
         self.jobs = self._direction.jobs
-        self._out_of_reach = False
+        self._outage = Outage(logger, f"directed keyspace {self._name}", lambda _: WITHOUT_STORE)
         self._running = True
         self._ended = False
 
@@ -103,11 +105,8 @@ class Director:
                     self._directory = self._open_directory()
                     self._directory.watch(0.0)  # subscribes
                 self._turn(self._directory)
-                self._out_of_reach = False
             except StoreUnavailable as error:
-                if not self._out_of_reach:
-                    self._out_of_reach = True
-                    logger.warning("keyspace %s: %s; nothing new is claimed until it answers", self._name, error)
+                self._outage.failed(error, boottime())
                 time.sleep(BROKEN_PAUSE)
             except Exception:
                 logger.exception("keyspace %s: the director met an error it does not know", self._name)
@@ -119,6 +118,8 @@ class Director:
 
     def _turn(self, directory: Directory) -> None:
         pause = hold(self._direction.turn(), directory)
-        for heard in directory.watch(pause):
+        # After an outage: at once, for it is not over before the store can be listened to.
+        for heard in directory.watch(0.0 if self._outage.lasts else pause):
             if isinstance(heard, PinMoved):
                 self._direction.hear(heard)
+        self._outage.over(boottime())

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StickyError, StoreUnavailable
+from celery_sticky.assignment import how_to_agree
+from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StoreUnavailable
 from celery_sticky.ownership.events import (
     BeatDone,
     CloseSlot,
@@ -23,14 +24,12 @@ from celery_sticky.ownership.events import (
     Opened,
     OpenSlot,
     Read,
-    ReadDone,
     Refuse,
     Say,
     SendBeat,
     StopSlot,
     StoreFailed,
     Swap,
-    SwapDone,
     Tick,
 )
 from celery_sticky.ownership.gate import SlotId
@@ -39,6 +38,7 @@ from celery_sticky.ownership.machine import Machine, Phase, Terms
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Store
 from celery_sticky.worker.claim import Claim
+from celery_sticky.worker.clerk import Clerk
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.native import start_native_thread
 
@@ -125,11 +125,17 @@ class Member:
         self._director = director
         self.keyspace = keyspace
         self.snapshot = Snapshot()
-        self._terms, self._open_store = terms, open_store
-        self._slots, self._lease, self._claim, self._hooks = slots, lease, claim, hooks
-        self._revoke_ttl, self._revoke_limit = revoke_ttl, revoke_limit
+        self._terms, self._slots, self._lease, self._claim, self._hooks = terms, slots, lease, claim, hooks
         self._inbox: deque[Event] = deque()
-        self._store: Store | None = None
+        self._clerk = Clerk(
+            keyspace,
+            open_store,
+            hooks,
+            self._before_join,
+            self._without_store,
+            revoke_ttl=revoke_ttl,
+            revoke_limit=revoke_limit,
+        )
         self._gained: set[int] = set()
         self._fresh: set[int] = set()
         self._term = 0
@@ -149,8 +155,7 @@ class Member:
     def post(self, event: Event) -> None:
         """Tell the member something. Any thread may call this."""
         self._inbox.append(event)
-        if self._store is not None:
-            self._store.wake()
+        self._clerk.wake()
 
     def slots(self) -> tuple[int, int]:
         """Return how many slots are open here, and how many are being opened or given away: from any thread."""
@@ -182,12 +187,10 @@ class Member:
         try:
             while self._running:
                 try:
-                    if self._store is None:
-                        self._store = self._open_store()
-                        self._store.watch(0.0)  # subscribes: what others do from our first look on is heard
-                    self._turn(self._store)
+                    self._clerk.connect()
+                    self._turn()
                 except StoreUnavailable as error:
-                    logger.warning("keyspace %s: %s", self.keyspace, error)
+                    self._clerk.failed(error)
                     self._step(StoreFailed(boottime()))
                     time.sleep(BROKEN_PAUSE)
                 except Exception:
@@ -196,11 +199,10 @@ class Member:
                     time.sleep(BROKEN_PAUSE * 10)
         finally:
             self._lease.grant(self.keyspace, float("-inf"), self._term)
-            if self._store is not None:
-                self._store.close()
+            self._clerk.close()
             self._ended = True
 
-    def _turn(self, store: Store) -> None:
+    def _turn(self) -> None:
         while self._inbox:
             event = self._inbox.popleft()
             self._step(event, more=bool(self._inbox))
@@ -209,7 +211,7 @@ class Member:
         pause = self._machine.wake_at(now) - now
         if pause > 0:
             # In the order in which they came about: a report from here must not be overtaken by what others have done.
-            self._inbox.extend(store.watch(min(pause, LONGEST_WATCH)))
+            self._inbox.extend(self._clerk.watch(min(pause, LONGEST_WATCH)))
         if not self._inbox:
             self._step(Tick())
 
@@ -272,12 +274,26 @@ class Member:
             case LoseSlots(slots):
                 self._lose(slots)
             case Refuse(reason, name_taken):
-                self._hooks.refused(NameTaken(reason) if name_taken else KeyspaceMismatch(reason))
+                self._hooks.refused(self._refusal(reason, name_taken=name_taken))
             case Say(text):
                 logger.info("keyspace %s: %s", self.keyspace, text)
             case Read() | SendBeat() | Swap():
-                return self._ask(effect)
+                answer = self._clerk.ask(effect, self._joins(effect))
+                self._tell_beats(effect, answer)
+                return answer
         return None
+
+    def _tell_beats(self, effect: Effect, answer: Event) -> None:
+        match effect, answer:
+            case SendBeat(incarnation), BeatDone(alive=True, counter=counter) if self._director is not None:
+                self._director.beaten(incarnation, counter)
+
+    def _refusal(self, reason: str, *, name_taken: bool) -> RefusedToStart:
+        where, view = f"keyspace {self.keyspace!r}: {reason}", self._machine.view
+        if name_taken:
+            return NameTaken(f"{where}: give each worker its own name with -n")
+        assert view is not None
+        return KeyspaceMismatch(f"{where}. {how_to_agree(self.keyspace, view, self._machine.terms.slots)}")
 
     def _lose(self, slots: frozenset[int]) -> None:
         self._announce_gains()
@@ -285,44 +301,24 @@ class Member:
             self._gained -= lost
             self._hooks.lost(self.keyspace, lost)
 
-    def _ask(self, effect: Read | SendBeat | Swap) -> Event:
-        store = self._store
-        sent = boottime()
-        try:
-            if store is None:
-                raise StoreUnavailable("not connected yet")
-            match effect:
-                case Read():
-                    reading = store.read()
-                    return ReadDone(reading.view, dict(reading.beats), reading.store_id, reading.clock)
-                case SendBeat(incarnation, announce):
-                    beat = store.beat(incarnation, announce=announce)
-                    self._share_revokes(store)
-                    if self._director is not None and beat.alive:
-                        self._director.beaten(incarnation, beat.counter)
-                    return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
-                case Swap(old, new, guard):
-                    return self._swap(store, old, new, guard)
-        except StoreUnavailable as error:
-            logger.warning("keyspace %s: %s", self.keyspace, error)
-        except StickyError:
-            logger.exception("keyspace %s: the store refused", self.keyspace)
-        return StoreFailed(sent)
+    def _joins(self, effect: Read | SendBeat | Swap) -> str:
+        """Return our incarnation if the store makes it a member by this, else nothing."""
+        me = effect.new.members.get(self._machine.terms.name) if isinstance(effect, Swap) else None
+        fresh = me is not None and me.incarnation == self._machine.incarnation != self._joined_as
+        return self._machine.incarnation if fresh else ""
 
-    def _swap(self, store: Store, old: View | None, new: View, guard: dict[str, int]) -> Event:
-        me = new.members.get(self._machine.terms.name)
-        if me is not None and me.incarnation == self._machine.incarnation and me.incarnation != self._joined_as:
-            # Joining: the lock file must name us before others can see us, and revokes be known before slots are.
-            self._claim.write(me.incarnation)
-            self._hooks.learn_revokes(store.revoked())
-            if self._director is not None:
-                self._director.joining(me.incarnation)
-        sent = boottime()
-        return SwapDone(sent, new, store.swap(old, new, guard))
+    def _before_join(self, store: Store, incarnation: str) -> None:
+        # The lock file must name us before others can see us, and revokes be known before slots are.
+        self._claim.write(incarnation)
+        self._hooks.learn_revokes(store.revoked())
+        if self._director is not None:
+            self._director.joining(incarnation)
 
-    def _share_revokes(self, store: Store) -> None:
-        if fresh := self._hooks.fresh_revokes():
-            store.revoke(fresh, ttl=self._revoke_ttl, limit=self._revoke_limit)
+    def _without_store(self, now: float) -> str:
+        left = self.snapshot.trust_until - now
+        if left > 0:
+            return f"What is open here goes on until the lease ends in {left:.1f} s; then nothing starts here"
+        return "Without a lease nothing starts here"
 
 
 def changed(old: Snapshot, new: Snapshot) -> bool:

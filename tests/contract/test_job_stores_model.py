@@ -68,23 +68,36 @@ class Comparison(RuleBasedStateMachine):
         if self.same(lambda store: _fence(lambda: store.open(slot, epoch))) == 0:
             self.epochs[slot] = epoch
 
-    @rule(slot=slots, above=st.sampled_from([-1, 0, 0, 0, 0]), wanted=st.lists(ids, unique=True))
-    def reserve(self, slot: Slot, above: int, wanted: list[str]) -> None:
+    @rule(slot=slots, above=st.sampled_from([-1, 0, 0, 0, 0]), wanted=st.lists(ids, unique=True), old=st.booleans())
+    def reserve(self, slot: Slot, above: int, wanted: list[str], old: bool) -> None:
         epoch, answers = self.epochs[slot] + above, {}
 
         def reserve(store: JobStore) -> int:
-            return _fence(lambda: answers.update({store: store.reserve(slot, epoch, "w", wanted)}))
+            known = _revision(store, slot) - old
+            fence = _fence(lambda: answers.update({store: store.reserve(slot, epoch, "w", wanted, known=known)}))
+            assert store not in answers or answers[store].revision == (0 if old else _revision(store, slot))
+            return fence
 
         self.same(reserve)
-        assert answers.get(self.memory) == answers.get(self.redis)
+        if self.memory in answers:
+            assert answers[self.memory].attempts == answers[self.redis].attempts
 
-    @rule(slot=slots, above=st.sampled_from([-1, 0, 0, 0, 0]), said=st.lists(reports, max_size=4), taken=st.sets(notes))
-    def settle(self, slot: Slot, above: int, said: list[Report], taken: set[int]) -> None:
+    @rule(
+        slot=slots,
+        above=st.sampled_from([-1, 0, 0, 0, 0]),
+        said=st.lists(reports, max_size=4),
+        taken=st.sets(notes),
+        old=st.booleans(),
+    )
+    def settle(self, slot: Slot, above: int, said: list[Report], taken: set[int], old: bool) -> None:
         epoch = self.epochs[slot] + above
 
         def settle(store: JobStore) -> int:
             notes = [note.id for i, note in enumerate(_notes(store, slot)) if i in taken]
-            return _fence(lambda: store.settle(slot, epoch, said, notes, outcome_ttl=600))
+            known, answers = _revision(store, slot) - old, []
+            fence = _fence(lambda: answers.append(store.settle(slot, epoch, said, notes, outcome_ttl=600, known=known)))
+            assert answers in ([], [0 if old else _revision(store, slot)])
+            return fence
 
         self.same(settle)
 
@@ -120,6 +133,11 @@ class Comparison(RuleBasedStateMachine):
         ours, theirs = verb(self.memory), verb(self.redis)
         assert ours == theirs
         return ours
+
+
+def _revision(store: JobStore, slot: Slot) -> int:
+    seen = store.look({slot: 0}).get(slot)
+    return seen.revision if seen is not None else 0
 
 
 def _fence(verb: Callable[[], object]) -> int:

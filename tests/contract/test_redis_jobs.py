@@ -15,24 +15,8 @@ from celery_sticky.keys import Slot
 from celery_sticky.stores import JobStore, open_job_store
 from celery_sticky.stores.jobs import STOPPED, Admission, JobState, Outcome
 from celery_sticky.stores.redis.jobs import RedisJobs
-from celery_sticky.testing.job_store_contract.steps import (
-    EPOCH,
-    SLOT,
-    SUCCESS,
-    ask,
-    ended,
-    failed,
-    ids,
-    job,
-    note,
-    queued,
-    record,
-    reserved,
-    running,
-    settle,
-    started,
-    starting,
-)
+from celery_sticky.testing.job_store_contract import steps
+from celery_sticky.testing.job_store_contract.steps import EPOCH, SLOT, SUCCESS
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.store_contract import hear, revived
 from celery_sticky.testing.waiting import wait_until
@@ -42,25 +26,10 @@ ROOT = "sticky:default:jobs"
 
 
 @pytest.fixture
-def server(valkey: StartValkey) -> ValkeyServer:
-    return valkey()
-
-
-@pytest.fixture
 def store(server: ValkeyServer) -> Iterator[JobStore]:
     store = open_job_store(server.url, "default", socket_timeout=0.5)
     yield store
     store.close()
-
-
-@pytest.fixture
-def client(server: ValkeyServer) -> Iterator[Any]:
-    with server.client() as client:
-        yield client
-
-
-def commands(client: Any) -> int:
-    return int(client.info("stats")["total_commands_processed"])
 
 
 def sent(client: Any, verb: Callable[[], object]) -> int:
@@ -72,10 +41,10 @@ def sent(client: Any, verb: Callable[[], object]) -> int:
 
 def test_scripts_the_server_has_forgotten_are_sent_again(store: JobStore, client: Any) -> None:
     verbs: list[Callable[[], object]] = [
-        lambda: queued(store),
-        lambda: reserved(store, "d1"),
-        lambda: note(store),
-        lambda: settle(store, started()),
+        lambda: steps.queued(store),
+        lambda: steps.reserved(store, "d1"),
+        lambda: steps.note(store),
+        lambda: steps.settle(store, steps.started()),
         lambda: store.look({SLOT: 0}),
         lambda: store.claim_tick("t", 1),
         lambda: store.stop(SLOT, "feed", "k"),
@@ -85,16 +54,16 @@ def test_scripts_the_server_has_forgotten_are_sent_again(store: JobStore, client
     for verb in verbs:
         client.script_flush()
         verb()
-    assert record(store).state is JobState.STOPPING
+    assert steps.record(store).state is JobState.STOPPING
 
 
 def test_a_wait_for_an_outcome_may_be_longer_than_the_wait_for_an_answer(server: ValkeyServer, store: JobStore) -> None:
-    starting(store)
+    steps.starting(store)
     before = time.monotonic()
     assert store.outcome("d1", 1.2) is None
     assert time.monotonic() - before >= 1.19
     other = open_job_store(server.url, "default")
-    settler = threading.Timer(1.0, settle, [other, failed()])
+    settler = threading.Timer(1.0, steps.settle, [other, steps.failed()])
     settler.start()
     assert store.outcome("d1", 30) == Outcome("boom")
     settler.join()
@@ -102,7 +71,7 @@ def test_a_wait_for_an_outcome_may_be_longer_than_the_wait_for_an_answer(server:
 
 
 def test_a_frozen_server_is_unavailable_within_the_socket_timeout(server: ValkeyServer, store: JobStore) -> None:
-    starting(store)
+    steps.starting(store)
     server.freeze()
     for verb in (store.records, lambda: store.outcome("d1", 30)):
         before = time.monotonic()
@@ -117,18 +86,26 @@ def test_a_verb_is_one_script_however_much_it_moves(store: JobStore, client: Any
     names = [f"d{i}" for i in range(300)]
     store.close_keyspace(closed=False)  # now the server knows the script
     for i, name in enumerate(names):
-        queued(store, job(name, key=name, slot=i % 16))
+        steps.queued(store, steps.job(name, key=name, slot=i % 16))
     everything: dict[Slot, int] = dict.fromkeys(range(256), 0)
     known = {slot: seen.revision for slot, seen in store.look(everything).items()}
     assert sent(client, lambda: store.look(everything | known)) == 1
     assert sent(client, lambda: store.look(dict.fromkeys(range(256), 0))) == 1
     assert sent(client, lambda: store.close_keyspace(closed=True)) == 1
-    assert ids(store) == set()
+    assert steps.ids(store) == set()
+
+
+def test_the_keys_of_a_name_are_read_without_the_payloads(store: JobStore, client: Any) -> None:
+    for i in range(20):
+        steps.queued(store, steps.job(f"d{i}", key=f"k{i}", slot=i % 16, payload=b"1" * 10_000))
+    before = client.info("stats")["total_net_output_bytes"]
+    assert len(store.keys("feed")) == 20
+    assert client.info("stats")["total_net_output_bytes"] - before < 20_000
 
 
 def test_a_look_where_nothing_has_changed_asks_for_the_revisions_alone(store: JobStore, client: Any) -> None:
     for slot in range(20):
-        running(store, job(f"d{slot}", slot=slot))
+        steps.running(store, steps.job(f"d{slot}", slot=slot))
     known = {slot: seen.revision for slot, seen in store.look(dict.fromkeys(range(20), 0)).items()}
     client.config_resetstat()
     assert store.look(known) == {}
@@ -142,9 +119,9 @@ def test_the_global_prefix_stands_before_every_key(server: ValkeyServer, client:
     connection = Connection(server.url, transport_options={"global_keyprefix": "app7:"})
     store, other = RedisJobs(connection, "k"), RedisJobs(connection, "k")
     other.watch(0)
-    running(store, job("d1", slot=1))
-    queued(store, job("d2", slot=2))
-    note(store, to=job(slot=1))
+    steps.running(store, steps.job("d1", slot=1))
+    steps.queued(store, steps.job("d2", slot=2))
+    steps.note(store, to=steps.job(slot=1))
     store.claim_tick("t", 1)
     hear(other, 1)
     names = "1 notes:d1 2 job:d1 job:d2 outcome:d1 queued fences revisions ticks"
@@ -157,11 +134,11 @@ def test_the_global_prefix_stands_before_every_key(server: ValkeyServer, client:
 
 
 def test_of_jobs_that_are_gone_nothing_piles_up(store: JobStore, client: Any) -> None:
-    for i, end in enumerate((failed, ended)):
-        new = starting(store, job(f"d{i}"))
-        note(store)
-        settle(store, end(new.id), ttl=0.05)
-    queued(store, job("stopped"), ttl=0.05)
+    for i, end in enumerate((steps.failed, steps.ended)):
+        new = steps.starting(store, steps.job(f"d{i}"))
+        steps.note(store)
+        steps.settle(store, end(new.id), ttl=0.05)
+    steps.queued(store, steps.job("stopped"), ttl=0.05)
     store.stop(SLOT, "feed", "k")
     left = {f"{ROOT}:{name}" for name in ("fences", "revisions")}
     wait_until(lambda: set(client.keys()) == left)
@@ -170,9 +147,9 @@ def test_of_jobs_that_are_gone_nothing_piles_up(store: JobStore, client: Any) ->
 def test_signals_stay_in_their_database(server: ValkeyServer, store: JobStore) -> None:
     elsewhere = open_job_store(server.url.replace("/0", "/1"), "default")
     store.watch(0)
-    queued(elsewhere, job(slot=9))
+    steps.queued(elsewhere, steps.job(slot=9))
     elsewhere.close()
-    queued(store)
+    steps.queued(store)
     assert set(hear(store, SLOT)) == {SLOT}
 
 
@@ -187,12 +164,12 @@ def test_what_is_no_signal_is_passed_over(store: JobStore, client: Any) -> None:
 def test_a_key_of_another_type_is_told(store: JobStore, client: Any) -> None:
     client.set(f"{ROOT}:{SLOT}", "something else")
     with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
-        queued(store)
+        steps.queued(store)
 
 
 def test_what_is_amiss_in_one_slot_is_seen_from_what_goes_well_elsewhere(store: JobStore, client: Any) -> None:
     for slot in (SLOT, SLOT + 1):
-        running(store, job(f"d{slot}", slot=slot))
+        steps.running(store, steps.job(f"d{slot}", slot=slot))
     assert client.exists(store.where(SLOT))
     client.set(store.where(SLOT), "something else")
     with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
@@ -202,18 +179,18 @@ def test_what_is_amiss_in_one_slot_is_seen_from_what_goes_well_elsewhere(store: 
 
 
 def test_a_server_out_of_memory_admits_nothing_and_lets_owners_go_on(store: JobStore, client: Any) -> None:
-    for i, begin in enumerate((running, running, starting, queued, queued)):
-        begin(store, job(f"d{i}", key=f"k{i}"))
+    for i, begin in enumerate((steps.running, steps.running, steps.starting, steps.queued, steps.queued)):
+        begin(store, steps.job(f"d{i}", key=f"k{i}"))
     before = store.look({SLOT: 0})
     client.config_set("maxmemory", 1)
-    for verb in (lambda: ask(store, job("new")), lambda: note(store, to=job(key="k0"))):
+    for verb in (lambda: steps.ask(store, steps.job("new")), lambda: steps.note(store, to=steps.job(key="k0"))):
         with pytest.raises(StoreUnavailable, match="OutOfMemory"):
             verb()
     assert store.look({SLOT: 0}) == before
     store.open(SLOT, EPOCH + 1)
-    reserved(store, "d0", epoch=EPOCH + 1)
+    steps.reserved(store, "d0", epoch=EPOCH + 1)
     assert store.stop(SLOT, "feed", "k3")
-    settle(store, failed("d1"), started("d2"), epoch=EPOCH + 1)
+    steps.settle(store, steps.failed("d1"), steps.started("d2"), epoch=EPOCH + 1)
     assert {found.id: found.state for found in store.records()} == {
         "d0": JobState.STARTING,
         "d1": JobState.FAILING,
@@ -221,15 +198,15 @@ def test_a_server_out_of_memory_admits_nothing_and_lets_owners_go_on(store: JobS
         "d4": JobState.QUEUED,
     }
     store.close_keyspace(closed=True)
-    settle(store, *(ended(f"d{i}") for i in range(3)), epoch=EPOCH + 1)
-    assert ids(store) == set()
+    steps.settle(store, *(steps.ended(f"d{i}") for i in range(3)), epoch=EPOCH + 1)
+    assert steps.ids(store) == set()
     assert [store.outcome(f"d{i}", 0) for i in range(2, 5)] == [SUCCESS, Outcome(STOPPED), Outcome(STOPPED)]
     client.config_set("maxmemory", 0)
-    assert ask(store, job("new")) == (Admission.CLOSED, None)
+    assert steps.ask(store, steps.job("new")) == (Admission.CLOSED, None)
 
 
-def test_a_waiting_store_sends_nothing(store: JobStore, client: Any) -> None:
+def test_a_waiting_store_sends_nothing(store: JobStore, commands: Callable[[], int]) -> None:
     store.watch(0)
-    before = commands(client)
+    before = commands()
     store.watch(0.5)
-    assert commands(client) - before <= 1  # our own INFO
+    assert commands() - before <= 1  # our own INFO

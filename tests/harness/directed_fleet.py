@@ -147,7 +147,7 @@ class DirectedFleet(Fleet):
 
     def teardown(self) -> None:
         """Leave no process and no connection behind."""
-        Sticky.of(self.app).wiring.places.close()
+        Sticky.of(self.app).wiring.belongings.close()
         Sticky.of(self.app).jobs.close()
         self.session.__exit__(None, None, None)
         self.store.close()

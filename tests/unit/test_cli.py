@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -32,6 +32,7 @@ from celery_sticky.queues import Act, Tenure, Verdict, Want
 from celery_sticky.queues.memory import process_broker
 from celery_sticky.stores import Directory
 from celery_sticky.stores.directory import Wish
+from celery_sticky.stores.jobs import NewJob
 from celery_sticky.stores.memory import memory_server
 
 SLOTS = 12
@@ -417,6 +418,22 @@ def test_doctor_objects_to_another_number_of_slots(app: Any, session: Session) -
     app.conf.sticky_slots = 2 * SLOTS
     del vars(Sticky.of(app).wiring)["settings"]
     assert any(f"was made with {SLOTS} slots" in text for text in wrongs(app))
+
+
+def test_doctor_finds_jobs_that_were_left_when_a_keyspace_became_plain_again(app: Any, session: Session) -> None:
+    write(session)
+    with closing(session.jobs("default")) as jobs:
+        jobs.admit(NewJob("feed", "k", "=k", "d1", b"1"), max_queued=9, outcome_ttl=60)
+    assert any(
+        "1 keys have jobs that were dispatched while 'default' directed its keys" in text for text in wrongs(app)
+    )
+
+
+def test_doctor_finds_jobs_that_were_left_when_a_keyspace_became_directed(app: Any, session: Session) -> None:
+    with closing(session.jobs("clients")) as jobs:
+        jobs.admit(NewJob("feed", "k", 1, "d1", b"1"), max_queued=9, outcome_ttl=60)
+    Sticky.of(app).keyspace(Keyspace("clients", pins=True))
+    assert any("job feed of key 'k' does not run: it was dispatched as in a plain" in text for text in wrongs(app))
 
 
 def test_doctor_objects_to_the_first_task_protocol(app: Any) -> None:

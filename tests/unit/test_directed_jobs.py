@@ -12,8 +12,8 @@ from harness.fake_host import FakeHost, World
 
 from celery_sticky.assignment import Keyspace, Worker, belongs, workers_of
 from celery_sticky.errors import NotAMember, NotPinned, NoWorker, StoreUnavailable
+from celery_sticky.jobs.held import Terms
 from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.places import Terms
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.keys import Slot, hash_key, job_place, slot_for
 from celery_sticky.ownership import changes
@@ -22,7 +22,7 @@ from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, MemberState, View
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.directory import Claims, Look, PinMoved, Version, Wish
-from celery_sticky.stores.jobs import Admission, JobPlaces, JobState, NewJob, SlotJobs
+from celery_sticky.stores.jobs import Admission, JobPlaces, JobState, NewJob, Reserved, SlotJobs
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
@@ -84,14 +84,15 @@ class Jobs(MemoryJobs):
         super().open(slot, epoch)
         self.lose()
 
-    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
-        attempts = super().reserve(slot, epoch, worker, ids)
+    def reserve(self, *args: Any, **options: Any) -> Reserved:
+        reserved = super().reserve(*args, **options)
         self.lose()
-        return attempts
+        return reserved
 
-    def settle(self, *args: Any, **options: Any) -> None:
-        super().settle(*args, **options)
+    def settle(self, *args: Any, **options: Any) -> int:
+        revision = super().settle(*args, **options)
         self.lose()
+        return revision
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         self.lose()

@@ -14,14 +14,14 @@ from harness.fake_host import FakeHost, World
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs import keeper as keeper_module
+from celery_sticky.jobs.held import Terms, house_job
 from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.places import Terms, house_job
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.jobs.wire import Ended, Notify, Start, Stop
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
-from celery_sticky.stores.jobs import STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
+from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.worker.lease import Lease, boottime
 
@@ -48,11 +48,14 @@ class CountedJobs(MemoryJobs):
 
     looks = 0
     looked_at = 0
+    read = 0
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         self.looks += 1
         self.looked_at += len(known)
-        return super().look(known)
+        found = super().look(known)
+        self.read += sum(len(jobs.records) for jobs in found.values())
+        return found
 
 
 class Director:
@@ -84,7 +87,15 @@ class Worker:
     """A keeper with its host, and whom it tells of drained slots."""
 
     def __init__(
-        self, name: str, server: MemoryJobServer, world: World, terms: Terms = TERMS, *, poll: float = 0.0, **house: Any
+        self,
+        name: str,
+        server: MemoryJobServer,
+        world: World,
+        terms: Terms = TERMS,
+        *,
+        poll: float = 0.0,
+        plain: bool = False,
+        **house: Any,
     ) -> None:
         self.name = name
         self.lease = Lease({"ks": SLOTS})
@@ -105,7 +116,7 @@ class Worker:
             self._report,
             poll=poll,
             outcome_ttl=60.0,
-            director=self.director,
+            director=None if plain else self.director,
         )
         self.host.keeper = self.keeper
         self.host.boot()
@@ -310,12 +321,12 @@ def test_a_store_that_fails_between_two_slots_loses_no_start(server: MemoryJobSe
         assert admitted[0] is Admission.ADMITTED
     reserve, failures = worker.store.reserve, iter((True, False, True))
 
-    def broken(*args: Any) -> Any:
+    def broken(*args: Any, **options: Any) -> Any:
         if next(failures, False):
             raise StoreUnavailable
-        return reserve(*args)
+        return reserve(*args, **options)
 
-    worker.store.reserve = broken  # type: ignore[method-assign,assignment]
+    worker.store.reserve = broken  # type: ignore[method-assign]
     for _ in range(4):
         with suppress(StoreUnavailable):
             run(worker)
@@ -446,6 +457,42 @@ def test_a_slot_is_looked_at_once_for_a_dispatch_and_not_for_those_of_others(ser
         run(worker)
     assert state(owner) == "running"
     assert (owner.store.looks, other.store.looks) == (1, 0)
+
+
+def test_a_big_look_keeps_no_start_waiting(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World())
+    for slot in range(SLOTS):
+        worker.keeper.open(slot, 1, 1)
+        for i in range(SEEN_RECORDS // 2):
+            job = NewJob("job", f"k{slot}-{i}", slot, f"{slot}-{i}", b"1")
+            worker.store.admit(job, max_queued=10**6, outcome_ttl=60)
+    run(worker, 1)
+    assert len(worker.host.world.starts) == SEEN_RECORDS, "those are done first"
+    worker.store.admit(NewJob("job", "new", SLOTS - 1, "new", b"1"), max_queued=10**6, outcome_ttl=60)
+    run(worker, 1)
+    assert "new" in {key for key, *_ in worker.host.world.starts}, "and what has just come before what was there"
+    run(worker, 2)
+    assert len(worker.host.world.starts) == SLOTS * (SEEN_RECORDS // 2) + 1
+
+
+def test_what_a_keeper_has_written_down_itself_it_does_not_read_again(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    for key in ("k", "l"):
+        admit(worker, key, key)
+        run(worker)
+        worker.store.notify(0, "job", key, b"1", limit=9)
+        run(worker)
+    before = worker.store.looks, worker.store.read
+    run(worker)
+    assert worker.store.looks > before[0] and worker.store.read == before[1]
+    worker.store.notify(0, "job", "l", b"1", limit=9)
+    run(worker)
+    assert worker.store.read == before[1] + 2, "both records of the slot, once"
+    worker.host.die()
+    worker.host.boot()
+    run(worker)
+    assert [record.fresh for record in worker.store.records()] == [False, False]
+    assert {key: len(notes) for key, notes in worker.host.world.noted.items()} == {"k": 1, "l": 2}
 
 
 def test_a_fresh_job_whose_start_fails_is_removed_and_says_why(server: MemoryJobServer) -> None:
@@ -906,7 +953,7 @@ def test_of_thousands_of_places_only_those_are_looked_at_that_have_changed(serve
         key = f"k{i}"
         admit_placed(worker, key, key)
         worker.keeper.open(f"={key}", 5, 1)
-    run(worker, 20)  # in portions
+    run(worker, 30)  # in portions
     assert len(worker.host.world.starts) == 3000
     worker.store.looked_at = 0
     before = time.process_time()
@@ -926,15 +973,27 @@ def test_a_job_that_was_dispatched_as_in_a_plain_keyspace_does_not_run_where_nob
     plain = alone(server)
     admit(plain, "before", "before")
     run(plain)
-    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]}, directed=True)
+    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]}, directed=True, keyspace="ks")
     worker.keeper.open(0, 9, 1)
     admit(worker)
     run(worker, 8)
     assert [key for key, *_ in worker.host.world.starts] == ["schedule:x"]
     outcome = worker.store.outcome("id", 0)
-    assert outcome is not None and "directs keys" in outcome.error
+    assert outcome is not None and "as in a plain keyspace" in outcome.error
     (left,) = worker.store.records()
-    assert (left.key, left.state) == ("before", JobState.FAILING) and "directs keys" in left.error
+    assert (left.key, left.state) == ("before", JobState.FAILING) and "sticky.jobs.shutdown('ks')" in left.error
     worker.store.stop(0, "job", "before")
     run(worker)
     assert not worker.store.records()
+
+
+def test_in_a_plain_keyspace_jobs_of_a_time_when_it_directed_keys_are_told_with_what_to_do(
+    server: MemoryJobServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    admit_placed(placed(server))
+    worker = Worker("b", server, World(), plain=True)
+    worker.keeper.open(0, 1, 1)
+    run(worker)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR" and record.getMessage().startswith("jobs: 1 keys have jobs that were dispatched")
+    assert "sticky.jobs.shutdown('ks')" in record.getMessage()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import uuid
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from celery import Celery
 
 from celery_sticky import Job, Plan, Sticky
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.schedule import Schedule, Ticker
 
 
@@ -128,19 +130,40 @@ def test_a_schedule_is_called_again_and_again_also_when_it_raises(
     assert "schedule 'tenants' has failed; it is tried again" in caplog.text
 
 
-def test_a_schedule_goes_on_when_the_store_was_away(sticky: Sticky) -> None:
+@pytest.fixture
+def away_at_first(sticky: Sticky) -> Callable[[], Any]:
     asked: list[int] = []
 
     def jobs() -> Any:
         asked.append(1)
-        if len(asked) == 1:
-            raise StoreUnavailable
+        if len(asked) <= 3:
+            raise StoreUnavailable("nobody answers")
         return sticky.jobs
+
+    return jobs
+
+
+def test_a_schedule_goes_on_when_the_store_was_away_and_says_so_once(
+    sticky: Sticky, away_at_first: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
 
     async def function() -> list[str]:
         return ["a"]
 
-    run_until(schedule(function).run(job(), jobs), lambda: "a" in wanted(sticky))
+    run_until(schedule(function).run(job(), away_at_first), lambda: "again, after" in caplog.text)
+    assert wanted(sticky).keys() == {"a"}
+    first, last = [record.getMessage() for record in caplog.records]
+    assert first.startswith("schedule 'tenants': the store does not answer: nobody answers")
+    assert last.startswith("schedule 'tenants': the store answers again, after")
+
+
+def test_a_schedule_reads_keys_and_not_the_jobs(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule().apply(["a", "b"], sticky.jobs)
+    with monkeypatch.context() as patch:
+        patch.setattr(Jobs, "list", None)
+        schedule().apply(["b", "c"], sticky.jobs)
+    assert wanted(sticky).keys() == {"b", "c"}
 
 
 def test_a_payload_that_cannot_be_sent_does_not_keep_others_from_starting(sticky: Sticky) -> None:
@@ -247,3 +270,12 @@ def test_a_ticker_that_raises_ticks_on(sticky: Sticky, caplog: pytest.LogCapture
 
     run_until(Ticker("report", "default", 0.02, function).run(job(), lambda: sticky.jobs), lambda: len(ticks) > 2)
     assert "ticker 'report' has failed" in caplog.text
+
+
+def test_a_ticker_ticks_on_when_the_store_was_away_and_says_so_once(
+    away_at_first: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    ticker = Ticker("report", "default", 0.02, lambda: None)
+    run_until(ticker.run(job(), away_at_first), lambda: "again, after" in caplog.text)
+    assert len(caplog.records) == 2

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
-from celery_sticky.errors import StoreUnavailable
+from celery_sticky.errors import KeyspaceMismatch, StoreUnavailable
+from celery_sticky.ownership import changes
 from celery_sticky.ownership.machine import Phase, Terms
 from celery_sticky.ownership.view import View
+from celery_sticky.stores.base import Signal
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.waiting import wait_until
@@ -90,3 +95,85 @@ def test_a_worker_enlists_before_it_joins(member: Callable[[Watched, Enlisting],
     assert director.calls >= 2, "and not before the directory has answered"
     assert [incarnation for incarnation, _ in store.joins] == [enlisted for _, enlisted in store.joins]
     assert store.joins[-1][0] == joining.snapshot.incarnation
+
+
+class Deaf(Watched):
+    """A store that answers, but does not let anybody listen, as a server whose access list forbids it."""
+
+    deaf = False
+
+    def watch(self, timeout: float) -> Sequence[Signal]:
+        if self.deaf:
+            raise StoreUnavailable("no permission")
+        return super().watch(timeout)
+
+
+def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record for record in caplog.records if "the store" in record.getMessage()]
+    return [record.levelname for record in found]
+
+
+@pytest.fixture
+def joined(
+    member: Callable[[Watched, Enlisting], Member], caplog: pytest.LogCaptureFixture
+) -> tuple[MemoryServer, Deaf]:
+    caplog.set_level(logging.INFO)
+    server = MemoryServer()
+    store = Deaf(server)
+    director = Enlisting(store.directory)
+    director.calls = 1
+    one = member(store, director)
+    wait_until(lambda: one.snapshot.phase is Phase.IN, 30, "it has joined")
+    return server, store
+
+
+def test_an_unreachable_store_is_told_once_and_its_return_too(
+    joined: tuple[MemoryServer, Deaf], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, _ = joined
+    server.stop()
+    wait_until(lambda: outages(caplog), 10, "it is told")
+    time.sleep(1.0)
+    assert outages(caplog) == ["WARNING"]
+    assert "goes on until the lease ends in" in caplog.text
+    server.restart()
+    wait_until(lambda: len(outages(caplog)) > 1, 10, "it is told")
+    assert outages(caplog) == ["WARNING", "INFO"]
+
+
+def test_a_store_that_only_answers_is_not_back(
+    joined: tuple[MemoryServer, Deaf], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, store = joined
+    store.deaf = True
+    store.wake()
+    wait_until(lambda: outages(caplog), 10, "it is told")
+    time.sleep(1.0)
+    assert outages(caplog) == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "made_with", "said"),
+    [
+        (
+            4,
+            "h pins",
+            "'h pins', this worker is .* 'h'. Declare 'ks' here as one that directs keys by h pins. Or",
+        ),
+        (8, "h", "made with 8 slots .* with 4 slots .* keeps its number of slots: give 'ks' 8 here"),
+    ],
+)
+def test_a_worker_that_is_refused_says_which_keyspace_and_what_to_do(
+    member: Callable[[Watched, Enlisting], Member], slots: int, made_with: str, said: str
+) -> None:
+    server = MemoryServer()
+    store = Watched(server)
+    first = changes.fresh(
+        slots=slots, hash=made_with, generation=1, version=1, store_id=store.read().store_id, epochs=0
+    )
+    assert store.swap(None, first)
+    refused = member(store, Enlisting(store.directory))
+    wait_until(lambda: refused.snapshot.phase is Phase.REFUSED, 10, "it is refused")
+    (error,) = refused._hooks.refused.call_args.args  # type: ignore[attr-defined]
+    assert isinstance(error, KeyspaceMismatch)
+    assert re.match(f"keyspace 'ks': .*{said}", str(error)), str(error)

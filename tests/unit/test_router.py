@@ -637,4 +637,4 @@ def directed_router(place: Callable[[Keyspace, str], Slot], keyspace: str = "def
     task = Task()
     task.keyspace = keyspace
     settings = Settings().declaring([Keyspace("pinned", pins=True)])
-    return StickyRouter(Inner(), KeyedTasks(lambda: {"t": task}), lambda: settings, place=place), task
+    return StickyRouter(Inner(), KeyedTasks(lambda: {"t": task}), lambda: settings, belongs=place), task

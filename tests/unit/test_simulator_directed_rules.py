@@ -14,6 +14,7 @@ from celery_sticky.queues.base import Act, Fetched, Verdict
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.stores.directory import Answer, Said, Version, Wish
 from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.testing.simulator.director import SteppedDirector
 from celery_sticky.testing.simulator.invariants import Invariant
 from celery_sticky.testing.simulator.scenario import Kind
 from celery_sticky.worker import direct_queues
@@ -133,13 +134,16 @@ RULES = [
         first=74,
     ),
     rule(
-        "another run of the store grants nothing",
+        "a store that may have lost claims grants nothing: another run, or one that has counted fewer heartbeats",
         MemoryDirectory,
         "_may_act",
         MemoryDirectory._lives,
+        SteppedDirector,
+        "beaten",
+        says_nothing,
         breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED},
         kinds=(Kind.FAIL_OVER, Kind.RESTART),
-        first=172,
+        first=1600,
     ),
     rule(
         "a key is given back",

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from harness.directed_fleet import DirectedFleet
+from harness.directed_fleet import SLOTS, DirectedFleet
 from harness.directed_tasks import rendezvous
 from harness.keyed_fleet import node
 
-from celery_sticky import Worker, jump
+from celery_sticky import Sticky, Worker, jump
 from celery_sticky.assignment import workers_of
 from celery_sticky.errors import AssignmentFailed, KeyspaceMismatch, NoWorker, StoreUnavailable
+from celery_sticky.keys import HASH_NAME, slot_for
+from celery_sticky.stores import open_job_store
+from celery_sticky.stores.jobs import NewJob, Report, Verdict
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.judge import Judgement
 from celery_sticky.testing.measure import SECOND
@@ -96,6 +101,18 @@ def test_a_worker_told_to_stop_passes_its_keys_on(directed: Directed, keyspace: 
     wait_until(lambda: fleet.empty("b"), 30, "its queue is emptied")
     assert set(fleet.view().members) == {node("a"), node("c")}
     assert not fleet.judge().duplicates, "a warm shutdown runs nothing twice"
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
+def test_an_idle_worker_told_to_stop_is_gone_at_once_however_long_celery_takes(directed: Directed, pool: str) -> None:
+    """Guards: with greenlets Celery's own loop ends only 2 to 4 s later, and ours must not wait for it."""
+    fleet = directed("jumped")
+    fleet.up("a")
+    leaver = fleet.worker("b", pool=pool)
+    fleet.wait_members("a", "b")
+    leaver.kill(signal.SIGTERM)
+    fleet.wait_members("a", timeout=1.5)
+    assert leaver.wait() == 0
 
 
 @both
@@ -253,6 +270,36 @@ def test_a_worker_with_another_function_refuses_to_start(directed: Directed) -> 
     assert worker.wait() != 0
     with pytest.raises(KeyspaceMismatch, match="assign=rendezvous"):
         fleet.call("k")
+
+
+def test_a_keyspace_that_was_a_plain_one_says_what_was_forgotten_and_what_to_do(directed: Directed) -> None:
+    fleet = directed("jumped")
+    view = fleet.view()
+    assert fleet.store.swap(view, replace(view, hash=HASH_NAME, version=view.version + 1))
+    worker = fleet.worker("a", ready=False)
+    remedy = "Declare 'jumped' here as a plain one, .*celery sticky init --force --keyspace jumped"
+    worker.wait_for_log(f"keyspace 'jumped': the keyspace was made with .*{remedy}", 60)
+    assert worker.wait() != 0
+    with pytest.raises(KeyspaceMismatch, match=remedy):
+        fleet.call("k")
+
+
+def test_jobs_left_when_a_keyspace_became_directed_say_so_and_the_remedy_helps(directed: Directed) -> None:
+    fleet = directed("jumped", jobs=True)
+    slot = slot_for("left", SLOTS)
+    with closing(open_job_store(fleet.config.broker, "jumped")) as store:
+        store.admit(NewJob("sync", "left", slot, "left", b"null"), max_queued=9, outcome_ttl=60)
+        store.open(slot, 1)
+        store.reserve(slot, 1, "before", ["left"])
+        store.settle(slot, 1, [Report("left", Verdict.STARTED)], [], outcome_ttl=60)
+    fleet.up("a")
+    jobs = Sticky.of(fleet.app).jobs
+    remedy = r"as in a plain keyspace, .*sticky\.jobs\.shutdown\('jumped'\)"
+    wait_until(lambda: re.search(remedy, jobs.list(keyspace="jumped")[0].error), 30, "it is told")
+    assert len(re.findall(remedy, fleet.workers["a"].log)) == 1, "in the log too"
+    jobs.shutdown("jumped", timeout=20)
+    jobs.reopen("jumped")
+    jobs.dispatch("sync", "left", keyspace="jumped", timeout=20)
 
 
 def test_without_a_worker_nothing_can_be_sent(directed: Directed) -> None:

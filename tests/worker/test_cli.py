@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from harness.fleet import Fleet
 
-from celery_sticky.keys import queue_name, slot_for
+from celery_sticky.keys import Slot, direct, queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
@@ -36,7 +36,7 @@ def facts(fleet: Fleet, *words: str, status: int = 0) -> Any:
     return json.loads(done.stdout)
 
 
-def publish(fleet: Fleet, slot: int, task_id: str, args: list[Any], headers: dict[str, Any] | None = None) -> None:
+def publish(fleet: Fleet, slot: Slot, task_id: str, args: list[Any], headers: dict[str, Any] | None = None) -> None:
     """Put a message into a slot queue as a producer of one's own would."""
     message = fleet.app.amqp.as_task_v2(task_id, "record", args, {})
     with fleet.app.producer_or_acquire() as producer:
@@ -126,6 +126,14 @@ def test_doctor_finds_messages_that_no_worker_will_fetch(fleet: Callable[..., Fl
     assert len(texts) == 2
     assert texts[0].startswith(f"keyspace default: 1 messages stand in 1 slot queues from number {SLOTS + 3} on")
     assert texts[1] == "keyspace default: 1 messages wait, and no worker takes part in it"
+
+
+def test_doctor_finds_messages_that_were_left_when_a_keyspace_became_plain_again(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(conf=CONF)
+    celery(made, "sticky", "init")
+    publish(made, direct("w1@here"), "id-1", ["t-1", 1])
+    texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if one["level"] == "wrong"]
+    assert texts[0].startswith("keyspace default: 1 messages stand in queues of single workers")
 
 
 def test_doctor_finds_two_workers_of_one_name(fleet: Callable[..., Fleet]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from celery_sticky.belongings import FRESH
 from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.record import EVERYBODY, Done
 from celery_sticky.cli.verify.run import Outcome
 from celery_sticky.cli.verify.site import short
-from celery_sticky.places import FRESH
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Inversion
 from celery_sticky.worker.key_claims import REVIEW

@@ -131,7 +131,7 @@ class Sender:
     def close(self) -> None:
         """Let go of the connections."""
         if self._site.directed is not None:
-            Sticky.of(self._app).wiring.places.close()
+            Sticky.of(self._app).wiring.belongings.close()
         self._app.close()
 
 

@@ -17,8 +17,9 @@ import redis
 
 from celery_sticky.errors import BrokerUnavailable, Fenced
 from celery_sticky.keys import Slot
+from celery_sticky.ownership.gate import SlotId
 from celery_sticky.queues.base import Act, Dead, Depth, Fetched, Guarantees, Tenure, Verdict, Want, dead_slot
-from celery_sticky.queues.redis.drained import Drained, Place
+from celery_sticky.queues.redis.drained import Drained
 from celery_sticky.queues.redis.exchange import arguments, arrange, read
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, ServerError
@@ -66,19 +67,19 @@ class RedisQueues:
         """See `SlotQueues.fetch`."""
         if not wants and not verdicts:
             return Fetched()
-        places = [(want.tenure.keyspace, want.tenure.slot) for want in wants]
-        for place in places:
-            self._drained.remove(place)
+        slots = [(want.tenure.keyspace, want.tenure.slot) for want in wants]
+        for slot in slots:
+            self._drained.remove(slot)
         parts = arrange(wants, verdicts)
         keys = [self._layout.queue(part.tenure.keyspace, part.tenure.slot) for part in parts]
-        look = [self._drained.request(places)] if 0 < len(places) <= LOOKED_AT and self._wire.tracking else []
+        look = [self._drained.request(slots)] if 0 < len(slots) <= LOOKED_AT and self._wire.tracking else []
         reply, *counts = self._call(self._fetch, keys, arguments(parts, self._layout, now), look)
         fetched = read(parts, cast(Sequence[object], reply))
-        for place, want in zip(places, wants, strict=True):
-            if place in fetched.drained:
-                self._drained.add(place, want.tenure)
+        for slot, want in zip(slots, wants, strict=True):
+            if slot in fetched.drained:
+                self._drained.add(slot, want.tenure)
         if counts == [0]:
-            self._drained.unchecked.difference_update(places)
+            self._drained.unchecked.difference_update(slots)
         for verdict in verdicts:
             if verdict.act is Act.MOVE:
                 self._drained.got((verdict.tenure.keyspace, verdict.to))  # the server does not tell of our own changes
@@ -87,7 +88,7 @@ class RedisQueues:
             self._next_check = min(self._next_check, time.monotonic() + FIRST_PAUSE)
         return fetched
 
-    def idle(self, timeout: float) -> set[Place]:
+    def idle(self, timeout: float) -> set[SlotId]:
         """See `SlotQueues.idle`."""
         deadline = time.monotonic() + timeout
         while True:
@@ -95,7 +96,7 @@ class RedisQueues:
             self._check(now)
             if woken := self._drained.take():
                 return woken
-            stirred = self._wire.wait(min(deadline, self._next_check) - now if self._drained.places else deadline - now)
+            stirred = self._wire.wait(min(deadline, self._next_check) - now if self._drained.slots else deadline - now)
             if stirred or time.monotonic() >= deadline:
                 return self._drained.take()
 
@@ -154,17 +155,17 @@ class RedisQueues:
         anew = not self._wire.connected or self._wire.connects != self._checked_on
         everything = anew or now >= self._next_check
         if everything:
-            places = list(self._drained.places)
+            slots = list(self._drained.slots)
         else:
-            places = list(self._drained.unchecked) if self._wire.tracking else []
-        if not places:
+            slots = list(self._drained.unchecked) if self._wire.tracking else []
+        if not slots:
             return
-        if cast(int, self._ask(self._drained.request(places))[0]):
-            counts = self._ask(*[self._drained.request([place]) for place in places])
-            for place, count in zip(places, counts, strict=True):
+        if cast(int, self._ask(self._drained.request(slots))[0]):
+            counts = self._ask(*[self._drained.request([slot]) for slot in slots])
+            for slot, count in zip(slots, counts, strict=True):
                 if count:
-                    self._drained.got(place)
-        self._drained.unchecked.difference_update(places)
+                    self._drained.got(slot)
+        self._drained.unchecked.difference_update(slots)
         if everything:
             self._checked_on = self._wire.connects
             self._next_check = now + (SWEEP_SECONDS if self._wire.tracking else self._pause)

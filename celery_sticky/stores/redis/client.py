@@ -32,6 +32,7 @@ class Client(Generic[Heard]):
         socket_timeout: float,
     ) -> None:
         # RESP 2: what a subscription receives are plain answers.
+        self._at = connection.as_uri()
         self._client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
         database = self._client.connection_pool.connection_kwargs["db"]
         self._channel = f"{root}:signals:{database}"
@@ -40,7 +41,7 @@ class Client(Generic[Heard]):
 
     def watch(self, timeout: float) -> Sequence[Heard]:
         """See the store's `watch`."""
-        with translate_errors(StoreUnavailable):
+        with translate_errors(StoreUnavailable, self._at):
             return self._subscription.wait(timeout)
 
     def wake(self) -> None:
@@ -53,7 +54,7 @@ class Client(Generic[Heard]):
         close_client(self._client)
 
     def _run(self, verb: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
-        with translate_errors(StoreUnavailable):
+        with translate_errors(StoreUnavailable, self._at):
             return self._scripts[verb](keys=keys, args=args)
 
 

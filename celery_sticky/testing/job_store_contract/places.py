@@ -9,23 +9,8 @@ import pytest
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import job_place
 from celery_sticky.stores.jobs import Fate, JobState, JobStore, NewJob
-from celery_sticky.testing.job_store_contract.steps import (
-    EPOCH,
-    OpenJobs,
-    ended,
-    failed,
-    ids,
-    job,
-    note,
-    notes,
-    queued,
-    record,
-    reserved,
-    revision,
-    running,
-    settle,
-    starting,
-)
+from celery_sticky.testing.job_store_contract import steps
+from celery_sticky.testing.job_store_contract.steps import EPOCH, OpenJobs
 from celery_sticky.testing.store_contract.server import Opening, hear
 
 KEY = "k:notes é"
@@ -34,7 +19,7 @@ PLACE = job_place(KEY)
 
 def placed(id: str = "d1", name: str = "feed", key: str = KEY) -> NewJob:  # noqa: A002
     """Return a job in the place of its key."""
-    return job(id, name, key, job_place(key))
+    return steps.job(id, name, key, job_place(key))
 
 
 def there(store: JobStore) -> set[str]:
@@ -48,36 +33,40 @@ class PlaceContract(Opening[JobStore]):
 
     def test_a_job_lives_in_the_place_of_its_key_as_in_a_slot(self, store: JobStore, other: JobStore) -> None:
         other.watch(0)
-        new = running(store, placed())
+        new = steps.running(store, placed())
         assert set(hear(other, PLACE)) == {PLACE}
-        assert note(store, b"1", to=new) is Fate.SENT
-        assert (record(store).slot, record(store).epoch, notes(other, PLACE)) == (PLACE, EPOCH, [b"1"])
+        assert steps.note(store, b"1", to=new) is Fate.SENT
+        assert (steps.record(store).slot, steps.record(store).epoch, steps.notes(other, PLACE)) == (
+            PLACE,
+            EPOCH,
+            [b"1"],
+        )
         assert [found.id for found in other.records(slot=PLACE)] == ["d1"]
-        assert other.stop(PLACE, "feed", KEY) and record(store).state is JobState.STOPPING
-        settle(store, ended(), slot=PLACE)
-        assert ids(store) == set() and there(store) == set()
+        assert other.stop(PLACE, "feed", KEY) and steps.record(store).state is JobState.STOPPING
+        steps.settle(store, steps.ended(), slot=PLACE)
+        assert steps.ids(store) == set() and there(store) == set()
 
     def test_the_places_that_have_records_are_listed_with_their_revisions(self, store: JobStore) -> None:
         assert store.places(0) is None
-        queued(store, placed("d1", "feed", "a"))
-        queued(store, placed("d2", "other", "a"))
-        running(store, placed("d3", "feed", "b"))
-        queued(store, job("d4"))
+        steps.queued(store, placed("d1", "feed", "a"))
+        steps.queued(store, placed("d2", "other", "a"))
+        steps.running(store, placed("d3", "feed", "b"))
+        steps.queued(store, steps.job("d4"))
         found = store.places(0)
         assert found is not None
-        assert found.revisions == {"=a": revision(store, "=a"), "=b": revision(store, "=b")}
+        assert found.revisions == {"=a": steps.revision(store, "=a"), "=b": steps.revision(store, "=b")}
         assert store.places(found.revision) is None
-        queued(store, job("d5", key="k2"))
+        steps.queued(store, steps.job("d5", key="k2"))
         assert store.places(found.revision) is None, "a slot is none of them"
 
     def test_every_change_in_a_place_is_seen(self, store: JobStore) -> None:
-        new = queued(store, placed())
+        new = steps.queued(store, placed())
         for change in (
-            lambda: reserved(store, "d1", slot=PLACE),
-            lambda: note(store, to=new),
+            lambda: steps.reserved(store, "d1", slot=PLACE),
+            lambda: steps.note(store, to=new),
             lambda: store.stop(PLACE, "feed", KEY),
-            lambda: settle(store, ended(), slot=PLACE),
-            lambda: queued(store, placed("d2")),
+            lambda: steps.settle(store, steps.ended(), slot=PLACE),
+            lambda: steps.queued(store, placed("d2")),
             lambda: store.close_keyspace(closed=True),
         ):
             before = store.places(0)
@@ -88,55 +77,57 @@ class PlaceContract(Opening[JobStore]):
             assert after.revisions != before.revisions
 
     def test_of_a_place_without_records_nothing_is_left(self, store: JobStore) -> None:
-        note(store, to=starting(store, placed()))
-        known = revision(store, PLACE)
-        settle(store, failed(), slot=PLACE)
-        assert there(store) == set() and revision(store, PLACE) == 0
+        steps.note(store, to=steps.starting(store, placed()))
+        known = steps.revision(store, PLACE)
+        steps.settle(store, steps.failed(), slot=PLACE)
+        assert there(store) == set() and steps.revision(store, PLACE) == 0
         assert store.look({PLACE: known})[PLACE].records == ()
         store.open(PLACE, EPOCH - 1)
-        queued(store, placed("d2"))
-        assert notes(store, PLACE) == [] and revision(store, PLACE) > known, "a revision does not come again"
+        steps.queued(store, placed("d2"))
+        assert steps.notes(store, PLACE) == [] and steps.revision(store, PLACE) > known, (
+            "a revision does not come again"
+        )
         with pytest.raises(Fenced):
             store.reserve(PLACE, EPOCH, "w1", ["d2"])
-        reserved(store, "d2", slot=PLACE, epoch=EPOCH - 1)
+        steps.reserved(store, "d2", slot=PLACE, epoch=EPOCH - 1)
 
     def test_in_a_place_without_records_nobody_is_refused_and_nothing_is_written(self, store: JobStore) -> None:
-        running(store, placed())
-        settle(store, ended(), slot=PLACE)
+        steps.running(store, placed())
+        steps.settle(store, steps.ended(), slot=PLACE)
         store.open(PLACE, EPOCH + 1)
         for epoch in (EPOCH, EPOCH + 1):
-            assert store.reserve(PLACE, epoch, "w1", ["d1"]) == {}
-            settle(store, ended(), notes=["0-1"], slot=PLACE, epoch=epoch)
+            assert store.reserve(PLACE, epoch, "w1", ["d1"]).attempts == {}
+            steps.settle(store, steps.ended(), notes=["0-1"], slot=PLACE, epoch=epoch)
         assert there(store) == set()
         assert store.look({PLACE: 0}) == {}
 
     def test_a_dispatch_over_a_job_that_is_stopping_keeps_the_fence(self, store: JobStore) -> None:
-        running(store, placed())
+        steps.running(store, placed())
         store.stop(PLACE, "feed", KEY)
-        queued(store, placed("d2"))
+        steps.queued(store, placed("d2"))
         assert there(store) == {PLACE}
         with pytest.raises(Fenced) as caught:
             store.open(PLACE, EPOCH - 1)
         assert caught.value.epoch == EPOCH
-        reserved(store, "d2", slot=PLACE)
+        steps.reserved(store, "d2", slot=PLACE)
 
     def test_a_place_stays_for_as_long_as_one_of_its_jobs(self, store: JobStore) -> None:
-        running(store, placed("d1", "feed"))
-        queued(store, placed("d2", "other"))
-        settle(store, ended("d1"), slot=PLACE)
+        steps.running(store, placed("d1", "feed"))
+        steps.queued(store, placed("d2", "other"))
+        steps.settle(store, steps.ended("d1"), slot=PLACE)
         assert there(store) == {PLACE}
         store.stop(PLACE, "other", KEY)
         assert there(store) == set()
 
     def test_a_shutdown_stops_jobs_in_places(self, store: JobStore, other: JobStore) -> None:
-        queued(store, placed("d1", key="a"))
-        running(store, placed("d2", key="b"))
+        steps.queued(store, placed("d1", key="a"))
+        steps.running(store, placed("d2", key="b"))
         other.watch(0)
         store.close_keyspace(closed=True)
         assert set(hear(other, "=b")) <= {"=a", "=b"}
-        assert ids(store) == {"d2"} and record(store, "d2").state is JobState.STOPPING
+        assert steps.ids(store) == {"d2"} and steps.record(store, "d2").state is JobState.STOPPING
         assert there(store) == {"=b"}
 
     def test_places_stay_in_their_keyspace(self, store: JobStore, open_store: OpenJobs) -> None:
-        queued(open_store("elsewhere"), placed())
+        steps.queued(open_store("elsewhere"), placed())
         assert store.places(0) is None

@@ -7,26 +7,8 @@ from __future__ import annotations
 import pytest
 
 from celery_sticky.stores.jobs import JobState, JobStore, Outcome, Report
-from celery_sticky.testing.job_store_contract.steps import (
-    SLOT,
-    SUCCESS,
-    ended,
-    failed,
-    failing,
-    ids,
-    job,
-    note,
-    notes,
-    queued,
-    record,
-    reserved,
-    revision,
-    running,
-    settle,
-    started,
-    starting,
-    stopping,
-)
+from celery_sticky.testing.job_store_contract import steps
+from celery_sticky.testing.job_store_contract.steps import SLOT, SUCCESS
 from celery_sticky.testing.store_contract.server import Opening
 
 
@@ -34,116 +16,118 @@ class RunContract(Opening[JobStore]):
     """What becomes of a job when its owner reports on a run."""
 
     def test_a_job_that_has_started_runs_and_is_no_longer_fresh(self, store: JobStore) -> None:
-        starting(store)
-        before = record(store)
-        settle(store, started())
-        after = record(store)
+        steps.starting(store)
+        before = steps.record(store)
+        steps.settle(store, steps.started())
+        after = steps.record(store)
         assert (after.state, after.fresh, after.error) == (JobState.RUNNING, False, "")
         assert (after.attempt, after.worker, after.epoch) == (before.attempt, before.worker, before.epoch)
         assert after.payload == before.payload
         assert after.version > before.version
 
     def test_a_failed_first_start_removes_the_job_and_its_notes(self, store: JobStore) -> None:
-        starting(store)
-        note(store)
-        settle(store, failed())
-        assert ids(store) == set()
-        assert notes(store) == []
+        steps.starting(store)
+        steps.note(store)
+        steps.settle(store, steps.failed())
+        assert steps.ids(store) == set()
+        assert steps.notes(store) == []
         assert store.outcome("d1", 0) == Outcome("boom")
-        queued(store, job("d2"))
+        steps.queued(store, steps.job("d2"))
 
     def test_a_failed_start_of_a_job_that_has_run_keeps_it_with_payload_and_notes(self, store: JobStore) -> None:
-        running(store)
-        note(store)
-        reserved(store, "d1")
-        settle(store, failed(error="bøom"))
-        found = record(store)
+        steps.running(store)
+        steps.note(store)
+        steps.reserved(store, "d1")
+        steps.settle(store, steps.failed(error="bøom"))
+        found = steps.record(store)
         assert (found.state, found.error, found.fresh) == (JobState.FAILING, "bøom", False)
-        assert (found.payload, found.attempt) == (job().payload, 2)
-        assert notes(store) == [b"{}"]
+        assert (found.payload, found.attempt) == (steps.job().payload, 2)
+        assert steps.notes(store) == [b"{}"]
         assert store.outcome("d1", 0) == SUCCESS
 
     def test_a_run_that_ends_with_an_error_is_failing(self, store: JobStore) -> None:
-        running(store)
-        settle(store, failed())
-        assert (record(store).state, record(store).error) == (JobState.FAILING, "boom")
+        steps.running(store)
+        steps.settle(store, steps.failed())
+        assert (steps.record(store).state, steps.record(store).error) == (JobState.FAILING, "boom")
 
     def test_a_start_that_succeeds_again_forgets_the_error(self, store: JobStore) -> None:
-        failing(store)
-        reserved(store, "d1")
-        assert record(store).error == "boom"
-        settle(store, started())
-        assert (record(store).state, record(store).error) == (JobState.RUNNING, "")
+        steps.failing(store)
+        steps.reserved(store, "d1")
+        assert steps.record(store).error == "boom"
+        steps.settle(store, steps.started())
+        assert (steps.record(store).state, steps.record(store).error) == (JobState.RUNNING, "")
 
     @pytest.mark.parametrize("fresh", [True, False])
     def test_a_start_of_a_job_that_is_to_stop_leaves_it_so(self, store: JobStore, fresh: bool) -> None:
-        stopping(store, fresh=fresh)
-        settle(store, started())
-        assert (record(store).state, record(store).fresh) == (JobState.STOPPING, False)
+        steps.stopping(store, fresh=fresh)
+        steps.settle(store, steps.started())
+        assert (steps.record(store).state, steps.record(store).fresh) == (JobState.STOPPING, False)
         assert store.outcome("d1", 0) == SUCCESS
 
-    @pytest.mark.parametrize("report", [failed(), ended(), ended(error="boom")])
+    @pytest.mark.parametrize("report", [steps.failed(), steps.ended(), steps.ended(error="boom")])
     @pytest.mark.parametrize("fresh", [True, False])
     def test_a_job_that_is_to_stop_goes_with_the_end_of_its_run(
         self, store: JobStore, report: Report, fresh: bool
     ) -> None:
-        stopping(store, fresh=fresh)
-        settle(store, report)
-        assert ids(store) == set()
+        steps.stopping(store, fresh=fresh)
+        steps.settle(store, report)
+        assert steps.ids(store) == set()
         assert store.outcome("d1", 0) == (Outcome(report.error) if fresh else SUCCESS)
 
     def test_a_job_that_ends_by_itself_goes_with_its_notes(self, store: JobStore) -> None:
-        running(store)
-        running(store, job("d2", key="k2"))
-        note(store)
-        note(store, b"2", to=job(key="k2"))
-        settle(store, ended())
-        assert ids(store) == {"d2"}
-        assert notes(store) == [b"2"]
+        steps.running(store)
+        steps.running(store, steps.job("d2", key="k2"))
+        steps.note(store)
+        steps.note(store, b"2", to=steps.job(key="k2"))
+        steps.settle(store, steps.ended())
+        assert steps.ids(store) == {"d2"}
+        assert steps.notes(store) == [b"2"]
 
     def test_ids_that_are_no_records_are_passed_over(self, store: JobStore) -> None:
-        starting(store)
-        queued(store, job("elsewhere", key="k2", slot=SLOT + 1))
-        settle(store, failed("unknown"), ended("elsewhere"), started("d1"), started("unknown"))
-        assert ids(store) == {"d1", "elsewhere"}
-        assert record(store).state is JobState.RUNNING
-        assert record(store, "elsewhere").state is JobState.QUEUED
+        steps.starting(store)
+        steps.queued(store, steps.job("elsewhere", key="k2", slot=SLOT + 1))
+        steps.settle(
+            store, steps.failed("unknown"), steps.ended("elsewhere"), steps.started("d1"), steps.started("unknown")
+        )
+        assert steps.ids(store) == {"d1", "elsewhere"}
+        assert steps.record(store).state is JobState.RUNNING
+        assert steps.record(store, "elsewhere").state is JobState.QUEUED
         assert store.outcome("unknown", 0) is None
 
     def test_reports_may_be_repeated(self, store: JobStore) -> None:
-        starting(store)
-        for report in (started(), failed(), ended()):
-            settle(store, report)
+        steps.starting(store)
+        for report in (steps.started(), steps.failed(), steps.ended()):
+            steps.settle(store, report)
             before = [(found.state, found.error, found.fresh) for found in store.records()]
-            settle(store, report)
+            steps.settle(store, report)
             assert [(found.state, found.error, found.fresh) for found in store.records()] == before
 
     def test_reports_on_one_job_are_taken_in_order(self, store: JobStore) -> None:
-        starting(store)
-        settle(store, started(), failed(), ended())
-        assert ids(store) == set()
+        steps.starting(store)
+        steps.settle(store, steps.started(), steps.failed(), steps.ended())
+        assert steps.ids(store) == set()
         assert store.outcome("d1", 0) == SUCCESS
 
     def test_nothing_settled_is_nothing_changed(self, store: JobStore) -> None:
-        running(store)
+        steps.running(store)
         before = store.look({SLOT: 0})
-        settle(store)
-        settle(store, ended("unknown"), notes=["0-1"])
+        steps.settle(store)
+        steps.settle(store, steps.ended("unknown"), notes=["0-1"])
         assert store.look({SLOT: 0}) == before
 
     def test_the_revision_grows_with_each_change_and_a_record_keeps_the_one_of_its_own(self, store: JobStore) -> None:
-        running(store)
-        known = [revision(store)]
+        steps.running(store)
+        known = [steps.revision(store)]
         for change in (
-            lambda: note(store),
-            lambda: queued(store, job("d2", key="k2")),
-            lambda: reserved(store, "d2"),
-            lambda: settle(store, failed("d2")),
-            lambda: settle(store, notes=[store.look({SLOT: 0})[SLOT].notes[0].id]),
+            lambda: steps.note(store),
+            lambda: steps.queued(store, steps.job("d2", key="k2")),
+            lambda: steps.reserved(store, "d2"),
+            lambda: steps.settle(store, steps.failed("d2")),
+            lambda: steps.settle(store, notes=[store.look({SLOT: 0})[SLOT].notes[0].id]),
         ):
             change()
-            known.append(revision(store))
+            known.append(steps.revision(store))
         assert known == sorted(set(known))
-        assert record(store).version == known[0]
-        settle(store, failed())
-        assert known[-1] < record(store).version == revision(store)
+        assert steps.record(store).version == known[0]
+        steps.settle(store, steps.failed())
+        assert known[-1] < steps.record(store).version == steps.revision(store)

@@ -12,27 +12,9 @@ import pytest
 
 from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import JobState, JobStore, Outcome
-from celery_sticky.testing.job_store_contract.steps import (
-    EPOCH,
-    SLOT,
-    OpenJobs,
-    ask,
-    ended,
-    failed,
-    ids,
-    job,
-    note,
-    notes,
-    queued,
-    record,
-    reserved,
-    revision,
-    running,
-    settle,
-    started,
-    starting,
-)
+from celery_sticky.stores.jobs import SEEN_RECORDS, JobState, JobStore, Outcome
+from celery_sticky.testing.job_store_contract import steps
+from celery_sticky.testing.job_store_contract.steps import EPOCH, SLOT, OpenJobs
 from celery_sticky.testing.store_contract.server import PATIENCE, Opening, StoreServer, hear, revived
 from celery_sticky.testing.store_contract.watching import WatchContract
 
@@ -44,30 +26,30 @@ class JobSignalContract(WatchContract[JobStore]):
 
     def test_an_admission_a_note_and_a_stop_are_heard(self, store: JobStore, other: JobStore) -> None:
         other.watch(0)
-        queued(store)
+        steps.queued(store)
         assert set(hear(other, SLOT)) == {SLOT}
-        note(store)
+        steps.note(store)
         assert set(hear(other, SLOT)) == {SLOT}
         store.stop(SLOT, "feed", "k")
         assert set(hear(other, SLOT)) == {SLOT}
 
     def test_the_stop_of_a_job_that_runs_is_heard(self, store: JobStore, other: JobStore) -> None:
-        running(store)
+        steps.running(store)
         other.watch(0)
         store.stop(SLOT, "feed", "k")
         assert set(hear(other, SLOT)) == {SLOT}
 
     def test_a_dispatch_over_a_job_that_is_stopping_is_heard(self, store: JobStore, other: JobStore) -> None:
-        running(store)
+        steps.running(store)
         store.stop(SLOT, "feed", "k")
         other.watch(0)
-        queued(store, job("d2"))
+        steps.queued(store, steps.job("d2"))
         assert set(hear(other, SLOT)) == {SLOT}
 
     def test_a_shutdown_is_heard_in_every_slot_that_has_jobs(self, store: JobStore, other: JobStore) -> None:
-        queued(store, job("d1", slot=0))
-        running(store, job("d2", slot=5))
-        settle(store, ended(running(store, job("d3", slot=9)).id), slot=9)
+        steps.queued(store, steps.job("d1", slot=0))
+        steps.running(store, steps.job("d2", slot=5))
+        steps.settle(store, steps.ended(steps.running(store, steps.job("d3", slot=9)).id), slot=9)
         other.watch(0)
         store.close_keyspace(closed=True)
         heard: set[Slot] = set()
@@ -78,34 +60,34 @@ class JobSignalContract(WatchContract[JobStore]):
 
     def test_signals_stay_in_their_keyspace_and_prefix(self, store: JobStore, open_store: OpenJobs) -> None:
         store.watch(0)
-        queued(open_store("elsewhere"), job(slot=1))
-        queued(open_store(prefix="two"), job(slot=2))
-        queued(store)
+        steps.queued(open_store("elsewhere"), steps.job(slot=1))
+        steps.queued(open_store(prefix="two"), steps.job(slot=2))
+        steps.queued(store)
         assert set(hear(store, SLOT)) == {SLOT}
 
     def test_a_watch_under_way_is_ended_by_a_signal(self, store: JobStore, other: JobStore) -> None:
         store.watch(0)
-        sender = threading.Timer(0.1, queued, [other])
+        sender = threading.Timer(0.1, steps.queued, [other])
         sender.start()
         assert set(store.watch(PATIENCE)) == {SLOT}
         sender.join()
 
     def test_no_change_is_missed_between_the_first_watch_and_a_look(self, store: JobStore, other: JobStore) -> None:
-        queued(other, job("before", slot=1))
+        steps.queued(other, steps.job("before", slot=1))
         store.watch(0)
-        queued(other, job("between", slot=2))
+        steps.queued(other, steps.job("between", slot=2))
         assert set(store.look({1: 0, 2: 0, 3: 0})) == {1, 2}
-        queued(other, job("after", slot=3))
+        steps.queued(other, steps.job("after", slot=3))
         assert set(hear(store, 3)) == {2, 3}
 
     def test_a_look_tells_only_of_slots_that_differ_from_what_is_known(self, store: JobStore) -> None:
-        queued(store, job("d1", slot=1))
-        queued(store, job("d2", slot=2))
+        steps.queued(store, steps.job("d1", slot=1))
+        steps.queued(store, steps.job("d2", slot=2))
         known = {slot: seen.revision for slot, seen in store.look({1: 0, 2: 0, 3: 0}).items()}
         assert set(known) == {1, 2}
         assert store.look(known | {3: 0}) == {}
         assert store.look({}) == {}
-        running(store, job("d3", slot=2, key="k3"))
+        steps.running(store, steps.job("d3", slot=2, key="k3"))
         seen = store.look(known)
         assert set(seen) == {2}
         assert {record.id for record in seen[2].records} == {"d2", "d3"}
@@ -113,32 +95,46 @@ class JobSignalContract(WatchContract[JobStore]):
         assert set(store.look({1: known[1] + 1})) == {1}
 
     def test_a_slot_that_is_empty_again_is_seen_to_be(self, store: JobStore) -> None:
-        running(store)
-        known = revision(store)
-        settle(store, ended())
+        steps.running(store)
+        known = steps.revision(store)
+        steps.settle(store, steps.ended())
         seen = store.look({SLOT: known})[SLOT]
         assert (seen.records, seen.notes) == ((), ())
         assert store.look({SLOT: seen.revision}) == {}
 
     def test_thousands_of_slots_are_looked_at_at_once(self, store: JobStore) -> None:
         for slot in (0, 999, 1000, 9999):
-            queued(store, job(f"d{slot}", slot=slot))
+            steps.queued(store, steps.job(f"d{slot}", slot=slot))
         seen = store.look(dict.fromkeys(range(10000), 0))
         assert {slot: found.records[0].id for slot, found in seen.items()} == {
             slot: f"d{slot}" for slot in (0, 999, 1000, 9999)
         }
 
+    def test_a_look_ends_behind_the_slot_with_which_there_are_enough_records(self, store: JobStore) -> None:
+        for slot in range(4):
+            for i in range(SEEN_RECORDS // 2 + 1):
+                steps.queued(store, steps.job(f"d{slot}-{i}", key=f"k{i}", slot=slot))
+        asked = [8, 2, 3, 0, 1]
+        seen = store.look(dict.fromkeys(asked, 0))
+        assert list(seen) == [2, 3]
+        assert {len(found.records) for found in seen.values()} == {SEEN_RECORDS // 2 + 1}
+        known = {slot: found.revision for slot, found in seen.items()}
+        assert list(store.look({**dict.fromkeys(asked, 0), **known})) == [0, 1]
+        for i in range(SEEN_RECORDS // 2):
+            steps.queued(store, steps.job(f"more{i}", key=f"more{i}", slot=0))
+        assert len(store.look({0: 0, 1: 0})[0].records) == SEEN_RECORDS + 1, "a slot is seen whole"
+
     def test_what_a_server_has_lost_and_what_came_after_is_seen(
         self, server: StoreServer[JobStore], store: JobStore
     ) -> None:
-        running(store)
-        known = revision(store)
+        steps.running(store)
+        known = steps.revision(store)
         server.wipe()
         lost = store.look({SLOT: known})[SLOT]
         assert (lost.revision, lost.records) == (0, ())
         with pytest.raises(Fenced):
-            settle(store, ended())
-        running(store, job("d2"))
+            steps.settle(store, steps.ended())
+        steps.running(store, steps.job("d2"))
         assert {record.id for record in store.look({SLOT: known})[SLOT].records} == {"d2"}
 
 
@@ -154,14 +150,14 @@ class JobFaultContract(Opening[JobStore]):
             store.watch(PATIENCE)
         assert list(store.watch(PATIENCE)) == []
         revived(other.records)
-        queued(other)
+        steps.queued(other)
         hear(store, SLOT)
 
     def test_a_lost_signal_is_made_good_by_a_look(
         self, server: StoreServer[JobStore], store: JobStore, other: JobStore
     ) -> None:
-        running(store)
-        known = revision(store)
+        steps.running(store)
+        known = steps.revision(store)
         store.watch(0)
         server.cut()
         revived(other.records)
@@ -174,33 +170,33 @@ class JobFaultContract(Opening[JobStore]):
     ) -> None:
         server.cut()
         revived(store.records)
-        starting(store)
+        steps.starting(store)
         outcomes: list[Outcome | None] = []
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(revived, lambda: outcomes.append(other.outcome("d1", PATIENCE)))
             server.cut()
             revived(store.records)
-            settle(store, failed())
+            steps.settle(store, steps.failed())
             waiting.result(PATIENCE)
         assert outcomes == [Outcome("boom")]
 
     def test_every_verb_of_a_stopped_server_says_unavailable(
         self, server: StoreServer[JobStore], store: JobStore
     ) -> None:
-        running(store)
+        steps.running(store)
         server.stop()
         verbs: list[Callable[[], object]] = [
-            lambda: ask(store, job("d2")),
+            lambda: steps.ask(store, steps.job("d2")),
             lambda: store.outcome("d1", 1),
             lambda: store.stop(SLOT, "feed", "k"),
-            lambda: note(store),
+            lambda: steps.note(store),
             store.records,
             lambda: store.close_keyspace(closed=True),
             lambda: store.claim_tick("t", 1),
             lambda: store.open(SLOT, EPOCH),
             lambda: store.look({SLOT: 0}),
             lambda: store.reserve(SLOT, EPOCH, "w1", ["d1"]),
-            lambda: settle(store, started()),
+            lambda: steps.settle(store, steps.started()),
             lambda: store.watch(1),
         ]
         for verb in verbs:
@@ -210,10 +206,10 @@ class JobFaultContract(Opening[JobStore]):
     def test_a_server_that_comes_back_has_everything(
         self, server: StoreServer[JobStore], store: JobStore, other: JobStore
     ) -> None:
-        running(store)
-        starting(store, job("d2", key="k2", slot=FAR))
-        settle(store, failed("d2"), slot=FAR)
-        note(store)
+        steps.running(store)
+        steps.starting(store, steps.job("d2", key="k2", slot=FAR))
+        steps.settle(store, steps.failed("d2"), slot=FAR)
+        steps.note(store)
         assert store.claim_tick("t", 1)
         before = store.look({SLOT: 0, FAR: 0})
         server.restart()
@@ -222,7 +218,7 @@ class JobFaultContract(Opening[JobStore]):
         assert store.look({SLOT: 0, FAR: 0}) == before
         assert other.outcome("d2", 0) == Outcome("boom")
         assert not store.claim_tick("t", 1)
-        reserved(store, "d1")
-        assert record(store).attempt == 2
-        assert notes(store) == [b"{}"]
-        assert ids(store) == {"d1"}
+        steps.reserved(store, "d1")
+        assert steps.record(store).attempt == 2
+        assert steps.notes(store) == [b"{}"]
+        assert steps.ids(store) == {"d1"}

@@ -39,7 +39,7 @@ def queued(store: JobStore, new: NewJob | None = None, *, ttl: float = 60) -> Ne
 def reserved(store: JobStore, *ids: str, slot: Slot = SLOT, epoch: int = EPOCH) -> None:
     """Open the slot and reserve the start of jobs."""
     store.open(slot, epoch)
-    assert set(store.reserve(slot, epoch, "w1", ids)) == set(ids)
+    assert set(store.reserve(slot, epoch, "w1", ids).attempts) == set(ids)
 
 
 def starting(store: JobStore, new: NewJob | None = None) -> NewJob:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
 
 from celery_sticky.keys import Slot
+from celery_sticky.ownership.gate import SlotId
 from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict, Want
-from celery_sticky.queues.memory import MemoryBroker, MemoryQueues, Place
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.testing.simulator.invariants import Witness
 
 
@@ -18,16 +19,16 @@ class Broker(MemoryBroker):
         super().__init__()
         self.witness, self.told, self.directed = witness, told, directed
 
-    def publish(self, queue: str | Place, body: bytes, priority: int = 0) -> None:
+    def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
         """Put a message into a queue, also one that is moved: its reader hears of it."""
         super().publish(queue, body, priority)
         self.told(queue[1])
 
 
-class InOrder(set[Place]):
+class InOrder(set[SlotId]):
     """Queues in an order that does not depend on their hash: a seed stays the same world."""
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[SlotId]:
         return iter(sorted(super().__iter__(), key=str))
 
 
@@ -57,7 +58,7 @@ class WitnessedQueues(MemoryQueues):
             self._count(keyspace, fences)
         return fetched
 
-    def idle(self, timeout: float) -> set[Place]:
+    def idle(self, timeout: float) -> set[SlotId]:
         """Look."""
         woken = super().idle(timeout)
         return InOrder(woken) if self.broker.directed else woken

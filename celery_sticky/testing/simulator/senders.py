@@ -8,9 +8,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from celery_sticky.assignment import Keyspace
+from celery_sticky.belongings import FRESH, Belongings
 from celery_sticky.errors import NotPinned, NoWorker, StoreUnavailable
 from celery_sticky.keys import Slot
-from celery_sticky.places import FRESH, Places
 from celery_sticky.settings import Settings
 from celery_sticky.stores.directory import Look, Version
 from celery_sticky.stores.memory_directory import MemoryDirectory
@@ -30,20 +30,20 @@ SLOW = 2.0
 
 
 class Sender:
-    """One such process, with the real `Places`."""
+    """One such process, with the real `Belongings`."""
 
     def __init__(self, world: World, keyspace: Keyspace, number: int) -> None:
         self._world, self._keyspace = world, keyspace
         self._rng = Random(world.scenario.seed * 1013 + number)
         settings = Settings(slots=world.scenario.slots)
-        self._places = Places(lambda: settings, lambda _: _Directory(world, self._rng), clock=lambda: world.now)
+        self._belongings = Belongings(lambda: settings, lambda _: _Directory(world, self._rng), clock=lambda: world.now)
         self.unsent: dict[Task, str] = {}
         """What could not be sent so far, and why."""
 
     def send(self, task: Task, tries: int = 1) -> None:
         """Send a task; again later if that cannot be done now."""
         try:
-            place = self._places.of(self._keyspace, str(task.key))
+            queue = self._belongings.of(self._keyspace, str(task.key))
         except (StoreUnavailable, NoWorker, NotPinned) as error:
             self.unsent[task] = str(error)
             if isinstance(error, NotPinned) and tries >= TRIES:
@@ -54,10 +54,10 @@ class Sender:
         self.unsent.pop(task, None)
         known_at = self._world.now - FRESH
         delay = self._rng.uniform(0, 0.02) if self._rng.random() < 0.9 else self._rng.uniform(0, SLOW)
-        self._world.after(delay, partial(self._arrive, task, place, known_at))
+        self._world.after(delay, partial(self._arrive, task, queue, known_at))
 
-    def _arrive(self, task: Task, place: Slot, known_at: float) -> None:
-        self._world.publish(task, place, known_at)
+    def _arrive(self, task: Task, queue: Slot, known_at: float) -> None:
+        self._world.publish(task, queue, known_at)
 
 
 class _Directory(MemoryDirectory):

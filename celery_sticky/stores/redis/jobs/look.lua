@@ -1,12 +1,14 @@
--- What is written down for the slots whose revision is not the known one.
+-- What is written down for the slots whose revision is not the known one, until there are enough records.
 --
 -- KEYS  root
--- ARGV  most notes of a slot, the slots, then as many known revisions
+-- ARGV  most notes of a slot, enough records, the slots, then as many known revisions
 -- Reply for each such slot, flat: slot, revision, records, and notes: for each job that has some its id, how many there are,
 --       and the oldest of them
 
 local CHUNK = 1000 -- Lua cannot unpack many thousand arguments at once
-local slots = (#ARGV - 1) / 2
+local enough, first = tonumber(ARGV[2]), 3
+local slots = (#ARGV - first + 1) / 2
+local seen = 0
 local reply = {}
 
 -- One that takes none of its notes leaves their share to the others.
@@ -28,7 +30,9 @@ end
 local function say(slot, revision)
     reply[#reply + 1] = slot
     reply[#reply + 1] = revision
-    reply[#reply + 1] = read(slot, {})
+    local records = read(slot, {})
+    seen = seen + #records
+    reply[#reply + 1] = records
     reply[#reply + 1] = notes(slot)
 end
 
@@ -45,10 +49,13 @@ local function revisions(from, upto)
     return found
 end
 
-for from = 2, slots + 1, CHUNK do
-    local upto = math.min(from + CHUNK - 1, slots + 1)
+for from = first, first + slots - 1, CHUNK do
+    local upto = math.min(from + CHUNK - 1, first + slots - 1)
     for i, revision in ipairs(revisions(from, upto)) do
         local at = from + i - 1
+        if seen >= enough then
+            return reply
+        end
         if revision ~= ARGV[at + slots] then
             say(ARGV[at], revision)
         end

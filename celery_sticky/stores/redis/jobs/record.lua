@@ -52,6 +52,11 @@ local function fenced(slot, epoch)
     return fence ~= epoch and fence
 end
 
+-- Return the revision of a slot; '0' where there is none.
+local function revision_of(slot)
+    return redis.call('HGET', root .. (is_place(slot) and ':places' or ':revisions'), slot) or '0'
+end
+
 -- Return the next revision of a slot, one for all of a script's changes: the clock's, so that none comes twice where the
 -- server has lost its last writes.
 local coming = {}

@@ -1,14 +1,15 @@
 -- Write down what became of runs, and drop notes that were delivered.
 --
 -- KEYS  root
--- ARGV  slot, epoch, outcome_ttl (milliseconds), number of notes, for each its entry and the id of its job, then for each
---       report: id, verdict, error
--- Reply the fence that refuses (nil: none)
+-- ARGV  slot, epoch, known revision, outcome_ttl (milliseconds), number of notes, for each its entry and the id of its
+--       job, then for each report: id, verdict, error
+-- Reply the fence that refuses (nil: none), and the revision now ('0': it was not the known one)
 
-local slot, epoch, ttl, first_report = ARGV[1], ARGV[2], ARGV[3], 5 + 2 * ARGV[4]
-local fence = fenced(slot, epoch)
+local slot, epoch, known, ttl, first_note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 6
+local first_report = first_note + 2 * ARGV[5]
+local fence, before = fenced(slot, epoch), revision_of(slot)
 if fence then
-    return fence
+    return {fence, '0'}
 end
 
 local function settle(id, verdict, error)
@@ -30,7 +31,7 @@ local function settle(id, verdict, error)
     end
 end
 
-for i = 5, first_report - 1, 2 do
+for i = first_note, first_report - 1, 2 do
     local entry, id = ARGV[i], ARGV[i + 1]
     if redis.call('HGET', job_key(id), 'slot') == slot and redis.call('XDEL', notes_key(id), entry) == 1 then
         revise(slot)
@@ -43,4 +44,4 @@ for i = first_report, #ARGV, 3 do
     settle(ARGV[i], ARGV[i + 1], ARGV[i + 2])
 end
 forget_vacant()
-return false
+return {false, before == known and revision_of(slot) or '0'}

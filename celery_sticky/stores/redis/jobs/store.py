@@ -14,6 +14,8 @@ from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.keys import KEYED, Slot
 from celery_sticky.redis_clients import key_prefix, translate_errors
 from celery_sticky.stores.jobs import (
+    SEEN_NOTES,
+    SEEN_RECORDS,
     Admission,
     Fate,
     JobPlaces,
@@ -23,6 +25,7 @@ from celery_sticky.stores.jobs import (
     Note,
     Outcome,
     Report,
+    Reserved,
     SlotJobs,
 )
 from celery_sticky.stores.redis.client import Client, script
@@ -30,9 +33,20 @@ from celery_sticky.stores.redis.client import Client, script
 if TYPE_CHECKING:
     from kombu import Connection
 
-VERBS = ("admit", "stop", "notify", "records", "close", "claim_tick", "open", "look", "places", "reserve", "settle")
-SEEN_NOTES = 1000
-"""Notes of a slot that `look` returns, at most: in equal shares to the jobs that have some, one each at least."""
+VERBS = (
+    "admit",
+    "stop",
+    "notify",
+    "records",
+    "keys",
+    "close",
+    "claim_tick",
+    "open",
+    "look",
+    "places",
+    "reserve",
+    "settle",
+)
 
 
 class RedisJobs(Client[Slot]):
@@ -75,6 +89,10 @@ class RedisJobs(Client[Slot]):
         found = map(_record, self._ask("records", "" if slot is None else slot))
         return [record for record in found if name in (None, record.name) and key in (None, record.key)]
 
+    def keys(self, name: str) -> Collection[str]:
+        """See `JobStore.keys`."""
+        return {key.decode() for key in self._ask("keys", name)}
+
     def close_keyspace(self, *, closed: bool) -> None:
         """See `JobStore.close_keyspace`."""
         self._ask("close", self._channel, int(closed))
@@ -89,7 +107,7 @@ class RedisJobs(Client[Slot]):
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
         """See `JobStore.look`."""
-        flat = iter(self._ask("look", SEEN_NOTES, *known, *known.values()))
+        flat = iter(self._ask("look", SEEN_NOTES, SEEN_RECORDS, *known, *known.values()))
         return {
             _slot(slot): _slot_jobs(revision, [_record(record) for record in records], notes)
             for slot, revision, records, notes in zip(flat, flat, flat, flat, strict=True)
@@ -103,26 +121,37 @@ class RedisJobs(Client[Slot]):
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return JobPlaces(int(revision), {place.decode(): int(revised) for place, revised in pairs})
 
-    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str]) -> Mapping[str, int]:
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
         """See `JobStore.reserve`."""
-        fence, *flat = self._ask("reserve", slot, epoch, worker, *ids)
+        fence, revision, *flat = self._ask("reserve", slot, epoch, known, worker, *ids)
         _check(fence)
-        return {job_id.decode(): attempt for job_id, attempt in zip(flat[::2], flat[1::2], strict=True)}
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return Reserved({job_id.decode(): attempt for job_id, attempt in pairs}, int(revision))
 
     def settle(
-        self, slot: Slot, epoch: int, reports: Sequence[Report], notes: Collection[str], *, outcome_ttl: float
-    ) -> None:
+        self,
+        slot: Slot,
+        epoch: int,
+        reports: Sequence[Report],
+        notes: Collection[str],
+        *,
+        outcome_ttl: float,
+        known: int = 0,
+    ) -> int:
         """See `JobStore.settle`."""
         said = chain.from_iterable((report.id, report.verdict.value, report.error) for report in reports)
         dropped = chain.from_iterable(note.split(" ", 1) for note in notes)
-        _check(self._ask("settle", slot, epoch, _milliseconds(outcome_ttl), len(notes), *dropped, *said))
+        ttl = _milliseconds(outcome_ttl)
+        fence, revision = self._ask("settle", slot, epoch, known, ttl, len(notes), *dropped, *said)
+        _check(fence)
+        return int(revision)
 
     def where(self, slot: Slot) -> str:
         """See `JobStore.where`."""
         return f"{self._root}:{slot}"
 
     def _await_outcome(self, job_id: str, timeout: float) -> Outcome | None:
-        with translate_errors(StoreUnavailable):
+        with translate_errors(StoreUnavailable, self._at):
             key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout) if timeout > 0 else None
             told: Any = self._client.xread({key: 0}, count=1, block=block)
         if not told:

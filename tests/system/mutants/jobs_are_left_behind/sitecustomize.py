@@ -12,10 +12,10 @@ if "-m" in sys.orig_argv:  # the workers, and the command that starts them
 
     def stop(roster: Roster, slot: int) -> None:
         """Give the slot away and stop nothing."""
-        place = roster._places.pop(slot, None)
-        for run in place.runs.values() if place else ():
+        held = roster._held.pop(slot, None)
+        for run in held.runs.values() if held else ():
             roster._runs.pop(run.ref, None)
-        if place is not None and place.tasks_drained:
-            roster.tasks_drained(slot)  # of a place that is not there: it counts as drained
+        if held is not None and held.tasks_drained:
+            roster.tasks_drained(slot)  # of a slot that is not held: it counts as drained
 
     Roster.stop = stop  # type: ignore[method-assign,assignment]

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from celery_sticky import Keyspace, jump
+from celery_sticky.belongings import FRESH, Belongings
 from celery_sticky.errors import KeyspaceMismatch, NotPinned, NoWorker, PinnedElsewhere, StoreUnavailable
 from celery_sticky.keys import slot_for
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
-from celery_sticky.places import FRESH, Places
 from celery_sticky.settings import Settings
 from celery_sticky.stores.directory import Look, Version
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
@@ -26,7 +26,7 @@ class Sender:
     def __init__(self) -> None:
         self.now, self.looks = 0.0, 0
         self.server = MemoryServer()
-        self.places = Places(lambda: Settings(slots=8), self.open, lambda: self.now)
+        self.belongings = Belongings(lambda: Settings(slots=8), self.open, lambda: self.now)
         self.views: dict[str, View] = {}
 
     def open(self, keyspace: str) -> MemoryDirectory:
@@ -57,64 +57,67 @@ class Sender:
 def sender() -> Iterator[Sender]:
     made = Sender()
     yield made
-    made.places.close()
+    made.belongings.close()
 
 
 def test_what_was_read_is_used_for_a_second_for_all_keys(sender: Sender) -> None:
     sender.join(JUMPED, "a")
-    assert {sender.places.of(JUMPED, f"k{i}") for i in range(20)} == {"@a"}
+    assert {sender.belongings.of(JUMPED, f"k{i}") for i in range(20)} == {"@a"}
     assert sender.looks == 1
     sender.join(JUMPED, "b")
     sender.now += FRESH - 0.01
-    assert {sender.places.of(JUMPED, f"k{i}") for i in range(20)} == {"@a"}
+    assert {sender.belongings.of(JUMPED, f"k{i}") for i in range(20)} == {"@a"}
     sender.now += 0.01
-    assert {sender.places.of(JUMPED, f"k{i}") for i in range(20)} == {"@a", "@b"}
+    assert {sender.belongings.of(JUMPED, f"k{i}") for i in range(20)} == {"@a", "@b"}
     assert sender.looks == 2
 
 
 def test_pins_are_looked_up_once_a_key_and_second(sender: Sender) -> None:
     sender.join(PINNED, "a", "b")
     slot = slot_for("k", 8)
-    assert [sender.places.of(PINNED, "k") for _ in range(5)] == [slot] * 5
-    sender.places.of(PINNED, "other")
+    assert [sender.belongings.of(PINNED, "k") for _ in range(5)] == [slot] * 5
+    sender.belongings.of(PINNED, "other")
     assert sender.looks == 2
     sender.open("pinned").pin("b", "k", take=False)
-    assert sender.places.of(PINNED, "k") == slot
+    assert sender.belongings.of(PINNED, "k") == slot
     sender.now += FRESH
-    assert sender.places.of(PINNED, "k") == "@b"
+    assert sender.belongings.of(PINNED, "k") == "@b"
 
 
 def test_who_pins_a_key_knows_of_it_at_once(sender: Sender) -> None:
     sender.join(PINNED, "a", "b")
-    sender.places.of(PINNED, "k")
-    sender.places.pin(PINNED, "a", "k", take=False)
-    assert sender.places.of(PINNED, "k") == "@a"
+    sender.belongings.of(PINNED, "k")
+    sender.belongings.pin(PINNED, "a", "k", take=False)
+    assert sender.belongings.of(PINNED, "k") == "@a"
     with pytest.raises(PinnedElsewhere, match="pinned by worker 'a'"):
-        sender.places.pin(PINNED, "b", "k", take=False)
-    assert sender.places.unpin(PINNED, "a", "k")
-    assert sender.places.of(PINNED, "k") == slot_for("k", 8)
+        sender.belongings.pin(PINNED, "b", "k", take=False)
+    assert sender.belongings.unpin(PINNED, "a", "k")
+    assert sender.belongings.of(PINNED, "k") == slot_for("k", 8)
 
 
 def test_without_the_store_it_fails_and_does_not_guess(sender: Sender) -> None:
     sender.join(JUMPED, "a")
-    sender.places.of(JUMPED, "k")
+    sender.belongings.of(JUMPED, "k")
     sender.server.stop()
-    assert sender.places.of(JUMPED, "k") == "@a", "what it read a moment ago"
+    assert sender.belongings.of(JUMPED, "k") == "@a", "what it read a moment ago"
     sender.now += FRESH
     with pytest.raises(StoreUnavailable):
-        sender.places.of(JUMPED, "k")
+        sender.belongings.of(JUMPED, "k")
 
 
 def test_without_a_document_nobody_is_there(sender: Sender) -> None:
     with pytest.raises(NoWorker):
-        sender.places.of(JUMPED, "k")
-    assert sender.places.of(PINNED, "k") == slot_for("k", 8), "the queue of a slot needs nobody"
+        sender.belongings.of(JUMPED, "k")
+    assert sender.belongings.of(PINNED, "k") == slot_for("k", 8), "the queue of a slot needs nobody"
     with pytest.raises(NotPinned):
-        sender.places.of(Keyspace("strict", pins=True, unpinned="refuse"), "k")
+        sender.belongings.of(Keyspace("strict", pins=True, unpinned="refuse"), "k")
 
 
 def test_a_sender_with_another_function_than_the_workers_is_told(sender: Sender) -> None:
     sender.join(JUMPED, "a")
     other = Keyspace("jumped", assign=jump, version="2")
-    with pytest.raises(KeyspaceMismatch, match=r"assign=jump'.*assign=jump@2'"):
-        sender.places.of(other, "k")
+    with pytest.raises(KeyspaceMismatch, match=r"assign=jump'.*assign=jump@2'") as told:
+        sender.belongings.of(other, "k")
+    assert "Declare 'jumped' here as one that directs keys by assign=jump." in str(told.value)
+    assert "sticky.jobs.shutdown('jumped')" in str(told.value), "and how to change it for all"
+    assert "celery sticky init --force --keyspace jumped" in str(told.value)

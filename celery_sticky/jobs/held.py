@@ -43,7 +43,7 @@ class Run:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class HeldSlot:
     """A slot that is held here, or the place of a key."""
 
     epoch: int
@@ -72,7 +72,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing of a place is left here."""
+    """Nothing of a held slot is left here."""
 
     slot: Slot
     epoch: int = 0

@@ -5,11 +5,9 @@ And what a worker says itself: that it pins a key, or lets it go. Plain keyspace
 
 from __future__ import annotations
 
-import os
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from celery_sticky.assignment import Keyspace, Unpinned, Worker, belongs, check_same, workers_of
@@ -18,6 +16,7 @@ from celery_sticky.keys import DIRECT, Slot, slot_for
 from celery_sticky.ownership.view import View
 from celery_sticky.settings import Settings
 from celery_sticky.stores.directory import NO_VERSION, Directory
+from celery_sticky.stores.lent import Clients
 
 FRESH = 1.0
 """Seconds for which what was read is used."""
@@ -36,7 +35,7 @@ class _Known:
     """Key -> incarnation (empty: none) and until when that is used."""
 
 
-class Places:
+class Belongings:
     """Any thread may use it, also after a fork."""
 
     def __init__(
@@ -45,9 +44,9 @@ class Places:
         open_directory: Callable[[str], Directory],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._open_directory, self._clock = settings, open_directory, clock
+        self._settings, self._clock = settings, clock
+        self._directories = Clients(open_directory)
         self._known: dict[str, _Known] = defaultdict(_Known)
-        self._idle: dict[tuple[int, str], deque[Directory]] = defaultdict(deque)
 
     def of(self, keyspace: Keyspace, key: str) -> Slot:
         """Return the queue that a key belongs to.
@@ -71,11 +70,11 @@ class Places:
 
     def worker_for(self, keyspace: Keyspace, key: str) -> str | None:
         """Return the worker that a key belongs to; None: it belongs to a slot that nobody owns."""
-        place = self.of(keyspace, key)
-        if isinstance(place, str):
-            return place.removeprefix(DIRECT)
+        belongs_to = self.of(keyspace, key)
+        if isinstance(belongs_to, str):
+            return belongs_to.removeprefix(DIRECT)
         view = self._known[keyspace.name].view
-        return view.owner[place] if view is not None else None
+        return view.owner[belongs_to] if view is not None else None
 
     def pin(self, keyspace: Keyspace | None, worker: str | None, key: str, *, take: bool) -> None:
         """Pin a key for the worker that this process belongs to.
@@ -87,7 +86,7 @@ class Places:
         if worker is None:
             raise NotAMember(f"keyspace {name!r}: keys are pinned by workers, and this process belongs to none")
         self._known[name].pins.pop(key, None)
-        with self._directory(name) as directory:
+        with self._directories.lend(name) as directory:
             other = directory.pin(worker, key, take=take)
         if other is not None:
             raise PinnedElsewhere(
@@ -100,19 +99,17 @@ class Places:
         if worker is None:
             return False
         self._known[name].pins.pop(key, None)
-        with self._directory(name) as directory:
+        with self._directories.lend(name) as directory:
             return directory.unpin(worker, key)
 
     def close(self) -> None:
         """Let go of every connection. It may still be used."""
-        while self._idle:
-            for directory in self._idle.popitem()[1]:
-                directory.close()
+        self._directories.close()
 
     def _look(self, keyspace: Keyspace, key: str, known: _Known, now: float) -> None:
         view = known.view
         version = NO_VERSION if view is None else (view.version, view.generation)
-        with self._directory(keyspace.name) as directory:
+        with self._directories.lend(keyspace.name) as directory:
             look = directory.look(version, [key] if keyspace.pins else [])
         if look.changed:
             if look.view is not None:
@@ -123,21 +120,6 @@ class Places:
             if len(known.pins) >= REMEMBERED:
                 known.pins.clear()
             known.pins[key] = (look.pins.get(key, ""), now + FRESH)
-
-    @contextmanager
-    def _directory(self, keyspace: str) -> Iterator[Directory]:
-        # A directory is used by one thread at a time, and a connection is not shared with a forked child.
-        idle = self._idle[os.getpid(), keyspace]
-        try:
-            directory = idle.pop()
-        except IndexError:
-            directory = self._open_directory(keyspace)
-        try:
-            yield directory
-        except BaseException:
-            directory.close()
-            raise
-        idle.append(directory)
 
 
 def _pinning(keyspace: Keyspace | None) -> Keyspace:

@@ -1,0 +1,34 @@
+"""What tasks are made to do in a worker that takes part, whatever they say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from celery.backends.base import DisabledBackend
+
+from celery_sticky.bootsteps.retry import fence_retry
+
+
+def force(tasks: Any, keyed: Iterable[str], *, green: bool) -> None:
+    """See to it that messages of keyed tasks are settled by us, and their retries too."""
+    for name in keyed:
+        _keep_when_lost(tasks[name])
+        if green:
+            share_disabled_backend(tasks[name])
+    for task in tasks.values():
+        fence_retry(task)  # all: a message may bring a key of its own to a task without one
+
+
+def share_disabled_backend(task: Any) -> None:
+    """Let all greenlets have one backend where there is none: Celery makes one in each, a third of a no-op task."""
+    backend = task.app.backend
+    if isinstance(backend, DisabledBackend):
+        task.backend = backend
+
+
+def _keep_when_lost(task: Any) -> None:
+    """Settle after the run, and keep the message when the process is lost, whatever the task says."""
+    task.acks_late = True
+    task.reject_on_worker_lost = True
+    task.retry_on_worker_lost = False  # would publish a second message of the same task

@@ -1,0 +1,91 @@
+"""What belongs to one Celery app, whatever refers to it: its settings, tasks, jobs, and the clients of its stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from celery_sticky.assignment import Keyspace
+from celery_sticky.belongings import Belongings
+from celery_sticky.jobs.client import Jobs
+from celery_sticky.jobs.declared import DeclaredJobs
+from celery_sticky.keyed import KeyedTasks
+from celery_sticky.settings import SETTING, Settings
+from celery_sticky.stores import Directory, JobStore, open_directory, open_job_store
+from celery_sticky.worker.lease import Lease
+
+
+class Wiring:
+    """What belongs to one app, however many `Sticky` objects refer to it."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.tasks = KeyedTasks(self._registry)
+        self.declared = DeclaredJobs()
+        self.lease: Lease | None = None
+        """In a worker, the children it forks and its job host: what it may trust."""
+        self.worker: str | None = None
+        """There: the worker's node name."""
+        self.belongings = Belongings(lambda: self.settings, self._open_directory)
+        self._keyspaces: list[Keyspace] = []
+
+    def _registry(self) -> Mapping[str, Any]:
+        # `app.tasks` registers the tasks that were only declared so far; without it, a send by name would not see
+        # that its task is keyed. Where the app is not to finish by itself, asking would be an error.
+        app = self.app
+        tasks: Mapping[str, Any] = app.tasks if app.finalized or app.autofinalize else app._tasks
+        return tasks
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The app's settings, read when first asked for."""
+        return Settings.read(sticky_entries(self.app.conf)).declaring(self._keyspaces)
+
+    def declare(self, keyspaces: list[Keyspace]) -> None:
+        """Add keyspaces that the code declares."""
+        if keyspaces:
+            self._keyspaces += keyspaces
+            vars(self).pop("settings", None)  # read before, perhaps
+
+    @property
+    def store_at(self) -> Any:
+        """The Kombu connection that says where the store is; nothing is sent over it."""
+        url = self.settings.store
+        return self.app.connection_for_write(url=url) if url else self.app.connection_for_write()
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """What this app's processes ask of jobs."""
+        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.belongings.of)
+
+    def _open_job_store(self, keyspace: str) -> JobStore:
+        return open_job_store(
+            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
+        )
+
+    def _open_directory(self, keyspace: str) -> Directory:
+        return open_directory(
+            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
+        )
+
+
+def sticky_entries(conf: Any) -> dict[str, Any]:
+    """Return the `sticky_*` entries of `app.conf`, however they are spelt there.
+
+    Celery finds a setting it knows under its namespace (`CELERY_STICKY_SLOTS` in Django's settings), but it cannot list
+    what it does not know. Without a namespace, old-style upper-case modules say `CELERY_STICKY_SLOTS` too.
+    """
+    namespace = (conf.finalize().prefix or "CELERY_").lower()
+    found = {}
+    for key in conf:
+        name = key if key.startswith(SETTING) else _bare(key, namespace)
+        if name.startswith(SETTING):
+            # By its bare name first: so an `app.conf.update(sticky_slots=...)` goes before a settings module.
+            found[name] = conf[name] if name in conf else conf[key]
+    return found
+
+
+def _bare(key: str, namespace: str) -> str:
+    lowered = key.lower()
+    return lowered.removeprefix(namespace) if lowered.startswith(namespace + SETTING) else ""

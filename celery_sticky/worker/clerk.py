@@ -1,0 +1,122 @@
+"""The clerk of a member: asks the store what the machine wants asked, and brings the answers as events.
+
+It knows what has to be done before others can see a new membership, and says what of outages is to be said. Used by the
+member's thread alone, but for `wake`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from celery_sticky.errors import StickyError, StoreUnavailable
+from celery_sticky.ownership.events import BeatDone, Event, Read, ReadDone, SendBeat, StoreFailed, Swap, SwapDone
+from celery_sticky.stores.base import Store
+from celery_sticky.worker.lease import boottime
+from celery_sticky.worker.outage import Outage
+
+logger = logging.getLogger("celery_sticky.member")
+
+
+class Revokes(Protocol):
+    """The revoked tasks of a worker, as the others are to know them."""
+
+    def fresh_revokes(self) -> Collection[str]:
+        """Return ids revoked here since the last call."""
+
+
+class Clerk:
+    """Speaks to one store."""
+
+    def __init__(
+        self,
+        keyspace: str,
+        open_store: Callable[[], Store],
+        revokes: Revokes,
+        before_join: Callable[[Store, str], None],
+        meaning: Callable[[float], str],
+        *,
+        revoke_ttl: float,
+        revoke_limit: int,
+    ) -> None:
+        """`before_join` is called with a new incarnation; `meaning` tells what it means that the store is away."""
+        self._keyspace, self._open_store, self._revokes = keyspace, open_store, revokes
+        self._before_join = before_join
+        self._revoke_ttl, self._revoke_limit = revoke_ttl, revoke_limit
+        self._store: Store | None = None
+        self._outage = Outage(logger, f"keyspace {keyspace}", meaning)
+        self._answered_at: float | None = None
+        """When the store last answered, if it has not failed to since."""
+
+    def connect(self) -> None:
+        """Connect, the first time; what others do from our first look on is heard.
+
+        Raises:
+            StoreUnavailable: likewise below; tell `failed`.
+        """
+        if self._store is None:
+            self._store = self._open_store()
+            self._store.watch(0.0)  # subscribes
+
+    def watch(self, timeout: float) -> Sequence[Event]:
+        """Wait at most so long for signals; return them."""
+        if self._store is None:
+            raise StoreUnavailable("not connected yet")
+        # After an outage: at once, for it is not over before the store has answered and can be listened to.
+        back = self._outage.lasts and self._answered_at is not None
+        heard = self._store.watch(0.0 if back else timeout)
+        if self._answered_at is not None:
+            self._outage.over(self._answered_at)
+        return heard
+
+    def wake(self) -> None:
+        """Interrupt `watch`, or the next one. Any thread may call this."""
+        if (store := self._store) is not None:
+            store.wake()
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._store is not None:
+            self._store.close()
+
+    def failed(self, error: StoreUnavailable) -> None:
+        """The store has not answered."""
+        self._answered_at = None
+        self._outage.failed(error, boottime())
+
+    def ask(self, effect: Read | SendBeat | Swap, joins: str) -> Event:
+        """Ask the store; `joins`: the incarnation that becomes a member by this, if one does."""
+        sent = boottime()
+        try:
+            if self._store is None:
+                raise StoreUnavailable("not connected yet")
+            answer = self._say(self._store, effect, joins, sent)
+            self._answered_at = boottime()
+            return answer
+        except StoreUnavailable as error:
+            self.failed(error)
+        except StickyError:
+            logger.exception("keyspace %s: the store refused", self._keyspace)
+        return StoreFailed(sent)
+
+    def _say(self, store: Store, effect: Read | SendBeat | Swap, joins: str, sent: float) -> Event:
+        match effect:
+            case Read():
+                reading = store.read()
+                return ReadDone(reading.view, dict(reading.beats), reading.store_id, reading.clock)
+            case SendBeat(incarnation, announce):
+                beat = store.beat(incarnation, announce=announce)
+                self._share_revokes(store)
+                return BeatDone(
+                    sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats, beat.counter
+                )
+            case Swap(old, new, guard):
+                if joins:
+                    self._before_join(store, joins)
+                sent = boottime()
+                return SwapDone(sent, new, store.swap(old, new, guard))
+
+    def _share_revokes(self, store: Store) -> None:
+        if fresh := self._revokes.fresh_revokes():
+            store.revoke(fresh, ttl=self._revoke_ttl, limit=self._revoke_limit)

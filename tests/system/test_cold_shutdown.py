@@ -51,11 +51,11 @@ def test_a_soft_shutdown_lets_tasks_end_in_time_and_cuts_off_the_others(
     crew: Callable[..., KeyedFleet], pool: str
 ) -> None:
     """Guards: while Celery waits, slots whose tasks have ended move; what ended in time does not run again."""
-    fleet = crew(worker_soft_shutdown_timeout=4.0)
+    fleet = crew(worker_soft_shutdown_timeout=6.0)
     fleet.workers_up("a", "b", pool=pool)
     short, long = fleet.keys_of(fleet.wait_members("a", "b"), "a", count=2)
-    fleet.publish(short, 1.5)
-    fleet.publish(long, 10.0)
+    fleet.publish(short, 4.0)  # it must run still when the signal comes, also where that takes its time
+    fleet.publish(long, 14.0)
     for key in (short, long):
         fleet.publish(key)
         fleet.wait_started(key, 0)

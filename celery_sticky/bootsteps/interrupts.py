@@ -28,7 +28,12 @@ logger = logging.getLogger("celery_sticky")
 
 INTERRUPT = signal.SIGURG
 """Tells the main thread to look whether its task has lost its lease; ignored where nobody handles it."""
-LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery.")
+LOCKING = (
+    *("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery."),
+    # What tasks call of ours.
+    *("celery_sticky.belongings", "celery_sticky.jobs", "celery_sticky.redis_clients", "celery_sticky.router"),
+    *("celery_sticky.stores", "celery_sticky.testing", "celery_sticky.wiring"),
+)
 """Modules whose code is not interrupted."""
 
 

@@ -475,6 +475,20 @@ def test_a_big_look_keeps_no_start_waiting(server: MemoryJobServer) -> None:
     assert len(worker.host.world.starts) == SLOTS * (SEEN_RECORDS // 2) + 1
 
 
+def test_what_changes_all_the_time_keeps_no_other_slot_from_being_looked_at(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World(), poll=NEVER)
+    for slot in range(SLOTS):
+        worker.keeper.open(slot, 1, 1)
+        for i in range(SEEN_RECORDS):
+            job = NewJob("job", f"k{slot}-{i}", slot, f"{slot}-{i}", b"1")
+            worker.store.admit(job, max_queued=10**6, outcome_ttl=60)
+    for _ in range(4 * SLOTS):
+        for slot in range(SLOTS - 1):
+            worker.store.notify(slot, "job", f"k{slot}-0", b"1", limit=10**6)
+        run(worker, 1)
+    assert len(worker.host.world.starts) == SLOTS * SEEN_RECORDS
+
+
 def test_what_a_keeper_has_written_down_itself_it_does_not_read_again(server: MemoryJobServer) -> None:
     worker = alone(server)
     for key in ("k", "l"):

@@ -509,6 +509,33 @@ def test_what_a_keeper_has_written_down_itself_it_does_not_read_again(server: Me
     assert {key: len(notes) for key, notes in worker.host.world.noted.items()} == {"k": 1, "l": 2}
 
 
+class Unanswered(CountedJobs):
+    """Loses the answer to the first `settle`."""
+
+    settled = 0
+
+    def settle(self, *args: Any, **options: Any) -> int:
+        revision = super().settle(*args, **options)
+        self.settled += 1
+        if self.settled == 1:
+            raise StoreUnavailable("no answer")
+        return revision
+
+
+def test_what_was_written_down_by_a_request_whose_answer_was_lost_is_looked_at(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World(), poll=NEVER)
+    worker.store = Unanswered(server, "ks")
+    worker.store.watch(0.0)  # subscribes
+    worker.keeper.open(0, 1, 1)
+    admit(worker)
+    run(worker, 10)
+    assert worker.store.settled == 2 and state(worker) == "running"
+    before = worker.store.read
+    worker.keeper.heed([0])
+    run(worker)
+    assert worker.store.read == before, "it is known already"
+
+
 def test_a_fresh_job_whose_start_fails_is_removed_and_says_why(server: MemoryJobServer) -> None:
     worker = alone(server)
     worker.host.failing.add("k")

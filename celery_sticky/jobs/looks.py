@@ -40,8 +40,10 @@ class Looks:
         self._next = 0.0
         self._due: set[Slot] = set()
         """Slots to be looked at before that: something has changed there."""
-        self._rest: set[Slot] = set()
-        """Slots to be looked at behind those: something may have changed there."""
+        self._rest: dict[Slot, None] = {}
+        """Slots to be looked at behind those: something may have changed there. In the order in which they came."""
+        self._rest_first = False
+        """The look before had no time for any of those: where much changes all the time, no look ever would."""
         self._places_revision = 0
 
     def add(self, slots: Iterable[Slot]) -> None:
@@ -50,19 +52,23 @@ class Looks:
 
     def next_at(self, now: float) -> float:
         """Return when to look again."""
-        at_once = any(not self._asides.has(slot, now) for slot in self._due | self._rest)
+        at_once = any(not self._asides.has(slot, now) for slot in (*self._due, *self._rest))
         return now if at_once else self._next
 
     def look(self, store: JobStore, now: float) -> None:
         """Look at what is to be looked at now, or at the first part of it."""
         if now >= self._next:
             self._list_places(store)
-            self._rest.update(self._roster.numbers())
+            self._rest.update(dict.fromkeys(self._roster.numbers()))
             self._next = now + self._poll
         self._due.update(self._asides.due(now))
-        aside = {slot for slot in self._due | self._rest if self._asides.has(slot, now)}
-        known = self._roster.known(self._due - aside) | self._roster.known(self._rest - aside)
-        self._due, self._rest = aside, self._look_at_some(store, known) if known else set()
+        order = (*self._rest, *self._due) if self._rest_first else (*self._due, *self._rest)
+        aside = {slot for slot in order if self._asides.has(slot, now)}
+        known = self._roster.known(slot for slot in order if slot not in aside)
+        left = self._look_at_some(store, known) if known else set()
+        self._rest_first = next(iter(self._rest), None) in left
+        self._rest = dict.fromkeys(slot for slot in (*self._rest, *self._due) if slot in left)
+        self._due = aside
 
     def _look_at_some(self, store: JobStore, known: Mapping[Slot, int]) -> set[Slot]:
         """Look at the first of these; return what is left. What the look wants done is done before the next one."""
@@ -95,7 +101,7 @@ class Looks:
             if not self._next:
                 self._warn_of_places(store)
         elif (listed := store.places(self._places_revision)) is not None:
-            self._rest.update(self._roster.behind(listed.revisions))
+            self._rest.update(dict.fromkeys(self._roster.behind(listed.revisions)))
             self._places_revision = listed.revision
             self._listed(listed.revisions.keys())
 

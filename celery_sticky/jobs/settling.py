@@ -51,7 +51,8 @@ class Settling:
         """
         written = held.reports[:reports]
         look = (held.more and notes > 0) or any(report.verdict is not Verdict.STARTED for report in written)
-        if revision and not look:
+        look = look or not revision
+        if not look:
             _have_started(held, {report.id for report in written})
             held.revision = revision
         if notes:  # else a run that is started anew would get them again, before the next look

@@ -34,12 +34,15 @@ class Beats:
 
     incarnation: str = ""
     least: int = 0
+    forgotten: bool = False
+    """The store has counted fewer: it is an older copy."""
 
     def after(self, before: Beats) -> Beats:
         """Return the same after another beat, which has added one, whatever the store has counted."""
         if before.incarnation != self.incarnation:
             return self
-        return replace(self, least=max(self.least, before.least + 1))
+        least = max(self.least, before.least + 1)
+        return replace(self, least=least, forgotten=self.least < least)
 
 
 class Decisions:
@@ -58,6 +61,9 @@ class Decisions:
 
     def take(self, incarnation: str, scene: Callable[[], Scene], adopt: Callable[[View | None], None]) -> Talk[bool]:
         """Decide of the keys that are due; True if there are more. `adopt` takes a newer document, for `scene`."""
+        if self.beats.forgotten:
+            # At once, whatever is due: by this document others may join, and claim what runs here.
+            yield from self._ask(incarnation, scene(), [], self._clock())
         for _ in range(ROUNDS):
             seen, now = scene(), self._clock()
             plans = self._plan(seen, now)

@@ -88,9 +88,9 @@ class DirectQueues:
     def look_after(self, view: View, incarnation: str, now: float, *, leaving: bool) -> Talk[bool]:
         """Open and close what is to be. True if our own queue is closed for good without more ado."""
         if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY
             self._courier.decide(lambda desk, _: desk.look_into((self._name, self._mine)))
             self._enlisted = dict((yield from ask(Directory.enlisted)))
+            self._look_at = now + LOOK_EVERY  # only now: unanswered it is asked again at once
         heritage = {direct(name) for name in self._enlisted if heir(view, name) == self._worker}
         shut = sorted((heritage if leaving else heritage | {self._mine}) - self._queues.keys())
         # Without trust it may be another document already by which others read them: its versions may be lower.

@@ -85,7 +85,9 @@ class Direction:
 
     def beaten(self, incarnation: str, counter: int) -> None:
         """A heartbeat was counted: so much the counter is at least from now on, if the store forgets nothing."""
-        self._decisions.beats = Beats(incarnation, counter).after(self._decisions.beats)
+        self._decisions.beats = beats = Beats(incarnation, counter).after(self._decisions.beats)
+        if beats.forgotten:
+            self._wake()
 
     def _serve(self, desk: Desk, _: float) -> None:
         self.jobs.serve(desk.claims.serve(self._name, self._incarnation, self._mine))

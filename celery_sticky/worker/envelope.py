@@ -46,7 +46,7 @@ def loads(text: bytes) -> Any:
     try:
         try:
             return msgspec.json.decode(text)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

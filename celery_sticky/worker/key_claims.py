@@ -166,8 +166,9 @@ class KeyClaims:
 
     def review(self, keyspace: str) -> None:
         """The members have changed: ask of every key again."""
-        for known in self._keys.get(keyspace, {}).values():
-            known.ask_at = DUE
+        for keys in (self._keys, self._quiet):
+            for known in keys.get(keyspace, {}).values():
+                known.ask_at = DUE
 
     def doubt(self, keyspace: str, key: str) -> None:
         """The key's pin has changed: ask of it at once, and start nothing before the answer that is not next already.

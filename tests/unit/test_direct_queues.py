@@ -64,6 +64,16 @@ def test_who_leaves_with_its_queue_closed_knows_it_also_if_the_store_then_does_n
     assert ended.value.value is True
 
 
+def test_whose_heir_we_are_is_asked_again_at_once_if_the_store_does_not_answer() -> None:
+    """Guards: what stands in the queue of a worker that is gone would wait for the next look."""
+    queues = DirectQueues(KS, "a", lambda: MemoryQueues(MemoryBroker()), Courier())
+    for now in (100.0, 100.1):
+        talk = queues.look_after(leaving(), "a-1", now, leaving=False)
+        assert str(next(talk)) == "enlisted"
+        with pytest.raises(StoreUnavailable):
+            talk.throw(StoreUnavailable("no answer"))
+
+
 def test_who_cannot_look_into_the_queues_of_workers_that_are_gone_goes_on_with_the_rest() -> None:
     def connect() -> MemoryQueues:
         raise BrokerUnavailable("away")

@@ -220,6 +220,23 @@ def test_where_an_older_copy_of_the_store_has_come_back_nothing_is_claimed_under
     assert not b.start(), "it runs at a still"
 
 
+def test_a_heartbeat_tells_of_an_older_copy_though_nothing_is_to_be_claimed(world: World) -> None:
+    """Guards: a worker that joins then could claim what runs here under a claim that was forgotten."""
+    a = world.up("a", Keyspace(KS, pins=True))
+    a.beat()
+    copy = deepcopy(world.server.records)
+    world.send("a", "k1")
+    world.directory.pin("a", "k", take=True)
+    a.started("k1")
+    for _ in range(2):
+        a.beat()
+    with world.server.changed:
+        world.server.records = copy
+    assert world.store.read().view is not None, "it is the same document"
+    a.beat()
+    wait_until(lambda: world.store.read().view is None, 10, "nobody joins by that document", 0.005)
+
+
 def standing(world: World, worker: str) -> list[Any]:
     """Return what stands in the direct queue of a worker, or is in flight there."""
     slot = world.broker.slot(KS, direct(worker))

@@ -11,6 +11,7 @@ from celery_sticky.worker.envelope import DamagedMessage, loads, parse
 
 pytestmark = pytest.mark.unit
 
+SURROGATE = b'"\xed\xa0\x80"'
 TOO_DEEP = b"[" * 100_000 + b"]" * 100_000
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
@@ -22,16 +23,12 @@ VALUES = st.recursive(
 @given(VALUES, st.booleans())
 def test_json_is_read_as_json_itself_reads_it(value: Any, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
-    try:
-        wanted = repr(json.loads(text))
-    except ValueError:
-        with pytest.raises(ValueError, match="utf-8"):
-            loads(text)
-    else:
-        assert repr(loads(text)) == wanted
+    assert repr(loads(text)) == repr(json.loads(text))
 
 
-@pytest.mark.parametrize("text", [b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', b"9" * 40, b'{"a":1,"a":2}', b"-0"])
+@pytest.mark.parametrize(
+    "text", [b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', SURROGATE, b"9" * 40, b'{"a":1,"a":2}', b"-0"]
+)
 def test_so_is_what_only_some_readers_take(text: bytes) -> None:
     assert repr(loads(text)) == repr(json.loads(text))
 

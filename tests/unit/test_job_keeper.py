@@ -475,6 +475,20 @@ def test_a_big_look_keeps_no_start_waiting(server: MemoryJobServer) -> None:
     assert len(worker.host.world.starts) == SLOTS * (SEEN_RECORDS // 2) + 1
 
 
+def test_what_changes_all_the_time_keeps_no_other_slot_from_being_looked_at(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World(), poll=NEVER)
+    for slot in range(SLOTS):
+        worker.keeper.open(slot, 1, 1)
+        for i in range(SEEN_RECORDS):
+            job = NewJob("job", f"k{slot}-{i}", slot, f"{slot}-{i}", b"1")
+            worker.store.admit(job, max_queued=10**6, outcome_ttl=60)
+    for _ in range(4 * SLOTS):
+        for slot in range(SLOTS - 1):
+            worker.store.notify(slot, "job", f"k{slot}-0", b"1", limit=10**6)
+        run(worker, 1)
+    assert len(worker.host.world.starts) == SLOTS * SEEN_RECORDS
+
+
 def test_what_a_keeper_has_written_down_itself_it_does_not_read_again(server: MemoryJobServer) -> None:
     worker = alone(server)
     for key in ("k", "l"):
@@ -493,6 +507,33 @@ def test_what_a_keeper_has_written_down_itself_it_does_not_read_again(server: Me
     run(worker)
     assert [record.fresh for record in worker.store.records()] == [False, False]
     assert {key: len(notes) for key, notes in worker.host.world.noted.items()} == {"k": 1, "l": 2}
+
+
+class Unanswered(CountedJobs):
+    """Loses the answer to the first `settle`."""
+
+    settled = 0
+
+    def settle(self, *args: Any, **options: Any) -> int:
+        revision = super().settle(*args, **options)
+        self.settled += 1
+        if self.settled == 1:
+            raise StoreUnavailable("no answer")
+        return revision
+
+
+def test_what_was_written_down_by_a_request_whose_answer_was_lost_is_looked_at(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World(), poll=NEVER)
+    worker.store = Unanswered(server, "ks")
+    worker.store.watch(0.0)  # subscribes
+    worker.keeper.open(0, 1, 1)
+    admit(worker)
+    run(worker, 10)
+    assert worker.store.settled == 2 and state(worker) == "running"
+    before = worker.store.read
+    worker.keeper.heed([0])
+    run(worker)
+    assert worker.store.read == before, "it is known already"
 
 
 def test_a_fresh_job_whose_start_fails_is_removed_and_says_why(server: MemoryJobServer) -> None:

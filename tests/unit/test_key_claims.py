@@ -428,6 +428,21 @@ def test_tasks_run_under_the_claim_of_a_job_and_the_other_way_round(worker: Work
     assert worker.claims.to_release(KS) == ["c"]
 
 
+def test_a_task_of_a_key_with_jobs_waits_where_members_have_changed_before_it_came(
+    worker: Worker, broker: MemoryBroker
+) -> None:
+    worker.claims.want_job(KS, "c", "")
+    worker.grant("c", 5)
+    worker.claims.hold_job(KS, "c")
+    worker.claims.review(KS)
+    publish(broker, MINE, "c1")
+    worker.desk.rounds.note([(KS, MINE)])
+    worker.turn()
+    assert worker.start() == {} and "c" in worker.asked()
+    worker.claims.reviewed(KS, "c", NOW, elsewhere=False)
+    assert worker.start()["c1"].token == 5, "it belongs here still"
+
+
 def test_a_job_that_is_not_to_run_here_after_all_leaves_nothing_but_what_was_asked(worker: Worker) -> None:
     for key in ("j1", "j2"):
         worker.claims.want_job(KS, key, "")

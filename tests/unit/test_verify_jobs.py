@@ -123,11 +123,19 @@ def test_a_job_that_is_wanted_no_more_need_not_run_and_its_next_dispatch_must() 
 
 
 def test_a_slot_that_was_elsewhere_for_a_moment_explains_a_start() -> None:
-    back = ([want()], runs(0, 0, 5), runs(0, 5.2, epoch=3))
+    back = ([want()], runs(0, 0, 5), runs(0, 5.2, epoch=2))
     change = fault("rolling", 4, 9)
     assert judged(*back, done=[change], slot_events=moved(5.1, "w2", "w1")).ok
     assert not judged(*back, done=[change], slot_events=moved(5.1, "w1")).ok
     assert not judged(*back, slot_events=moved(5.1, "w2", "w1")).ok, "there was no reason to move it"
+
+
+def test_a_slot_whose_owner_changed_twice_explains_a_start_though_the_other_one_never_opened_it() -> None:
+    change = fault("rolling", 4, 9)
+    for epoch, explained in ((2, False), (3, True)):
+        back = ([want()], runs(0, 0, 5), runs(0, 5.2, epoch=epoch))
+        assert judged(*back, done=[change]).ok is explained
+        assert not judged(*back).ok, "there was no reason to move it"
 
 
 # -- zombies -------------------------------------------------------------------------------------

@@ -204,7 +204,14 @@ def _moved(before: Run, run: Run, since: int, outcome: Outcome) -> bool:
     if outcome.moves is not None:
         return outcome.moves.workers(run.start.key, since - STOPPING, run.start.at) != {before.start.worker}
     change = any(one.since <= run.start.at and since <= one.until for one in _faults(outcome.chronicle))
-    return change and _slot_moved(before.start, run.start, outcome.slot_events)
+    return change and (
+        _owner_changed_twice(before.start, run.start) or _slot_moved(before.start, run.start, outcome.slot_events)
+    )
+
+
+def _owner_changed_twice(before: Event, start: Event) -> bool:
+    """Whether the slot was given to another one meanwhile, which may have left before it opened it."""
+    return before.epoch is not None and start.epoch is not None and start.epoch > before.epoch + 1
 
 
 def _slot_moved(before: Event, start: Event, log: Sequence[SlotEvent]) -> bool:

@@ -28,12 +28,11 @@ logger = logging.getLogger("celery_sticky")
 
 INTERRUPT = signal.SIGURG
 """Tells the main thread to look whether its task has lost its lease; ignored where nobody handles it."""
-LOCKING = (
-    *("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery."),
-    # What tasks call of ours.
-    *("celery_sticky.belongings", "celery_sticky.jobs", "celery_sticky.redis_clients", "celery_sticky.router"),
-    *("celery_sticky.stores", "celery_sticky.testing", "celery_sticky.wiring"),
+CALLED = tuple(
+    f"celery_sticky.{room}" for room in ("belongings", "jobs", "redis_clients", "router", "stores", "testing", "wiring")
 )
+"""What tasks call of ours."""
+LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery.", *CALLED)
 """Modules whose code is not interrupted."""
 
 

@@ -121,15 +121,21 @@ class Ticker:
             # By when it begins, in milliseconds: an interval that was changed must not make it seem long past.
             begins = int(number * self.every * 1000)
             try:
-                claimed = await _to_the_end(partial(jobs().claim_tick, self.name, begins, keyspace=self.keyspace))
-                outage.over(boottime())
-                if claimed:
+                if await self._claims(jobs, begins, outage):
                     await _call(self.function)
-            except StoreUnavailable as error:
-                outage.failed(error, boottime())
             except Exception:
                 logger.exception("ticker %r has failed", self.name)
             await asyncio.sleep(max(0.001, (number + 1) * self.every - time.time()))
+
+    async def _claims(self, jobs: Callable[[], Jobs], begins: int, outage: Outage) -> bool:
+        """Return whether this tick is ours; nobody can tell while the store is away."""
+        try:
+            claimed = await _to_the_end(partial(jobs().claim_tick, self.name, begins, keyspace=self.keyspace))
+        except StoreUnavailable as error:
+            outage.failed(error, boottime())
+            return False
+        outage.over(boottime())
+        return bool(claimed)
 
 
 async def _call(function: Function) -> Any:

@@ -272,6 +272,19 @@ def test_a_ticker_that_raises_ticks_on(sticky: Sticky, caplog: pytest.LogCapture
     assert "ticker 'report' has failed" in caplog.text
 
 
+def test_a_ticker_whose_own_function_meets_a_store_that_is_away_has_failed_and_lost_no_tick(
+    sticky: Sticky, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks: list[int] = []
+
+    def function() -> None:
+        ticks.append(1)
+        raise StoreUnavailable("no answer")
+
+    run_until(Ticker("report", "default", 0.02, function).run(job(), lambda: sticky.jobs), lambda: len(ticks) > 2)
+    assert "ticker 'report' has failed" in caplog.text and "lost" not in caplog.text
+
+
 def test_a_ticker_ticks_on_when_the_store_was_away_and_says_so_once(
     away_at_first: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

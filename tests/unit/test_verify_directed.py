@@ -6,7 +6,8 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 from harness.outcomes import SECOND, SLOTS, fault, outcome, ran, sent
@@ -15,13 +16,17 @@ from rich.console import Console
 from celery_sticky import NoWorker
 from celery_sticky.assignment import jump, workers_of
 from celery_sticky.cli.verify.directed import Directed, make_keyspace, to_pin
+from celery_sticky.cli.verify.eyes import Eyes
+from celery_sticky.cli.verify.ground import Terms
 from celery_sticky.cli.verify.job_verdict import reach_of_jobs
 from celery_sticky.cli.verify.moves import Change, Moves
 from celery_sticky.cli.verify.record import EVERYBODY
 from celery_sticky.cli.verify.report import draw, facts
+from celery_sticky.cli.verify.run import _Run
 from celery_sticky.cli.verify.site import node
 from celery_sticky.cli.verify.verdict import Verdict, reach
 from celery_sticky.cli.verify.witness import Witness
+from celery_sticky.errors import StickyError, StoreUnavailable
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
 from celery_sticky.stores import open_directory, open_store
@@ -286,3 +291,21 @@ def test_the_witness_sees_members_and_pins_change() -> None:
     witness.close()
     (joined, pinned) = witness.moves.of(KEY, 0, 1 << 63)
     assert joined[0] < joined[1] <= pinned[1] and witness.moves.pins[KEY][-1].value == "w1-1"
+
+
+def test_a_store_that_does_not_say_who_has_pinned_what_has_not_said_that_all_is_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Away:
+        def store(self, _: str) -> NoReturn:
+            raise StoreUnavailable("no answer")
+
+    eyes = Eyes.__new__(Eyes)
+    eyes._session, eyes._site = cast("Any", Away()), cast("Any", SimpleNamespace(keyspace="k", pinned=("key",)))
+    assert eyes.untold([]) is None
+    run = _Run.__new__(_Run)
+    run._eyes, run._terms = eyes, Terms(faults=("kill",))
+    run._ground = cast("Any", SimpleNamespace(site=eyes._site, workers={}))
+    monkeypatch.setattr("celery_sticky.cli.verify.run.TELLING", 0.0)
+    with pytest.raises(StickyError, match="who has pinned what"):
+        run._untold()

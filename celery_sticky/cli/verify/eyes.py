@@ -76,12 +76,15 @@ class Eyes:
             return {info.key for info in running if holder(info.key) == members.get(info.worker)}
         return set()
 
-    def untold(self, workers: Iterable[WorkerProcess]) -> list[Event]:
-        """Return pins that these workers take for theirs, and that are not: each when it was pinned."""
+    def untold(self, workers: Iterable[WorkerProcess]) -> list[Event] | None:
+        """Return pins that these workers take for theirs and that are not, each when it was pinned; None: not known."""
         if self._session is None or (view := self.view()) is None:
-            return []
+            return None
         members = {name: member.incarnation for name, member in view.members.items()}
-        pins = self._session.directory(self._site.keyspace).look(NO_VERSION, self._site.pinned).pins
+        try:
+            pins = self._session.directory(self._site.keyspace).look(NO_VERSION, self._site.pinned).pins
+        except StickyError:
+            return None
         pids = {worker.pid for worker in workers if worker.alive}
         ordered = sorted(Recorder(self._site.pin_history).events(), key=lambda event: event.at)
         held = {(event.pid, event.key): event for event in ordered}.values()

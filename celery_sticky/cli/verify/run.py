@@ -255,12 +255,18 @@ class _Run:
         return self._eyes.waiting(event.task_id for event in left) if left else set()
 
     def _untold(self) -> list[Event]:
-        """Return pins that workers take for theirs and that are not, when they have had the time to be told of it."""
+        """Return pins that workers take for theirs and that are not, when they have had the time to be told of it.
+
+        Raises:
+            StickyError: the store did not say who has pinned what.
+        """
         if not self._ground.site.pinned or "store-rollback" in self._terms.faults:  # nobody knows of what is forgotten
             return []
         until = time.monotonic() + TELLING
-        while (untold := self._eyes.untold(self._ground.workers.values())) and time.monotonic() < until:
+        while (untold := self._eyes.untold(self._ground.workers.values())) != [] and time.monotonic() < until:
             time.sleep(0.3)  # looks again
+        if untold is None:
+            raise StickyError(f"the store did not say within {TELLING:g} s who has pinned what: is it in order?")
         return untold
 
     def _stop(self) -> None:

@@ -16,7 +16,7 @@ between would show m1 m2 m1. Losing a slot does not unlock a key whose task runs
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,9 +27,6 @@ SlotId = tuple[str, int | str]
 
 KeyId = tuple[str, str]
 """Keyspace and key."""
-
-REMEMBERED = 10_000
-"""How many refused verdicts are kept, to settle their messages should they come back to this process."""
 
 
 class Stage(StrEnum):
@@ -48,7 +45,8 @@ class Entry:
     """One delivery inside this worker. Equal only to itself."""
 
     slot: SlotId
-    tag: int
+    tag: Any
+    """Names the delivery at the broker. Opaque here, but for its order: that of fetching."""
     key: Hashable
     """What is locked: keyspace and key for a serial task, the task's id for one that only wants affinity."""
     content: Any = None
@@ -62,6 +60,8 @@ class Entry:
     """Counts hand-outs: a start that names an older turn is refused."""
     orphan: bool = False
     """Its slot was lost while it ran: others may have had the message since."""
+    adrift: bool = False
+    """The broker does not know this delivery: its message is settled, or comes again under another tag."""
     claim: KeyId | None = None
     """The key that this worker must have claimed before it may start; None: owning the slot is enough."""
     pending: bool = False
@@ -90,7 +90,6 @@ class Gate:
         self._ready: deque[Entry] = deque()
         self._unmarked: deque[Entry] = deque()
         self._counted: list[Entry] = []
-        self._verdicts: OrderedDict[Hashable, Any] = OrderedDict()
         self.freed: list[Entry] = []
         """Entries with a claim that are gone, until somebody takes them from here."""
         self.waiting = 0
@@ -111,10 +110,16 @@ class Gate:
         state = self._slots.get(slot)
         return state is not None and state.live
 
-    def kept(self, slot: SlotId) -> Collection[int]:
-        """Return the tags of `slot` that run here or whose verdict is not confirmed yet."""
+    def kept(self, slot: SlotId) -> Collection[Any]:
+        """Return the tags of `slot` that run here or whose verdict is not confirmed yet, but for those adrift."""
         state = self._slots.get(slot)
-        return tuple(entry.tag for entry in state.running) if state else ()
+        return tuple(entry.tag for entry in state.running if not entry.adrift) if state else ()
+
+    def set_adrift(self, slot: SlotId, known: Collection[Any] = ()) -> None:
+        """Of what runs here or awaits its confirmation the broker knows these tags, and no others."""
+        state = self._slots.get(slot)
+        for entry in (*state.running, *state.unstarted) if state else ():
+            entry.adrift = entry.adrift or entry.tag not in known
 
     def lose(self, slot: SlotId) -> bool:
         """Forget what has not started, start nothing more of `slot`; True if nothing of it runs here."""
@@ -201,10 +206,10 @@ class Gate:
         if entry.stage is Stage.READY:
             self._ready.appendleft(entry)  # what is marked must not wait for what need not be
 
-    def spared(self, slot: SlotId) -> list[Entry]:
-        """Return the entries of `slot` whose coming start is marked, and which have not started."""
+    def suspects(self, slot: SlotId) -> list[Entry]:
+        """Return the entries of `slot` that have not started and whose start has to be marked, or is."""
         state = self._slots.get(slot)
-        return [e for e in state.unstarted if e.marked and e.attempts is not None] if state else []
+        return [entry for entry in state.unstarted if entry.attempts is not None] if state else []
 
     def take(self, most: int, may: Callable[[SlotId], bool] = lambda _: True) -> list[Entry]:
         """Hand out at most `most` entries whose turn it is and whose slot `may` start tasks now."""
@@ -297,7 +302,8 @@ class Gate:
         """The started task came to no end of its own: give it another turn in its place; False if its slot is lost.
 
         Counted, its next start must be marked at the broker before. So must that of an orphan, even if the slot is open
-        here again: the broker refuses the mark if the message is not this tenure's, and `forget` then frees the key.
+        here again, and of what is adrift: the broker refuses the mark if the message is not this tenure's, and `forget`
+        then frees the key.
         """
         if entry.stage is not Stage.STARTED:
             return True
@@ -312,8 +318,10 @@ class Gate:
             self._tidy(entry.slot, state)
             return False
         state.unstarted[entry] = None
-        if counted or entry.orphan:
+        if counted:
             entry.attempts, entry.marked = entry.attempts or 0, False
+        elif entry.orphan or entry.adrift:
+            entry.attempts, entry.marked = max(0, (entry.attempts or 0) - 1), False  # the same start, marked anew
         else:
             entry.marked = True
         self._make_ready(entry)
@@ -338,13 +346,7 @@ class Gate:
             self._leave_line(entry)
         return not state.live and self._tidy(entry.slot, state)
 
-    # -- verdicts that were refused ------------------------------------------------------------
-
-    def remember(self, message: Hashable, verdict: Any) -> None:
-        """Keep the verdict of a message that ended here but could not be settled."""
-        self._verdicts[message] = verdict
-        if len(self._verdicts) > REMEMBERED:
-            self._verdicts.popitem(last=False)
+    # -- figures -------------------------------------------------------------------------------
 
     @property
     def keys(self) -> int:
@@ -360,15 +362,6 @@ class Gate:
     def has_unmarked(self) -> bool:
         """Whether entries wait for a mark, and so for those that have one to end."""
         return bool(self._unmarked)
-
-    @property
-    def remembers(self) -> bool:
-        """Whether any refused verdict is kept."""
-        return bool(self._verdicts)
-
-    def recollect(self, message: Hashable) -> Any | None:
-        """Return the verdict kept for this message, once."""
-        return self._verdicts.pop(message, None)
 
     # -- inside --------------------------------------------------------------------------------
 

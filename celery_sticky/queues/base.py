@@ -41,6 +41,24 @@ class Tenure:
     incarnation: str
     open_count: int
 
+    @property
+    def opening(self) -> str:
+        """The name of this opening of the slot: no other opening has it, whatever the broker forgets."""
+        return f"{self.incarnation}.{self.open_count}"
+
+
+class Tag(NamedTuple):
+    """Names one delivery for good.
+
+    A broker that comes back with an older copy of its data counts from a lower number again. A number alone would then
+    name two messages, and the acknowledgement of one would delete the other.
+    """
+
+    number: int
+    """Grows with every delivery of the slot: its order is the order of fetching."""
+    opening: str
+    """The opening under which it was fetched (`Tenure.opening`)."""
+
 
 class Act(StrEnum):
     """How a delivery is settled. `MARK` (it is about to start) and `UNMARK` (it did not) do not settle it."""
@@ -59,7 +77,7 @@ class Verdict(NamedTuple):
 
     act: Act
     tenure: Tenure
-    tag: int
+    tag: Tag
     due: float = 0.0
     """DEFER: seconds since the epoch when the message goes to the back of its queue; its place is where it came due."""
     body: bytes | None = None
@@ -68,14 +86,15 @@ class Verdict(NamedTuple):
     """BURY: a JSON object, kept with the message, with at least `reason`, `task`, `id`, `key`, `at` (seconds)."""
     to: Slot = 0
     """MOVE: where the message goes, in the priority list it came from."""
+    starts: int = 0
+    """MARK, UNMARK: which counted start it is about, from 1. Said twice it counts once."""
 
 
 class Delivery(NamedTuple):
     """One message as fetched."""
 
     tenure: Tenure
-    tag: int
-    """The delivery tag: grows with every delivery of the slot, for ever; its order is the order of fetching."""
+    tag: Tag
     priority: int
     """The priority list the message came from (0, 3, 6 or 9)."""
     body: bytes
@@ -102,7 +121,7 @@ class Fetched:
     """Verdicts that took place."""
     refused: list[Verdict] = field(default_factory=list)
     """Verdicts of a former tenure, or of a tag no longer in flight: nothing happened."""
-    marks: dict[tuple[str, Slot, int], int] = field(default_factory=dict)
+    marks: dict[tuple[str, Slot, Tag], int] = field(default_factory=dict)
     """(keyspace, slot, tag) -> starts marked, this one included, for each confirmed MARK."""
     drained: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots (keyspace, slot) whose queue is empty now; `idle` names those of them that get a message."""
@@ -139,12 +158,15 @@ class SlotQueues(Protocol):
 
     guarantees: Guarantees
 
-    def open(self, tenure: Tenure, keep: Collection[int]) -> None:
-        """Set the slot's fence to `tenure` and bring its queue in order.
+    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
+        """Set the slot's fence to `tenure`, bring its queue in order, and return which of `keep` are in flight.
 
         Deliveries in flight go back to the front of the queue (of the priority list they came from) in their original
-        order, except those whose tag is in `keep`, which stay in flight and can be settled under the new tenure. Those
-        that go back from another incarnation are suspects: they may have been started. Each later delivery of a
+        order, except those whose tag is in `keep`, which stay in flight and can be settled under the new tenure. A tag
+        that is not returned is settled already, or the broker has lost what it knew of that delivery: the message may
+        be delivered again. Later deliveries get higher numbers than any in `keep`.
+
+        Those that go back from another incarnation are suspects: they may have been started. Each later delivery of a
         suspect says how often it was marked (`Delivery.attempts`), until it is acked, buried or deferred: a deferred
         message did not kill its worker.
 

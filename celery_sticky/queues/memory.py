@@ -23,6 +23,7 @@ from celery_sticky.queues.base import (
     Depth,
     Fetched,
     Guarantees,
+    Tag,
     Tenure,
     Verdict,
     Want,
@@ -45,9 +46,9 @@ class _Slot:
     seq: int = 0
     lists: dict[int, deque[_Message]] = field(default_factory=lambda: {step: deque() for step in STEPS})
     """The left end is the front."""
-    flight: dict[int, _Message] = field(default_factory=dict)
+    flight: dict[Tag, _Message] = field(default_factory=dict)
     deferred: list[tuple[float, int, _Message]] = field(default_factory=list)
-    """Due time, tag, message; sorted."""
+    """Due time, number of the delivery, message; sorted."""
 
     @property
     def waiting(self) -> list[_Message]:
@@ -99,7 +100,7 @@ class MemoryQueues:
         self._drained: dict[SlotId, Tenure] = {}
         self._woken = False
 
-    def open(self, tenure: Tenure, keep: Collection[int]) -> None:
+    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
         """Fence the slot, then put back what is in flight, last fetched first."""
         with self.broker.changed:
             slot = self.broker.slot(tenure.keyspace, tenure.slot)
@@ -107,6 +108,7 @@ class MemoryQueues:
             if fence is not None and _refuses(fence, tenure):
                 raise Fenced(fence.epoch, fence.incarnation)
             slot.fence = tenure
+            slot.seq = max([slot.seq, *(tag.number for tag in keep)])
             self._drained.pop((tenure.keyspace, tenure.slot), None)
             for tag in sorted(slot.flight.keys() - set(keep), reverse=True):
                 message = slot.flight.pop(tag)
@@ -114,6 +116,7 @@ class MemoryQueues:
                 if fence is not None and fence.incarnation != tenure.incarnation:
                     message.marks = message.marks or 0
             self.broker.changed.notify_all()
+            return tuple(slot.flight)
 
     def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
         """Settle, then bring."""
@@ -189,23 +192,23 @@ class MemoryQueues:
         fetched.confirmed.append(verdict)
         message = slot.flight[tag]
         if verdict.act is Act.MARK:
-            message.marks = (message.marks or 0) + 1
+            message.marks = max(message.marks or 0, verdict.starts)
             fetched.marks[tenure.keyspace, tenure.slot, tag] = message.marks
             return
         if verdict.act is Act.UNMARK:
-            if message.marks:
+            if message.marks and message.marks == verdict.starts:
                 message.marks -= 1
             return
         del slot.flight[tag]
         if verdict.act is Act.DEFER:
             deferred = _Message(message.priority, verdict.body or message.body)
-            slot.deferred.append((verdict.due, tag, deferred))
+            slot.deferred.append((verdict.due, tag.number, deferred))
             slot.deferred.sort(key=lambda item: item[:2])
         elif verdict.act is Act.MOVE:
             self.broker.publish((tenure.keyspace, verdict.to), verdict.body or message.body, message.priority)
         elif verdict.act is Act.BURY:
             dead = self.broker.dead.setdefault(tenure.keyspace, {})
-            dead[f"{tenure.slot}-{tag}"] = (verdict.info, message)
+            dead[f"{tenure.slot}-{tag.number}"] = (verdict.info, message)
 
     def _bring(self, want: Want, now: float, fetched: Fetched) -> None:
         tenure, slot_id = want.tenure, (want.tenure.keyspace, want.tenure.slot)
@@ -220,8 +223,9 @@ class MemoryQueues:
         for message in slot.waiting[: max(want.limit, 0)]:
             slot.lists[message.priority].popleft()
             slot.seq += 1
-            slot.flight[slot.seq] = message
-            fetched.deliveries.append(Delivery(tenure, slot.seq, message.priority, message.body, message.marks))
+            tag = Tag(slot.seq, tenure.opening)
+            slot.flight[tag] = message
+            fetched.deliveries.append(Delivery(tenure, tag, message.priority, message.body, message.marks))
         if not slot.waiting:
             fetched.drained.add(slot_id)
             self._drained[slot_id] = tenure

@@ -27,6 +27,7 @@ from celery_sticky.testing.queue_steps import (
     settle,
     take,
     tenure,
+    unknown,
     unmark,
 )
 
@@ -182,11 +183,40 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1", b"2", b"3")
         first, second, _ = take(queues, FIRST).deliveries
-        queues.open(AGAIN, [second.tag])
+        assert list(queues.open(AGAIN, [second.tag])) == [second.tag]
         assert bodies(take(queues, AGAIN)) == [b"1", b"3"]
         assert settle(queues, ack(second)).confirmed == []
         assert settle(queues, ack(second, AGAIN)).confirmed == [ack(second, AGAIN)]
         assert settle(queues, ack(first, AGAIN)).confirmed == []
+
+    def test_an_opening_tells_which_of_the_kept_deliveries_it_found(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"2", b"3")
+        first, second, third = take(queues, FIRST).deliveries
+        settle(queues, ack(first))
+        keep = [first.tag, second.tag, third.tag, unknown(third)]
+        assert sorted(queues.open(AGAIN, keep)) == [second.tag, third.tag]
+        assert queues.open(NEXT, ()) == () or not list(queues.open(tenure(epoch=7), ()))
+
+    def test_a_tag_names_the_delivery_of_one_opening_and_no_other(self, queues: SlotQueues, publish: Publish) -> None:
+        """A broker that lost its newest data gives numbers a second time: an opening tells such deliveries apart."""
+        publish(b"1", b"2")
+        first, _ = take(queues, FIRST).deliveries
+        queues.open(AGAIN, ())
+        brought = take(queues, AGAIN).deliveries
+        twin = brought[0].tag._replace(opening=first.tag.opening)
+        assert twin.number == brought[0].tag.number and twin != brought[0].tag
+        assert not queues.open(NEXT, [twin]), "it is not that delivery"
+        assert settle(queues, Verdict(Act.ACK, NEXT, twin)).confirmed == []
+        assert bodies(take(queues, NEXT)) == [b"1", b"2"]
+
+    def test_later_deliveries_have_higher_numbers_than_any_kept_one(self, queues: SlotQueues, publish: Publish) -> None:
+        """A broker has lost its newest data: what has run since before that must not go back behind what came later."""
+        publish(b"1", b"2")
+        (first,) = take(queues, FIRST, limit=1).deliveries
+        high = first.tag._replace(number=first.tag.number + 10)
+        assert not queues.open(AGAIN, [high])
+        brought = take(queues, AGAIN).deliveries
+        assert [d.body for d in brought] == [b"1", b"2"] and brought[0].tag.number > high.number
 
     def test_a_kept_delivery_that_goes_back_later_takes_its_original_place(
         self, queues: SlotQueues, publish: Publish
@@ -224,10 +254,10 @@ class FenceContract(QueueFixtures):
             queues.open(now, ())
             first, second = take(queues, now).deliveries
             assert (first.attempts, second.attempts) == (epoch - 6, 0)
-            noted = settle(queues, mark(first))
+            noted = settle(queues, mark(first, epoch - 5))
             assert noted.marks == {("default", 7, first.tag): epoch - 5}
-            assert noted.confirmed == [mark(first)]
-        assert settle(queues, mark(first)).marks == {("default", 7, first.tag): 4}
+            assert noted.confirmed == [mark(first, epoch - 5)]
+        assert settle(queues, mark(first, 4)).marks == {("default", 7, first.tag): 4}
         assert settle(queues, ack(first)).confirmed == [ack(first)]
 
     def test_a_mark_is_taken_back_and_the_message_stays_in_flight(self, queues: SlotQueues, publish: Publish) -> None:
@@ -240,15 +270,31 @@ class FenceContract(QueueFixtures):
             assert settle(queues, unmark(suspect)).confirmed == [unmark(suspect)]
         assert queues.depth("default", [7])[7].in_flight == 1
         assert settle(queues, mark(suspect)).marks == {("default", 7, suspect.tag): 1}
-        nothing = Verdict(Act.UNMARK, NEXT, suspect.tag + 1)
+        nothing = Verdict(Act.UNMARK, NEXT, unknown(suspect), starts=1)
         assert settle(queues, nothing).refused == [nothing]
+
+    def test_a_mark_or_its_taking_back_that_is_said_twice_counts_once(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        """The answer may have been lost: a message must not come nearer to its burial by that."""
+        publish(b"1")
+        take(queues, FIRST)
+        queues.open(NEXT, ())
+        (suspect,) = take(queues, NEXT).deliveries
+        for starts in (1, 1, 2, 2, 1):
+            settle(queues, mark(suspect, starts))
+        assert settle(queues, mark(suspect, 2)).marks == {("default", 7, suspect.tag): 2}
+        for _ in range(2):
+            settle(queues, unmark(suspect, 2))
+        queues.open(tenure(epoch=7, incarnation="cat"), ())
+        assert attempts(take(queues, tenure(epoch=7, incarnation="cat"))) == {b"1": 1}
 
     def test_a_mark_under_a_former_tenure_or_of_no_delivery_is_refused(
         self, queues: SlotQueues, publish: Publish
     ) -> None:
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
-        nothing = Verdict(Act.MARK, FIRST, delivery.tag + 1)
+        nothing = Verdict(Act.MARK, FIRST, unknown(delivery), starts=1)
         assert settle(queues, nothing).refused == [nothing]
         queues.open(NEXT, ())
         assert settle(queues, mark(delivery)).refused == [mark(delivery)]

@@ -177,7 +177,7 @@ class SettleContract(QueueFixtures):
         settle(queues, *[bury(d, f'{{"reason": "{d.body.decode()}"}}') for d in reversed(brought)])
         dead = connect().dead("default")
         assert [d.body for d in dead] == [b"%d" % i for i in reversed(range(count))]
-        assert {d.id for d in dead} == {f"7-{d.tag}" for d in brought}
+        assert {d.id for d in dead} == {f"7-{d.tag.number}" for d in brought}
         assert dead[0].info == f'{{"reason": "{count - 1}"}}'
         queues.open(NEXT, ())
         assert take(queues, NEXT).deliveries == []
@@ -186,8 +186,8 @@ class SettleContract(QueueFixtures):
         publish(b"1", b"2", priority=3)
         (first,) = take(queues, FIRST, limit=1).deliveries
         settle(queues, bury(first))
-        assert queues.exhume("default", f"7-{first.tag}")
-        assert not queues.exhume("default", f"7-{first.tag}")
+        assert queues.exhume("default", f"7-{first.tag.number}")
+        assert not queues.exhume("default", f"7-{first.tag.number}")
         brought = take(queues, FIRST).deliveries
         assert [(d.body, d.priority) for d in brought] == [(b"2", 3), (b"1", 3)]
         assert queues.dead("default") == []
@@ -196,10 +196,10 @@ class SettleContract(QueueFixtures):
         publish(b"1")
         (first,) = take(queues, FIRST).deliveries
         settle(queues, bury(first))
-        assert not queues.drop("orders", f"7-{first.tag}")
-        assert queues.drop("default", f"7-{first.tag}")
-        assert not queues.drop("default", f"7-{first.tag}")
-        assert not queues.exhume("default", f"7-{first.tag}")
+        assert not queues.drop("orders", f"7-{first.tag.number}")
+        assert queues.drop("default", f"7-{first.tag.number}")
+        assert not queues.drop("default", f"7-{first.tag.number}")
+        assert not queues.exhume("default", f"7-{first.tag.number}")
 
     @pytest.mark.parametrize("name", ["7-99", "", "x", "x-1", "7"])
     def test_there_is_no_such_dead_message(self, queues: SlotQueues, name: str) -> None:
@@ -269,7 +269,7 @@ class SettleContract(QueueFixtures):
         (first,) = take(queues, FIRST).deliveries
         take(queues, FIRST, bury(first))
         assert queues.idle(0) == set()
-        assert (queues if own else connect()).exhume("default", f"7-{first.tag}")
+        assert (queues if own else connect()).exhume("default", f"7-{first.tag.number}")
         assert queues.idle(SOON) == {HERE}
 
     @pytest.mark.parametrize("drained", [True, False])

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from celery_sticky.queues.base import Act, Delivery, Fetched, SlotQueues, Tenure, Verdict, Want
+from celery_sticky.queues.base import Act, Delivery, Fetched, SlotQueues, Tag, Tenure, Verdict, Want
 
 NOW = 1_000_000.0
 LONG = 20.0
@@ -65,14 +65,19 @@ def bury(delivery: Delivery, info: str = "{}") -> Verdict:
     return Verdict(Act.BURY, delivery.tenure, delivery.tag, info=info)
 
 
-def mark(delivery: Delivery) -> Verdict:
-    """Return the note that a delivery starts."""
-    return Verdict(Act.MARK, delivery.tenure, delivery.tag)
+def mark(delivery: Delivery, starts: int = 1) -> Verdict:
+    """Return the note that a delivery starts: its counted start of this number."""
+    return Verdict(Act.MARK, delivery.tenure, delivery.tag, starts=starts)
 
 
-def unmark(delivery: Delivery) -> Verdict:
+def unmark(delivery: Delivery, starts: int = 1) -> Verdict:
     """Return the note that a marked delivery did not start."""
-    return Verdict(Act.UNMARK, delivery.tenure, delivery.tag)
+    return Verdict(Act.UNMARK, delivery.tenure, delivery.tag, starts=starts)
+
+
+def unknown(delivery: Delivery) -> Tag:
+    """Return a tag that names no delivery."""
+    return delivery.tag._replace(number=delivery.tag.number + 1)
 
 
 def take(queues: SlotQueues, under: Tenure, *verdicts: Verdict, limit: int = 100, now: float = NOW) -> Fetched:

@@ -270,14 +270,14 @@ class Courier:
                 return
             tenure, keep = opening
             try:
-                queues.open(tenure, keep)
+                kept = queues.open(tenure, keep)
             except Fenced as fenced:
                 logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, fenced)
                 with self._lock:
                     self._desk.fenced(tenure, fenced.epoch)
             else:
                 with self._lock:
-                    self._desk.opened(tenure)
+                    self._desk.opened(tenure, kept)
 
     def _turn(self, queues: SlotQueues) -> None:
         desk = self._desk

@@ -6,9 +6,8 @@ one lock around every call, so that reports come in the order in which things ca
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,9 +15,10 @@ from celery_sticky.errors import AssignmentFailed, StickyError
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage
-from celery_sticky.queues.base import Act, Delivery, Fetched, Tenure, Verdict, Want
+from celery_sticky.queues.base import Act, Delivery, Fetched, Tag, Tenure, Verdict, Want
 from celery_sticky.worker.envelope import Envelope, restamped
 from celery_sticky.worker.key_claims import KeyClaims
+from celery_sticky.worker.message_memory import MessageMemory
 from celery_sticky.worker.outbox import Outbox
 from celery_sticky.worker.rounds import Rounds
 
@@ -83,6 +83,9 @@ class Desk:
         self._fences: dict[SlotId, Tenure] = {}
         self._stopping: set[SlotId] = set()
         self._counts: dict[SlotId, int] = {}
+        self._newest: dict[SlotId, int] = {}
+        """The highest number of a delivery under the present opening."""
+        self._memory = MessageMemory()
         self._errors: dict[Entry, StickyError] = {}
 
     # -- slots ---------------------------------------------------------------------------------
@@ -94,10 +97,11 @@ class Desk:
 
     def stop(self, slot: SlotId, now: float) -> None:
         """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
-        for entry in self.gate.spared(slot):
-            # A mark counts as a start. Handed over a few times before its turn, a message would be taken for poison.
-            self.gate.end(entry)
-            self._put(entry, End(Act.UNMARK), now)
+        for entry in self.gate.suspects(slot):
+            if entry.marked:
+                # A mark counts as a start. Handed over a few times before its turn, a message would pass for poison.
+                self.gate.end(entry)
+                self._put(entry, End(Act.UNMARK), now)
         self.to_open.pop(slot, None)
         self.rounds.forget(slot)
         self._stopping.add(slot)
@@ -134,19 +138,21 @@ class Desk:
         for slot, tenure in (self._tenures | self.to_open).items():
             self._reopen(slot, tenure)
 
-    def next_to_open(self) -> tuple[Tenure, tuple[int, ...]] | None:
+    def next_to_open(self) -> tuple[Tenure, tuple[Tag, ...]] | None:
         """Return a tenure to open, and the tags of what stays here; what has not started goes back with the opening."""
         for slot, tenure in self.to_open.items():
-            for entry in self.gate.spared(slot):
-                self.gate.remember(_digest(entry.content.delivery.body), End(Act.MARK))
+            for entry in self.gate.suspects(slot):
+                self._note_starts(entry)
             self.gate.recall(slot)
             return tenure, tuple(self.gate.kept(slot))
         return None
 
-    def opened(self, tenure: Tenure) -> None:
-        """The broker has opened the slot for this tenure."""
+    def opened(self, tenure: Tenure, kept: Collection[Tag]) -> None:
+        """The broker has opened the slot for this tenure; of what stays here it knows the deliveries `kept`."""
         slot = (tenure.keyspace, tenure.slot)
         self._fences[slot] = tenure
+        self._newest[slot] = 0
+        self.gate.set_adrift(slot, kept)
         wanted = self.to_open.get(slot) is tenure  # else stopped, closed or opened anew meanwhile
         if wanted:
             del self.to_open[slot]
@@ -277,7 +283,8 @@ class Desk:
         info = self._info(entry, end, now)
         if end.error is not None:
             self._errors[entry] = end.error
-        verdict = Verdict(end.act, item.delivery.tenure, entry.tag, end.due, end.body, info, end.to)
+        starts = max(1, (entry.attempts or 0) - entry.base + (end.act is Act.MARK))
+        verdict = Verdict(end.act, item.delivery.tenure, entry.tag, end.due, end.body, info, end.to, starts)
         return self.outbox.put(entry, verdict, now)
 
     def _info(self, entry: Entry, end: End, now: float) -> str:
@@ -299,7 +306,7 @@ class Desk:
     def take_in(self, fetched: Fetched, now: float) -> None:
         """Take in the answer to a round trip, but for its deliveries: those are read first, then admitted."""
         for verdict in fetched.confirmed:
-            entry = self.outbox.answered(verdict)
+            entry, _ = self.outbox.answered(verdict)
             if verdict.act is Act.MARK:
                 attempts = fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag]
                 self._on_marked(entry, attempts + entry.base, now)
@@ -310,7 +317,7 @@ class Desk:
             if verdict.act is Act.DEFER and self.gate.is_open(entry.slot):
                 self.rounds.note_deferred(entry.slot, verdict.due)
         for verdict in fetched.refused:
-            self._on_refused(self.outbox.answered(verdict), verdict, now)
+            self._on_refused(verdict, now)
         self.rounds.drained(fetched.drained)
         for slot, due in fetched.due.items():
             self.rounds.note_due(slot, due)
@@ -318,16 +325,30 @@ class Desk:
             # Somebody has moved the fence: open again, and learn from the answer who owns the slot.
             if tenure := self._tenures.get(slot):
                 self._reopen(slot, tenure)
+        self._drop_repeated(fetched)
+
+    def _drop_repeated(self, fetched: Fetched) -> None:
+        """Open slots again whose numbers went back: the broker counts anew, so a tag may name two messages here."""
+        gone_back = set()
+        for delivery in fetched.deliveries:
+            slot, number = (delivery.tenure.keyspace, delivery.tenure.slot), delivery.tag.number
+            if number <= self._newest.get(slot, 0):
+                gone_back.add(slot)
+            self._newest[slot] = number
+        for slot in gone_back:
+            self.gate.set_adrift(slot)
+            if tenure := self._tenures.get(slot):
+                self._reopen(slot, tenure)
+        if gone_back:
+            kept = [d for d in fetched.deliveries if (d.tenure.keyspace, d.tenure.slot) not in gone_back]
+            fetched.deliveries[:] = kept
 
     def admit(self, entry: Entry, due: float | None, now: float) -> None:
         """Let a delivery in, or settle it at once: it is not due yet, or has ended here under a tenure that was lost.
 
         `due`: when the message wants to run, in seconds since the epoch, or None.
         """
-        delivery = entry.content.delivery
-        end = self.gate.recollect(_digest(delivery.body)) if self.gate.remembers else None
-        if end is not None and end.act is Act.MARK:
-            entry.marked, end = True, None  # it went back with an opening before it could start
+        end = self._recall(entry) if self._memory else None
         if end is not None:
             self.gate.add_ended(entry)  # nothing later of its key starts before this is confirmed either
             self._put(entry, end, now)
@@ -339,6 +360,16 @@ class Desk:
             self.claims.prepare(entry)
             if self.gate.add(entry):
                 self.claims.note(entry)
+
+    def _recall(self, entry: Entry) -> End | None:
+        """Return how the message of a delivery has ended here, if it has; its starts that are known here count."""
+        delivery: Delivery = entry.content.delivery
+        end, starts = self._memory.recall(delivery.body)
+        if starts is not None and starts.epoch == delivery.tenure.epoch:
+            entry.attempts, entry.marked = starts.attempts, starts.marked
+        elif starts is not None:
+            entry.attempts = max(starts.attempts, entry.attempts or 0)
+        return end
 
     def bury(self, entry: Entry, reason: str, now: float) -> None:
         """A delivery that cannot be read is buried at once."""
@@ -355,29 +386,36 @@ class Desk:
             reason = f"started {attempts} times and never came to an end: its process died each time"
             self._put(entry, End(Act.BURY, reason=reason), now)
 
-    def _on_refused(self, entry: Entry, verdict: Verdict, now: float) -> None:
+    def _on_refused(self, verdict: Verdict, now: float) -> None:
+        entry, unanswered = self.outbox.answered(verdict)
         if verdict.act is Act.MARK:
+            if entry.stage is Stage.READY:
+                self._note_starts(entry)
             self.gate.forget(entry)
             return
-        # Under the epoch it was fetched under, which we hold still, it was settled by a request whose answer was lost.
-        # Otherwise the message will be delivered to somebody; should that be us, its task is not run a second time.
-        item: Item = entry.content
         error = self._errors.pop(entry, None)
-        held = self._tenures.get(entry.slot) == verdict.tenure and item.delivery.tenure.epoch == verdict.tenure.epoch
-        if not held and verdict.act is not Act.UNMARK:
-            end = End(verdict.act, verdict.due, verdict.body, "refused once", verdict.to, error)
-            again = [e for e in self.gate.behind(entry) if e.content.delivery.body == item.delivery.body]
-            for other in again:
-                self.gate.end_waiting(other)
-                self._put(other, end, now)
-            if not again:
-                self.gate.remember(_digest(item.delivery.body), end)
+        if unanswered and verdict.act is Act.BURY:
+            # Most likely it is buried. Were that noted, a message that a person puts back would be buried again.
+            if error is not None:
+                self.refused.append((entry.content.envelope, error))
+        elif verdict.act is not Act.UNMARK and entry.stage is Stage.ENDED:
+            self._end_again(entry, End(verdict.act, verdict.due, verdict.body, "refused once", verdict.to, error), now)
         self._settle(entry)
+
+    def _end_again(self, entry: Entry, end: End, now: float) -> None:
+        """Let this end count for the message, should it be delivered here again: its task has run."""
+        body = entry.content.delivery.body
+        again = [other for other in self.gate.behind(entry) if other.content.delivery.body == body]
+        for other in again:
+            self.gate.end_waiting(other)
+            self._put(other, end, now)
+        if not again:
+            self._memory.note_end(body, end)
+
+    def _note_starts(self, entry: Entry) -> None:
+        delivery: Delivery = entry.content.delivery
+        self._memory.note_starts(delivery.body, entry, delivery.tenure.epoch)
 
 
 def _refusal(error: StickyError) -> End:
     return End(Act.BURY, reason=str(error), error=error)
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()

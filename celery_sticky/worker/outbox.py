@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from celery_sticky.ownership.gate import Entry, SlotId
-from celery_sticky.queues.base import Act, Verdict
+from celery_sticky.queues.base import Act, Tag, Verdict
 
 LINGER = 0.005
 """Seconds a verdict waits for company while nobody waits for it."""
@@ -19,8 +19,9 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Entry, Verdict]] = deque()
-        self._sent: dict[tuple[SlotId, int, Act], tuple[Entry, Verdict]] = {}
+        self._sent: dict[tuple[SlotId, Tag, Act], tuple[Entry, Verdict]] = {}
         """By act too: a message may be passed on before its mark has gone, and both then go together."""
+        self._unanswered: set[Entry] = set()
         self._since = 0.0
 
     def __len__(self) -> int:
@@ -54,14 +55,18 @@ class Outbox:
             taken.append(stamped)
         return taken
 
-    def answered(self, verdict: Verdict) -> Entry:
-        """The broker has answered this verdict: return its entry."""
+    def answered(self, verdict: Verdict) -> tuple[Entry, bool]:
+        """The broker has answered: return the entry, and whether an earlier request of it was never answered."""
         tenure = verdict.tenure
-        return self._sent.pop(((tenure.keyspace, tenure.slot), verdict.tag, verdict.act))[0]
+        entry = self._sent.pop(((tenure.keyspace, tenure.slot), verdict.tag, verdict.act))[0]
+        unanswered = entry in self._unanswered
+        self._unanswered.discard(entry)
+        return entry, unanswered
 
     def back(self, now: float) -> None:
         """The answer was lost: whatever was sent goes again, before the rest."""
         if self._sent:
+            self._unanswered.update(entry for entry, _ in self._sent.values())
             self._waiting.extendleft(reversed(self._sent.values()))
             self._sent.clear()
             self._since = now

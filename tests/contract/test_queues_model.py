@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from kombu import Connection
 
 from celery_sticky.errors import Fenced
-from celery_sticky.queues import Act, Dead, Delivery, SlotQueues, Tenure, Verdict, Want, open_queues
+from celery_sticky.queues import Act, Dead, Delivery, SlotQueues, Tag, Tenure, Verdict, Want, open_queues
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection
@@ -58,7 +58,7 @@ class Comparison(RuleBasedStateMachine):
         tags = [d.tag for d in self._some(keep) if d.tenure.slot == slot]
         outcomes = [_opened(queues, tenure, tags) for queues in self.both]
         assert outcomes[0] == outcomes[1]
-        if outcomes[0] is None:
+        if isinstance(outcomes[0], list):
             self.tenures[slot] = tenure
 
     @rule(
@@ -74,7 +74,8 @@ class Comparison(RuleBasedStateMachine):
             for delivery in self._some([pick]):
                 tenure = self.tenures[int(delivery.tenure.slot)] if current else delivery.tenure
                 body = b"%b'" % delivery.body if replaced else None
-                verdicts.append(Verdict(act, tenure, delivery.tag, self.now + wait, body, '{"a": 1}', ELSEWHERE))
+                due, starts = self.now + wait, pick % 3 + 1
+                verdicts.append(Verdict(act, tenure, delivery.tag, due, body, '{"a": 1}', ELSEWHERE, starts))
         wants = [Want(tenure, limit) for tenure, limit in zip(self.tenures, limits, strict=True)]
         mine, theirs = (queues.fetch(wants, verdicts, self.now) for queues in self.both)
         for answer in (mine, theirs):  # across slots the order has no meaning
@@ -116,12 +117,11 @@ def _by_id(dead: Sequence[Dead]) -> list[Dead]:
     return sorted(dead, key=lambda one: one.id)
 
 
-def _opened(queues: SlotQueues, tenure: Tenure, keep: list[int]) -> tuple[int, str] | None:
+def _opened(queues: SlotQueues, tenure: Tenure, keep: list[Tag]) -> list[Tag] | tuple[int, str]:
     try:
-        queues.open(tenure, keep)
+        return sorted(queues.open(tenure, keep))
     except Fenced as refusal:
         return refusal.epoch, refusal.incarnation
-    return None
 
 
 @pytest.mark.timeout(120)

@@ -243,7 +243,8 @@ def test_a_server_killed_and_started_again_on_its_log_has_lost_nothing(valkey: S
     with server.client() as client:
         client.lpush(QUEUE, *[str(i) for i in range(20)])
     brought = take(queues, FIRST, limit=10).deliveries
-    answer = settle(queues, ack(brought[0]), defer(brought[1], NOW + 5), Verdict(Act.BURY, FIRST, 3), mark(brought[3]))
+    bury = Verdict(Act.BURY, FIRST, brought[2].tag)
+    answer = settle(queues, ack(brought[0]), defer(brought[1], NOW + 5), bury, mark(brought[3]))
     assert answer.refused == []
     server.kill()
     with pytest.raises(BrokerUnavailable):

@@ -109,7 +109,7 @@ def bury(session: Session, key: str, task_id: str = "id-1") -> str:
     info = json.dumps({"reason": "it will not do", "task": "sync", "id": task_id, "key": key, "at": time.time()})
     verdict = Verdict(Act.BURY, tenure, delivery.tag, info=info)
     assert queues.fetch([], [verdict], time.time()).confirmed == [verdict]
-    return f"default/{slot}-{delivery.tag}"
+    return f"default/{slot}-{delivery.tag.number}"
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from celery_sticky.errors import Fenced
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.ownership.gate import Entry
-from celery_sticky.queues.base import Act
+from celery_sticky.queues.base import Act, Fetched
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.worker.desk import Desk, End, Item
 from celery_sticky.worker.envelope import Envelope
@@ -25,13 +27,14 @@ class Worker:
 
     def __init__(self, broker: MemoryBroker, incarnation: str = "w-0", max_attempts: int = 2) -> None:
         self.reports: list[Event] = []
+        self.concurrency = 2
         self.incarnation = incarnation
         self.broker = broker
         self.queues = MemoryQueues(broker)
         self.desk = Desk(
             lambda _, event: self.reports.append(event),
             worker="w",
-            concurrency=lambda: 2,
+            concurrency=lambda: self.concurrency,
             max_waiting=100,
             max_attempts=max_attempts,
         )
@@ -44,11 +47,11 @@ class Worker:
         while (opening := self.desk.next_to_open()) is not None:
             tenure, keep = opening
             try:
-                self.queues.open(tenure, keep)
+                kept = self.queues.open(tenure, keep)
             except Fenced as fenced:
                 self.desk.fenced(tenure, fenced.epoch)
             else:
-                self.desk.opened(tenure)
+                self.desk.opened(tenure, kept)
 
     def reconnect(self) -> None:
         self.queues = MemoryQueues(self.broker)
@@ -57,7 +60,25 @@ class Worker:
 
     def turn(self) -> None:
         verdicts = self.desk.verdicts(NOW + 60)
-        fetched = self.queues.fetch(self.desk.wants(NOW, company=True), verdicts, NOW)
+        self._take_in(self.queues.fetch(self.desk.wants(NOW, company=True), verdicts, NOW))
+
+    def fetch(self, limit: int) -> None:
+        """Fetch so many messages and no more."""
+        wants = [replace(want, limit=limit) for want in self.desk.wants(NOW, company=True)]
+        self._take_in(self.queues.fetch(wants, [], NOW))
+
+    def run_all(self) -> list[str]:
+        """Run whatever comes, to its end; return what ran, in order."""
+        ran: list[str] = []
+        for _ in range(12):
+            self.open_all()
+            self.turn()
+            for name, entry in self.start().items():
+                ran.append(name)
+                self.desk.end(entry, ACK, NOW)
+        return ran
+
+    def _take_in(self, fetched: Fetched) -> None:
         self.desk.take_in(fetched, NOW)
         for delivery in fetched.deliveries:
             body = delivery.body.decode()
@@ -204,7 +225,7 @@ def test_what_comes_again_while_it_runs_here_ends_with_the_run(broker: MemoryBro
     for _ in range(3):
         worker.turn()
     assert sorted(worker.start()) == ["a:2"]
-    assert not worker.desk.gate.remembers
+    assert not worker.desk._memory
 
 
 def with_a_verdict_to_recollect(broker: MemoryBroker) -> Worker:
@@ -364,3 +385,123 @@ def test_what_runs_again_after_its_slot_came_back_runs_under_the_tenure_of_today
     worker.turn()
     assert worker.start()["a:1"] is entry
     assert entry.content.delivery.tenure.epoch == 8
+
+
+# -- A broker that comes back with an older copy of its data ------------------------------------
+
+
+def rolled_back(broker: MemoryBroker, copy: MemoryBroker) -> None:
+    """Let the broker lose what it learnt since the copy was made."""
+    broker.slots = deepcopy(copy.slots)
+
+
+def copied(broker: MemoryBroker) -> MemoryBroker:
+    copy = MemoryBroker()
+    copy.slots = deepcopy(broker.slots)
+    return copy
+
+
+def test_a_broker_that_counts_tags_anew_does_not_lose_a_message_that_waits() -> None:
+    """Guards: the acknowledgement of a delivery from before named another message by then, and deleted it unrun."""
+    broker = MemoryBroker()
+    for body in ("p:1", "l:1", "l:2", "b:1"):
+        broker.publish(SLOT, body.encode())
+    worker = Worker(broker)
+    worker.concurrency = 3
+    worker.open(1)
+    worker.fetch(2)
+    started = worker.start()
+    copy = copied(broker)
+    worker.desk.end(started["p:1"], ACK, NOW)
+    worker.turn()  # p:1 is confirmed, l:2 and b:1 are fetched
+    started |= worker.start()
+    assert sorted(started) == ["b:1", "l:1", "p:1"], "l:2 waits behind l:1"
+    rolled_back(broker, copy)
+    worker.reconnect()
+    for name in ("b:1", "l:1"):
+        worker.desk.end(started[name], ACK, NOW)
+    ran = worker.run_all()
+    assert sorted(ran) == ["l:2", "p:1"], "what ended here is not run again, but for p:1, whose end was confirmed"
+    assert not broker.slot(*SLOT).flight and not broker.slot(*SLOT).waiting
+
+
+def test_what_runs_while_the_broker_goes_back_is_delivered_again_and_ends_with_the_run(broker: MemoryBroker) -> None:
+    copy = copied(broker)
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    rolled_back(broker, copy)
+    worker.reconnect()
+    worker.turn()
+    assert worker.start() == {}, "both keys are locked by what runs"
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    assert worker.run_all() == ["a:2"]
+
+
+def test_a_broker_that_goes_back_behind_an_open_connection_is_noticed_by_its_numbers(broker: MemoryBroker) -> None:
+    """A proxy may keep the connection while the server behind it is another."""
+    worker = Worker(broker)
+    worker.open(1)
+    copy = copied(broker)
+    worker.turn()
+    started = worker.start()
+    rolled_back(broker, copy)
+    broker.publish(SLOT, b"c:1")
+    worker.desk.look_into(SLOT)
+    worker.turn()
+    assert worker.desk.to_open, "the numbers of the deliveries went back"
+    worker.open_all()
+    for entry in started.values():
+        worker.desk.end(entry, ACK, NOW)
+    assert sorted(worker.run_all()) == ["a:2", "c:1"], "what ran meanwhile has ended, and the rest runs once"
+
+
+def test_a_refused_mark_leaves_a_death_counted() -> None:
+    """Guards: with a broker that flaps, a task that kills its process ran nine times at a limit of five."""
+    broker = MemoryBroker()
+    broker.publish(SLOT, b"a:1")
+    worker = Worker(broker, max_attempts=3)
+    worker.open(1)
+    runs = 0
+    for turn in range(20):
+        worker.turn()
+        for entry in worker.start().values():
+            runs += 1
+            worker.desk.again(entry, counted=True)
+        if turn % 2:
+            worker.reconnect()
+    assert runs == 3
+    assert reasons(worker) == ["started 3 times and never came to an end: its process died each time"]
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["its answer was lost", "it never arrived"])
+def test_a_mark_that_was_not_answered_counts_once(broker: MemoryBroker, lost: bool) -> None:
+    worker = suspects(broker)
+    started = worker.start()
+    worker.desk.end(started["b:1"], ACK, NOW)
+    worker.turn()
+    worker.desk.again(started["a:1"], counted=True)
+    verdicts = worker.desk.verdicts(NOW + 60)
+    if lost:
+        worker.queues.fetch([], verdicts, NOW)
+    worker.reconnect()
+    worker.turn()
+    worker.turn()
+    assert marks(broker)[0] == 2
+    assert "a:1" in worker.start()
+
+
+def test_a_burial_whose_answer_was_lost_does_not_bury_what_a_person_puts_back(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    worker.desk.end(worker.start()["b:1"], End(Act.BURY, reason="rejected"), NOW)
+    worker.queues.fetch([], worker.desk.verdicts(NOW + 60), NOW)
+    worker.reconnect()
+    worker.turn()
+    (dead,) = worker.queues.dead("ks")
+    assert worker.queues.exhume("ks", dead.id)
+    worker.desk.look_into(SLOT)
+    assert "b:1" in worker.run_all()

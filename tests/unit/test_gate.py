@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from celery_sticky.ownership.gate import REMEMBERED, Entry, Gate, SlotId, Stage
+from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage
 
 SLOT: SlotId = ("ks", 1)
 OTHER: SlotId = ("ks", 2)
@@ -357,16 +357,7 @@ def test_a_refused_mark_frees_the_key_once(gate: Gate, tags: Tags) -> None:
     assert third.stage is Stage.WAITING
 
 
-# -- Verdicts that were refused ----------------------------------------------------------------
-
-
-def test_a_refused_verdict_is_recollected_once() -> None:
-    gate = Gate()
-    assert not gate.remembers
-    gate.remember("m", "ack")
-    assert gate.remembers
-    assert gate.recollect("m") == "ack"
-    assert gate.recollect("m") is None
+# -- What had ended before it came ------------------------------------------------------------
 
 
 def test_what_had_ended_before_it_came_keeps_its_key_locked_until_it_is_settled(gate: Gate, tags: Tags) -> None:
@@ -419,14 +410,6 @@ def test_a_slot_waits_for_what_had_ended_before_it_came(gate: Gate, tags: Tags) 
     assert not gate.lose(SLOT)
     assert gate.settled(ended), "now it is empty"
     assert not gate.add_ended(tags.entry()), "nothing is let in any more"
-
-
-def test_the_memory_of_refused_verdicts_is_bounded() -> None:
-    gate = Gate()
-    for number in range(REMEMBERED + 5):
-        gate.remember(number, "ack")
-    assert gate.recollect(4) is None
-    assert gate.recollect(5) == "ack"
 
 
 # -- Everything, in any order ------------------------------------------------------------------

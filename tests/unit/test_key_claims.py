@@ -10,7 +10,7 @@ import pytest
 from celery_sticky.errors import AssignmentFailed, Fenced, NotPinned
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.gate import Entry
-from celery_sticky.queues.base import Act
+from celery_sticky.queues.base import Act, Tag
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.worker.desk import MOST_HOPS, Desk, End
 from celery_sticky.worker.desk import Item as DeskItem
@@ -36,18 +36,17 @@ class Worker:
         self.desk.open((KS, slot), epoch, incarnation)
         while (opening := self.desk.next_to_open()) is not None:
             try:
-                self.queues.open(*opening)
+                kept = self.queues.open(*opening)
             except Fenced as fenced:
                 self.desk.fenced(opening[0], fenced.epoch)
             else:
-                self.desk.opened(opening[0])
+                self.desk.opened(opening[0], kept)
 
     def reconnect(self) -> None:
         self.queues = MemoryQueues(self.broker)
         self.desk.reopen_all(NOW)
         while (opening := self.desk.next_to_open()) is not None:
-            self.queues.open(*opening)
-            self.desk.opened(opening[0])
+            self.desk.opened(opening[0], self.queues.open(*opening))
 
     def turn(self) -> None:
         fetched = self.queues.fetch(self.desk.wants(NOW, company=True), self.desk.verdicts(NOW + 60), NOW)
@@ -153,7 +152,7 @@ def test_messages_that_belong_elsewhere_go_there_in_their_order_and_lock_nothing
     assert standing(broker, OTHER) == ["a0"], "not before the broker is told"
     worker.turn()
     assert standing(broker, OTHER) == ["a0", "a1", "a2"]
-    assert not broker.slot(KS, MINE).flight.keys() - {2} and worker.desk.gate.keys == 1
+    assert not broker.slot(KS, MINE).flight.keys() - {Tag(2, "me-1.1")} and worker.desk.gate.keys == 1
     hops = [json.loads(m.body)["headers"][STAMP_HEADER].get("hops") for m in broker.slot(KS, OTHER).waiting]
     assert hops == [None, 1, 1]
 

@@ -18,7 +18,7 @@ from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.ownership.view import View
 from celery_sticky.ownership.watches import Watches
 from celery_sticky.queues import memory as queues
-from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict, Want
+from celery_sticky.queues.base import Act, Fetched, Tag, Tenure, Verdict, Want
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.stores.memory import MemoryStore
 from celery_sticky.testing.simulator.courier import SteppedCourier
@@ -151,8 +151,8 @@ def lose_without_confirmation(self: Gate, slot: SlotId) -> bool:
     return gate_lose(self, slot) or not self.busy(slot)
 
 
-def opened_although_stopping(self: Desk, tenure: Tenure) -> None:
-    opened(self, tenure)
+def opened_although_stopping(self: Desk, tenure: Tenure, kept: Collection[Tag]) -> None:
+    opened(self, tenure, kept)
     slot = (tenure.keyspace, tenure.slot)
     if slot in self._stopping and self._tenures.get(slot) is tenure:
         self.gate.open(slot)
@@ -190,25 +190,27 @@ def bring_to_anybody(self: MemoryQueues, want: Want, now: float, fetched: Fetche
     fetched.deliveries[already:] = [d._replace(tenure=want.tenure) for d in fetched.deliveries[already:]]
 
 
-def open_to_the_back(self: MemoryQueues, tenure: Tenure, keep: Collection[int]) -> None:
+def open_to_the_back(self: MemoryQueues, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
     slot = self.broker.slot(tenure.keyspace, tenure.slot)
     before = {step: list(messages) for step, messages in slot.lists.items()}
-    open_slot(self, tenure, keep)
+    kept = open_slot(self, tenure, keep)
     for step, messages in slot.lists.items():
         messages.rotate(-(len(messages) - len(before[step])))
+    return kept
 
 
-def open_in_reverse(self: MemoryQueues, tenure: Tenure, keep: Collection[int]) -> None:
+def open_in_reverse(self: MemoryQueues, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
     slot = self.broker.slot(tenure.keyspace, tenure.slot)
     before = {step: len(messages) for step, messages in slot.lists.items()}
-    open_slot(self, tenure, keep)
+    kept = open_slot(self, tenure, keep)
     for step, messages in slot.lists.items():
         back = [messages.popleft() for _ in range(len(messages) - before[step])]
         messages.extendleft(back)
+    return kept
 
 
-def open_keeping_nothing(self: MemoryQueues, tenure: Tenure, keep: Collection[int]) -> None:
-    open_slot(self, tenure, ())
+def open_keeping_nothing(self: MemoryQueues, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
+    return open_slot(self, tenure, ())
 
 
 def bring_without_a_record(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:
@@ -318,7 +320,7 @@ RULES = [
         Gate,
         "_forget_unstarted",
         forget_nothing,
-        breaks={Invariant.RERUN_WITHOUT_FAULT},
+        breaks={Invariant.RUN_AFTER_SETTLED},
     ),
     rule(
         "verdicts are confirmed before a release",

@@ -18,9 +18,9 @@ import redis
 from celery_sticky.errors import BrokerUnavailable, Fenced
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.gate import SlotId
-from celery_sticky.queues.base import Act, Dead, Depth, Fetched, Guarantees, Tenure, Verdict, Want, dead_slot
+from celery_sticky.queues.base import Act, Dead, Depth, Fetched, Guarantees, Tag, Tenure, Verdict, Want, dead_slot
 from celery_sticky.queues.redis.drained import Drained
-from celery_sticky.queues.redis.exchange import arguments, arrange, read
+from celery_sticky.queues.redis.exchange import arguments, arrange, field_of, read
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, ServerError
 from celery_sticky.queues.redis.scripts import Script
@@ -55,13 +55,15 @@ class RedisQueues:
         """Whether the server wakes this driver (else it polls); known once it is connected."""
         return self._wire.tracking
 
-    def open(self, tenure: Tenure, keep: Collection[int]) -> None:
+    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
         """See `SlotQueues.open`."""
-        said: list[Argument] = [self._layout.separator, tenure.epoch, tenure.incarnation, tenure.open_count, *keep]
+        fields = {field_of(tag): tag for tag in keep}
+        said: list[Argument] = [self._layout.separator, tenure.epoch, tenure.incarnation, tenure.open_count, *fields]
         reply = self._run(self._open, [self._layout.queue(tenure.keyspace, tenure.slot)], said)
         if reply[0] == 0:
             raise Fenced(cast(int, reply[1]), cast(bytes, reply[2]).decode())
         self._drained.remove((tenure.keyspace, tenure.slot))
+        return [fields[cast(bytes, name).decode()] for name in reply[1:]]
 
     def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
         """See `SlotQueues.fetch`."""

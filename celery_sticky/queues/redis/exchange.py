@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from celery_sticky.queues.base import Act, Delivery, Fetched, Tenure, Verdict, Want
+from celery_sticky.queues.base import Act, Delivery, Fetched, Tag, Tenure, Verdict, Want
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument
 
@@ -44,21 +44,27 @@ def arguments(parts: Sequence[Part], layout: Layout, now: float) -> list[Argumen
     return said
 
 
+def field_of(tag: Tag) -> str:
+    """Return the field of a delivery in the hash of what is in flight."""
+    return f"{tag.number}:{tag.opening}"
+
+
 def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
+    name = field_of(verdict.tag)
     match verdict.act:
         case Act.ACK:
-            said.append(b"a%d" % verdict.tag)
+            said.append("a" + name)
         case Act.MARK:
-            said.append(b"m%d" % verdict.tag)
+            said += ("m" + name, verdict.starts)
         case Act.UNMARK:
-            said.append(b"u%d" % verdict.tag)
+            said += ("u" + name, verdict.starts)
         case Act.DEFER:
-            said += (b"d%d" % verdict.tag, repr(verdict.due), verdict.body or b"")
+            said += ("d" + name, repr(verdict.due), verdict.body or b"")
         case Act.MOVE:
-            said += (b"f%d" % verdict.tag, layout.queue(verdict.tenure.keyspace, verdict.to), verdict.body or b"")
+            said += ("f" + name, layout.queue(verdict.tenure.keyspace, verdict.to), verdict.body or b"")
         case Act.BURY:
             slot, keyspace = verdict.tenure.slot, verdict.tenure.keyspace
-            said += (b"b%d" % verdict.tag, layout.dead(keyspace), f"{slot}-{verdict.tag}", verdict.info)
+            said += ("b" + name, layout.dead(keyspace), f"{slot}-{verdict.tag.number}", verdict.info)
 
 
 def read(parts: Sequence[Part], reply: Sequence[object]) -> Fetched:
@@ -99,8 +105,10 @@ def _brought(fetched: Fetched, tenure: Tenure, answers: Iterator[object]) -> Non
     count = cast(int, next(answers))
     if not count:
         return
-    first = cast(int, next(answers))
-    for tag in range(first, first + count):
+    first, opening = cast(int, next(answers)), tenure.opening
+    for number in range(first, first + count):
         head, _, body = cast(bytes, next(answers)).partition(b":")
         priority, _, marks = head.partition(b",")
-        fetched.deliveries.append(Delivery(tenure, tag, int(priority), body, int(marks) if marks else None))
+        fetched.deliveries.append(
+            Delivery(tenure, Tag(number, opening), int(priority), body, int(marks) if marks else None)
+        )

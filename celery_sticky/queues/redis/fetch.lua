@@ -3,20 +3,21 @@
 -- KEYS  the queue of each tenure
 -- ARGV  now, separator, priority steps (JSON list of strings), then for each tenure:
 --       epoch, incarnation, open count, limit (-1: nothing wanted), number of verdicts, and for each verdict
---         'a' .. tag                              ack
---         'm' .. tag                              mark
---         'u' .. tag                              unmark
---         'd' .. tag, due, body ('': unchanged)   defer
---         'b' .. tag, dead key, dead id, info     bury
---         'f' .. tag, queue, body ('': unchanged) move there
+--         'a' .. field                              ack
+--         'm' .. field, starts                      mark
+--         'u' .. field, starts                      unmark
+--         'd' .. field, due, body ('': unchanged)   defer
+--         'b' .. field, dead key, dead id, info     bury
+--         'f' .. field, queue, body ('': unchanged) move there
+--       where a field names a delivery: its number, ':', and the incarnation and open count it was fetched under
 -- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 and
 --       for each verdict: 0 refused, else 1 (a mark: starts marked so far)
 --       if wanted: 1 if the queue is empty now else 0, when the next deferred message comes due ('': there is none),
---         number of messages, tag of the first, each message as '<priority>:<body>' or '<priority>,<marks>:<body>'
+--         number of messages, number of the first, each message as '<priority>:<body>' or '<priority>,<marks>:<body>'
 
 local now, separator, steps = ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local CHUNK = 500 -- Lua cannot unpack many thousand arguments at once
-local VERDICT_ARGS = {a = 1, m = 1, u = 1, d = 3, b = 4, f = 3}
+local VERDICT_ARGS = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3}
 
 local function list_of(queue, priority)
     return priority == '0' and queue or queue .. separator .. priority
@@ -38,11 +39,11 @@ local function note(queue, has, name)
     end
 end
 
-local function defer(queue, tag, value, at)
+local function defer(queue, field, value, at)
     local body = ARGV[at + 2] ~= '' and ARGV[at + 2] or body_of(value)
     local priority = string.match(value, '^%d+')
-    -- The tag makes the member unique and orders what comes due at the same time.
-    local member = string.format('%016d:%s:', tonumber(tag), priority) .. body
+    -- The number makes the member unique and orders what comes due at the same time.
+    local member = string.format('%016d:%s:', tonumber(string.match(field, '^%d+')), priority) .. body
     redis.call('ZADD', queue .. ':deferred', ARGV[at + 1], member)
 end
 
@@ -59,34 +60,46 @@ local function move(value, at)
     redis.call('LPUSH', list_of(ARGV[at + 1], string.match(value, '^%d+')), body)
 end
 
+-- Said again, because the first answer was lost, a mark or its taking back changes nothing.
+local function count_start(queue, act, value, starts)
+    local marks, body = queue .. ':marks', redis.sha1hex(body_of(value))
+    local counted = tonumber(redis.call('HGET', marks, body)) or 0
+    if act == 'm' and counted < starts then
+        counted = starts
+        redis.call('HSET', marks, body, counted)
+    elseif act == 'u' and counted == starts and starts > 0 then
+        redis.call('HSET', marks, body, starts - 1)
+    end
+    return counted
+end
+
 local function settle(queue, at, has)
-    local act, tag = string.sub(ARGV[at], 1, 1), string.sub(ARGV[at], 2)
+    local act, field = string.sub(ARGV[at], 1, 1), string.sub(ARGV[at], 2)
     local flight = queue .. ':flight'
     if act == 'a' and not has.marks then
-        return redis.call('HDEL', flight, tag)
+        return redis.call('HDEL', flight, field)
     end
-    local value = redis.call('HGET', flight, tag)
+    local value = redis.call('HGET', flight, field)
     if not value then
         return 0
     end
     if act == 'm' then
         note(queue, has, 'marks')
-        return redis.call('HINCRBY', queue .. ':marks', redis.sha1hex(body_of(value)), 1)
+        return count_start(queue, act, value, tonumber(ARGV[at + 1]))
     elseif act == 'u' then
-        local marks, body = queue .. ':marks', redis.sha1hex(body_of(value))
-        if (tonumber(redis.call('HGET', marks, body)) or 0) > 0 then
-            redis.call('HINCRBY', marks, body, -1)
+        if has.marks then
+            count_start(queue, act, value, tonumber(ARGV[at + 1]))
         end
         return 1
     elseif act == 'd' then
         note(queue, has, 'deferred')
-        defer(queue, tag, value, at)
+        defer(queue, field, value, at)
     elseif act == 'b' then
         bury(value, at)
     elseif act == 'f' then
         move(value, at)
     end
-    redis.call('HDEL', flight, tag)
+    redis.call('HDEL', flight, field)
     if has.marks then
         forget_marks(queue, value)
     end
@@ -131,12 +144,12 @@ local function pop(queue, limit)
     return values
 end
 
-local function put_in_flight(queue, values)
+local function put_in_flight(queue, values, opening)
     local first = redis.call('HINCRBY', queue .. ':fence', 'seq', #values) - #values + 1
     for from = 1, #values, CHUNK do
         local pairs_ = {}
         for i = from, math.min(from + CHUNK - 1, #values) do
-            pairs_[#pairs_ + 1] = first + i - 1
+            pairs_[#pairs_ + 1] = (first + i - 1) .. ':' .. opening
             pairs_[#pairs_ + 1] = values[i]
         end
         redis.call('HSET', queue .. ':flight', unpack(pairs_))
@@ -172,7 +185,7 @@ local function say(item)
     reply[#reply + 1] = item
 end
 
-local function take(queue, limit, has)
+local function take(queue, limit, has, opening)
     local due = has.deferred and wake_deferred(queue) or ''
     local values = pop(queue, limit)
     -- A list read by a script is watched by some servers for client-side caching: look only where it cannot be known.
@@ -181,7 +194,7 @@ local function take(queue, limit, has)
     say(due)
     say(#values)
     if #values > 0 then
-        say(put_in_flight(queue, values))
+        say(put_in_flight(queue, values, opening))
     end
     for _, value in ipairs(values) do
         say(has.marks and with_marks(queue, value) or value)
@@ -196,6 +209,7 @@ for _, queue in ipairs(KEYS) do
     local fence = redis.call('HMGET', queue .. ':fence', 'epoch', 'incarnation', 'count', 'marks', 'deferred')
     local held = fence[1] == ARGV[at] and fence[2] == ARGV[at + 1] and fence[3] == ARGV[at + 2]
     local has = {marks = fence[4], deferred = fence[5]}
+    local opening = ARGV[at + 1] .. '.' .. ARGV[at + 2]
     local limit, verdicts = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
     at = at + 5
     say(held and 1 or 0)
@@ -206,7 +220,7 @@ for _, queue in ipairs(KEYS) do
         at = at + VERDICT_ARGS[string.sub(ARGV[at], 1, 1)]
     end
     if held and limit >= 0 then
-        take(queue, limit, has)
+        take(queue, limit, has, opening)
     end
 end
 return reply

@@ -2,10 +2,10 @@
 
     <queue>                       list     messages of priority 0; the right end is the front
     <queue><sep>3 … 6 … 9         list     messages of the other priority steps
-    <queue>:fence                 hash     epoch, incarnation, count: the tenure; seq: the last delivery tag;
+    <queue>:fence                 hash     epoch, incarnation, count: the tenure; seq: the number of the last delivery;
                                            marks, deferred: there if the slot may have some
-    <queue>:flight                hash     tag → <priority>:<body>
-    <queue>:deferred              zset     <tag>:<priority>:<body>, scored with its due time
+    <queue>:flight                hash     <number>:<opening> → <priority>:<body>
+    <queue>:deferred              zset     <number>:<priority>:<body>, scored with its due time
     <queue>:marks                 hash     SHA-1 of a suspect's body → starts marked
     <prefix>.<keyspace>:dead      hash     id → <priority>:<body>
     <prefix>.<keyspace>:dead:info hash     id → the JSON object given when it was buried

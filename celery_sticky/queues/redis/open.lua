@@ -1,8 +1,8 @@
 -- Set the fence of one slot queue to a tenure and put what is in flight back where it came from.
 --
 -- KEYS  queue
--- ARGV  separator, epoch, incarnation, open count, then the tags that stay in flight
--- Reply {1}, or {0, epoch, incarnation} of the fence that refuses.
+-- ARGV  separator, epoch, incarnation, open count, then the fields of the deliveries that stay in flight
+-- Reply {1} and which of these fields were found, or {0, epoch, incarnation} of the fence that refuses.
 
 local queue, separator = KEYS[1], ARGV[1]
 local epoch, incarnation, count = ARGV[2], ARGV[3], ARGV[4]
@@ -16,7 +16,11 @@ local function refused(fence)
     return fence[2] ~= incarnation or tonumber(fence[3]) >= tonumber(count)
 end
 
-local fence = redis.call('HMGET', fence_key, 'epoch', 'incarnation', 'count')
+local function number_of(field)
+    return tonumber(string.match(field, '^%d+'))
+end
+
+local fence = redis.call('HMGET', fence_key, 'epoch', 'incarnation', 'count', 'seq')
 if fence[1] and refused(fence) then
     return {0, tonumber(fence[1]), fence[2]}
 end
@@ -25,25 +29,32 @@ end
 redis.call('HDEL', fence_key, 'epoch', 'incarnation', 'count', 'marks', 'deferred')
 redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count)
 
-local keep = {}
+-- A server that has lost its newest data counts from a lower number again. What it delivers from now on must come after
+-- what runs since before that.
+local keep, seq = {}, tonumber(fence[4]) or 0
 for i = 5, #ARGV do
     keep[ARGV[i]] = true
+    seq = math.max(seq, number_of(ARGV[i]))
 end
-local values, tags = {}, {}
+redis.call('HSET', fence_key, 'seq', seq)
+
+local values, fields, reply = {}, {}, {1}
 local flight = redis.call('HGETALL', flight_key)
 for i = 1, #flight, 2 do
-    if not keep[flight[i]] then
-        tags[#tags + 1] = flight[i]
+    if keep[flight[i]] then
+        reply[#reply + 1] = flight[i]
+    else
+        fields[#fields + 1] = flight[i]
         values[flight[i]] = flight[i + 1]
     end
 end
 
 -- The right end of a list is its front: push the last fetched first, so that the first fetched comes to stand in front.
-table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
+table.sort(fields, function(a, b) return number_of(a) > number_of(b) end)
 local suspects = fence[2] and fence[2] ~= incarnation
-for _, tag in ipairs(tags) do
-    local priority, body = string.match(values[tag], '^(%d+):(.*)$')
-    redis.call('HDEL', flight_key, tag)
+for _, field in ipairs(fields) do
+    local priority, body = string.match(values[field], '^(%d+):(.*)$')
+    redis.call('HDEL', flight_key, field)
     redis.call('RPUSH', priority == '0' and queue or queue .. separator .. priority, body)
     if suspects then
         redis.call('HSETNX', queue .. ':marks', redis.sha1hex(body), 0)
@@ -56,4 +67,4 @@ for _, name in ipairs({'marks', 'deferred'}) do
         redis.call('HSET', fence_key, name, 1)
     end
 end
-return {1}
+return reply

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.gate import SlotId
-from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict, Want
+from celery_sticky.queues.base import Act, Fetched, Tag, Tenure, Verdict, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.testing.simulator.invariants import Witness
 
@@ -40,11 +40,12 @@ class WitnessedQueues(MemoryQueues):
         self.broker: Broker = broker
         self._witness = broker.witness
 
-    def open(self, tenure: Tenure, keep: Collection[int]) -> None:
+    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
         """Set the fence."""
-        super().open(tenure, keep)
+        kept = super().open(tenure, keep)
         self._witness.opens(tenure)
         self._count(tenure.keyspace, {tenure.slot})
+        return kept
 
     def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
         """Settle, then bring."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from celery_sticky.errors import Fenced
 from celery_sticky.ownership.events import BrokerDown, BrokerUp
 from celery_sticky.ownership.gate import Entry, SlotId
-from celery_sticky.queues.base import Delivery, Fetched, SlotQueues, Tenure
+from celery_sticky.queues.base import Delivery, Fetched, SlotQueues, Tag, Tenure
 from celery_sticky.testing.simulator.scenario import Point
 from celery_sticky.testing.simulator.terms import BROKER_GRACE, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING
 from celery_sticky.worker.courier import IDLE, RETRY_FIRST, RETRY_LAST, have_claimed
@@ -175,19 +175,18 @@ class SteppedCourier:
             self._process.report(KEYSPACE, BrokerUp())
         self._reopening = False
 
-    def _open(self, queues: SlotQueues, tenure: Tenure, keep: tuple[int, ...]) -> None:
-        def serve() -> Fenced | None:
+    def _open(self, queues: SlotQueues, tenure: Tenure, keep: tuple[Tag, ...]) -> None:
+        def serve() -> Collection[Tag] | Fenced:
             try:
-                queues.open(tenure, keep)
+                return queues.open(tenure, keep)
             except Fenced as fenced:
                 return fenced
-            return None
 
-        def take(fenced: Fenced | None) -> None:
-            if fenced is None:
-                self.desk.opened(tenure)
+        def take(answer: Collection[Tag] | Fenced) -> None:
+            if isinstance(answer, Fenced):
+                self.desk.fenced(tenure, answer.epoch)
             else:
-                self.desk.fenced(tenure, fenced.epoch)
+                self.desk.opened(tenure, answer)
 
         self._ask(Point.OPEN_ASKED, Point.OPEN_ANSWERED, serve, take)
 

@@ -1,0 +1,65 @@
+"""What a worker knows of messages that the broker may deliver to it again.
+
+A message is known by its bytes, not by its delivery: a broker that has lost its newest data, or another owner of the
+slot meanwhile, gives the same message another tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from celery_sticky.ownership.gate import Entry
+
+if TYPE_CHECKING:
+    from celery_sticky.worker.desk import End
+
+T = TypeVar("T")
+
+REMEMBERED = 10_000
+"""How many messages are known at most; the one that was noted first is forgotten first."""
+
+
+class Starts(NamedTuple):
+    """The counted starts of a message that has not started again since."""
+
+    attempts: int
+    marked: bool
+    """Whether the coming start is among them."""
+    epoch: int
+    """The epoch of the slot then: while it lasts nobody else can have started the message."""
+
+
+class MessageMemory:
+    """How messages ended here whose end the broker does not know, and the starts of others."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[bytes, End] = OrderedDict()
+        self._starts: OrderedDict[bytes, Starts] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._ends or self._starts)
+
+    def note_end(self, body: bytes, end: End) -> None:
+        """Note how the task of this message ended."""
+        _note(self._ends, _digest(body), end)
+
+    def note_starts(self, body: bytes, entry: Entry, epoch: int) -> None:
+        """Note the counted starts of an entry that is about to be forgotten."""
+        _note(self._starts, _digest(body), Starts(entry.attempts or 0, entry.marked, epoch))
+
+    def recall(self, body: bytes) -> tuple[End | None, Starts | None]:
+        """Return what is known of this message, and forget it."""
+        digest = _digest(body)
+        return self._ends.pop(digest, None), self._starts.pop(digest, None)
+
+
+def _note(notes: OrderedDict[bytes, T], digest: bytes, note: T) -> None:
+    notes[digest] = note
+    if len(notes) > REMEMBERED:
+        notes.popitem(last=False)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()

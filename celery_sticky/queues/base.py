@@ -164,7 +164,7 @@ class SlotQueues(Protocol):
         Deliveries in flight go back to the front of the queue (of the priority list they came from) in their original
         order, except those whose tag is in `keep`, which stay in flight and can be settled under the new tenure. A tag
         that is not returned is settled already, or the broker has lost what it knew of that delivery: the message may
-        be delivered again. Later deliveries get higher numbers than any in `keep`.
+        be delivered again.
 
         Those that go back from another incarnation are suspects: they may have been started. Each later delivery of a
         suspect says how often it was marked (`Delivery.attempts`), until it is acked, buried or deferred: a deferred

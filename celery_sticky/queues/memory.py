@@ -108,7 +108,6 @@ class MemoryQueues:
             if fence is not None and _refuses(fence, tenure):
                 raise Fenced(fence.epoch, fence.incarnation)
             slot.fence = tenure
-            slot.seq = max([slot.seq, *(tag.number for tag in keep)])
             self._drained.pop((tenure.keyspace, tenure.slot), None)
             for tag in sorted(slot.flight.keys() - set(keep), reverse=True):
                 message = slot.flight.pop(tag)

@@ -55,10 +55,13 @@ class Outbox:
             taken.append(stamped)
         return taken
 
+    def about(self, verdict: Verdict) -> Entry:
+        """Return the entry that a verdict on its way is about."""
+        return self._sent[_name(verdict)][0]
+
     def answered(self, verdict: Verdict) -> tuple[Entry, bool]:
         """The broker has answered: return the entry, and whether an earlier request of it was never answered."""
-        tenure = verdict.tenure
-        entry = self._sent.pop(((tenure.keyspace, tenure.slot), verdict.tag, verdict.act))[0]
+        entry = self._sent.pop(_name(verdict))[0]
         unanswered = entry in self._unanswered
         self._unanswered.discard(entry)
         return entry, unanswered
@@ -70,3 +73,7 @@ class Outbox:
             self._waiting.extendleft(reversed(self._sent.values()))
             self._sent.clear()
             self._since = now
+
+
+def _name(verdict: Verdict) -> tuple[SlotId, Tag, Act]:
+    return (verdict.tenure.keyspace, verdict.tenure.slot), verdict.tag, verdict.act

@@ -412,6 +412,22 @@ RULES = [
         open_keeping_nothing,
         breaks={Invariant.RERUN_WITHOUT_FAULT},
     ),
+    rule(
+        "a tag names one delivery, also to a broker that counts anew",
+        Tenure,
+        "opening",
+        property(lambda self: ""),
+        breaks={Invariant.SETTLED_ANOTHER},
+        kinds=(Kind.BROKER_BACK,),
+    ),
+    rule(
+        "what has ended here ends with its next delivery",
+        Desk,
+        "_end_again",
+        lambda self, entry, end, now: None,
+        breaks={Invariant.RERUN_WITHOUT_FAULT},
+        kinds=(Kind.BROKER_BACK,),
+    ),
     rule("fetched is moved into flight", MemoryQueues, "_bring", bring_without_a_record, breaks={Invariant.LOST}),
     rule(
         "deferred takes its place when due",

@@ -20,7 +20,7 @@ local function number_of(field)
     return tonumber(string.match(field, '^%d+'))
 end
 
-local fence = redis.call('HMGET', fence_key, 'epoch', 'incarnation', 'count', 'seq')
+local fence = redis.call('HMGET', fence_key, 'epoch', 'incarnation', 'count')
 if fence[1] and refused(fence) then
     return {0, tonumber(fence[1]), fence[2]}
 end
@@ -29,15 +29,10 @@ end
 redis.call('HDEL', fence_key, 'epoch', 'incarnation', 'count', 'marks', 'deferred')
 redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count)
 
--- A server that has lost its newest data counts from a lower number again. What it delivers from now on must come after
--- what runs since before that.
-local keep, seq = {}, tonumber(fence[4]) or 0
+local keep = {}
 for i = 5, #ARGV do
     keep[ARGV[i]] = true
-    seq = math.max(seq, number_of(ARGV[i]))
 end
-redis.call('HSET', fence_key, 'seq', seq)
-
 local values, fields, reply = {}, {}, {1}
 local flight = redis.call('HGETALL', flight_key)
 for i = 1, #flight, 2 do

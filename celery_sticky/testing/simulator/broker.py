@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import takewhile
+from typing import Any
 
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.gate import SlotId
@@ -24,6 +26,26 @@ class Broker(MemoryBroker):
         super().publish(queue, body, priority)
         self.told(queue[1])
 
+    def snapshot(self) -> Any:
+        """Return a copy of all that it knows."""
+        return deepcopy((self.slots, self.dead))
+
+    def roll_back(self, snapshot: Any) -> None:
+        """Know no more than when the copy was made."""
+        self.slots, self.dead = deepcopy(snapshot)
+
+    def bodies(self) -> Mapping[bytes, Slot]:
+        """Return every message that is to be settled, and in which queue it stands, is in flight or waits."""
+        found: dict[bytes, Slot] = {}
+        for (_, number), slot in self.slots.items():
+            deferred = [message for _, _, message in slot.deferred]
+            found |= {message.body: number for message in (*slot.waiting, *slot.flight.values(), *deferred)}
+        return found
+
+    def fences(self) -> Mapping[Slot, Tenure]:
+        """Return the fence of each slot that has one."""
+        return {number: slot.fence for (_, number), slot in self.slots.items() if slot.fence is not None}
+
 
 class InOrder(set[SlotId]):
     """Queues in an order that does not depend on their hash: a seed stays the same world."""
@@ -38,6 +60,8 @@ class WitnessedQueues(MemoryQueues):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
         self.broker: Broker = broker
+        self.about: Mapping[Verdict, bytes] = {}
+        """The messages that the verdicts of the coming request are about."""
         self._witness = broker.witness
 
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
@@ -70,7 +94,7 @@ class WitnessedQueues(MemoryQueues):
         settled = len(fetched.confirmed)
         super()._settle(verdict, fetched)
         if message is not None and len(fetched.confirmed) > settled:
-            self._witness.settles(verdict, slot.fence, message.body)
+            self._witness.settles(verdict, slot.fence, message.body, meant=self.about.get(verdict))
             if verdict.act is Act.MOVE:
                 beside = (*slot.flight.values(), *slot.lists[message.priority])
                 left = [other.body for other in beside if other.priority == message.priority]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 from celery_sticky.errors import Fenced
 from celery_sticky.ownership.events import BrokerDown, BrokerUp
 from celery_sticky.ownership.gate import Entry, SlotId
-from celery_sticky.queues.base import Delivery, Fetched, SlotQueues, Tag, Tenure
+from celery_sticky.queues.base import Delivery, Fetched, Tag, Tenure
+from celery_sticky.testing.simulator.broker import WitnessedQueues
 from celery_sticky.testing.simulator.scenario import Point
 from celery_sticky.testing.simulator.terms import BROKER_GRACE, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING
 from celery_sticky.worker.courier import IDLE, RETRY_FIRST, RETRY_LAST, have_claimed
@@ -39,8 +40,8 @@ class SteppedCourier:
             max_attempts=MAX_ATTEMPTS,
         )
         self._directed = process.world.scenario.directing is not None
-        self._queues: SlotQueues | None = None
-        self._asking = self._reopening = False
+        self._queues: WitnessedQueues | None = None
+        self._asking = self._reopening = self._hung_up = False
         self._down_since: float | None = None
         self.gave_up = False
         """Whether the broker has ever been away for longer than its grace: such slots go with verdicts unconfirmed."""
@@ -149,12 +150,13 @@ class SteppedCourier:
             verdicts = desk.verdicts(now)
             wants = desk.wants(now, company=bool(verdicts))
             if verdicts or wants:
+                queues.about = {verdict: desk.outbox.about(verdict).content.delivery.body for verdict in verdicts}
                 fetch = partial(queues.fetch, wants, verdicts, now)
                 self._ask(Point.FETCH_ASKED, Point.FETCH_ANSWERED, fetch, partial(self._fetched, now))
             else:
                 self._idle(queues, now)
 
-    def _idle(self, queues: SlotQueues, now: float) -> None:
+    def _idle(self, queues: WitnessedQueues, now: float) -> None:
         desk = self.desk
         woken = queues.idle(0.0)
         desk.rounds.note(slot for slot in woken if desk.gate.is_open(slot))
@@ -164,7 +166,7 @@ class SteppedCourier:
         ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due) if end is not None]
         self._go_on_in(1e-4 if woken else max(0.0, min(ends) - now) + 1e-4)
 
-    def _connected(self, queues: SlotQueues) -> None:
+    def _connected(self, queues: WitnessedQueues) -> None:
         self._queues = queues
         self.desk.reopen_all(self._now)
         self._reopening = True
@@ -175,7 +177,7 @@ class SteppedCourier:
             self._process.report(KEYSPACE, BrokerUp())
         self._reopening = False
 
-    def _open(self, queues: SlotQueues, tenure: Tenure, keep: tuple[Tag, ...]) -> None:
+    def _open(self, queues: WitnessedQueues, tenure: Tenure, keep: tuple[Tag, ...]) -> None:
         def serve() -> Collection[Tag] | Fenced:
             try:
                 return queues.open(tenure, keep)
@@ -213,6 +215,13 @@ class SteppedCourier:
             entry.claim = (KEYSPACE, str(envelope.headers["key"]))  # the same name, with the hash it has here
         self.desk.admit(entry, self._pool.due_of(envelope), now)
 
+    def hang_up(self) -> None:
+        """The broker has closed the connection."""
+        if self._asking:
+            self._hung_up = True
+        elif self._queues is not None:
+            self._failed()
+
     # -- the line to the broker ----------------------------------------------------------------
 
     def _ask(self, asked: Point, answered: Point, serve: Callable[[], T], take: Callable[[T], None]) -> None:
@@ -222,6 +231,9 @@ class SteppedCourier:
         def take_in(answer: T) -> None:
             if process.passes(answered):
                 process.act(partial(take_in, answer))
+                return
+            if self._hung_up:
+                self._failed()
                 return
             self._asking = False
             self._lost.clear()
@@ -249,7 +261,7 @@ class SteppedCourier:
         self._world.witness.cuts_off(self._process, slot[1], self._told_at - HESITATION)
 
     def _failed(self) -> None:
-        self._asking = False
+        self._asking = self._hung_up = False
         for slot in self._lost:
             self._cut_off(slot)
         self._lost.clear()

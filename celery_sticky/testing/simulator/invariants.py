@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,8 @@ class Invariant(StrEnum):
     """A message is acked whose task never finished; or buried though it neither asked for that nor ever ran."""
     LOST = "lost"
     """A message is in none of the broker's books."""
+    SETTLED_ANOTHER = "settled-another"
+    """What was said of one delivery was done to another message."""
     NOT_DRAINED = "not-drained"
     """Messages are left, long after the last fault."""
     NOT_LEFT = "not-left"
@@ -127,6 +129,15 @@ class Progress:
     buried: bool = False
     """It asked to be buried."""
     settled: bool = False
+    gone_back: bool = False
+    """The broker went back to before something that it had confirmed: that it runs again, and when, is no fault."""
+    forgotten: bool = False
+    """The broker went back to before it was published: nobody has it but who had fetched it."""
+
+    @property
+    def confirmed(self) -> tuple[object, ...]:
+        """All of it that the broker has confirmed."""
+        return (self.slot, self.place, self.came, self.settled)
 
 
 @dataclass(slots=True)
@@ -146,6 +157,7 @@ class Witness:
     _books: dict[Slot, int] = field(default_factory=lambda: defaultdict(int))
     _fences: dict[Slot, Tenure] = field(default_factory=dict)
     _started: dict[Slot, tuple[int, str]] = field(default_factory=dict)
+    _copies: dict[bytes, Progress] = field(default_factory=dict)
 
     # -- the broker ----------------------------------------------------------------------------
 
@@ -182,8 +194,11 @@ class Witness:
         if tenure.epoch < old.epoch or (tenure.epoch == old.epoch and tenure.open_count <= old.open_count):
             raise Violation(Invariant.FENCE_BACK, f"slot {tenure.slot}: {tenure} after {old}")
 
-    def settles(self, verdict: Verdict, fence: Tenure | None, body: bytes) -> None:
-        """The broker has confirmed a verdict about this message."""
+    def settles(self, verdict: Verdict, fence: Tenure | None, body: bytes, *, meant: bytes | None = None) -> None:
+        """The broker has confirmed a verdict about this message; who sent it `meant` this one."""
+        if meant is not None and meant != body:
+            text = f"{verdict.act} of {self.names[meant]} was done to {self.names[body]}"
+            raise Violation(Invariant.SETTLED_ANOTHER, text)
         if verdict.tenure != fence:
             raise Violation(Invariant.FORMER_TENURE, f"{verdict.act} by {verdict.tenure}, the fence is {fence}")
         if verdict.act not in (Act.ACK, Act.BURY):
@@ -220,6 +235,28 @@ class Witness:
             if delivery.tenure != (fence := fences[delivery.tenure.slot]):
                 raise Violation(Invariant.FORMER_TENURE, f"fetched by {delivery.tenure}, the fence is {fence}")
 
+    def takes_copy(self) -> None:
+        """Somebody copies the broker's data."""
+        self._copies = {body: replace(progress) for body, progress in self.tasks.items()}
+
+    def goes_back(self, before: Mapping[bytes, Slot], now: Mapping[bytes, Slot], fences: Mapping[Slot, Tenure]) -> None:
+        """The broker goes on with that copy: these messages stood in its queues before, and stand there now."""
+        lost = {id(self.tasks[body]): self.tasks[body] for body in before}
+        for body in now:
+            progress, copy = self.tasks[body], self._copies[body]
+            lost.pop(id(progress), None)
+            if body not in before or progress.confirmed != copy.confirmed:
+                progress.gone_back = True
+            progress.slot, progress.place, progress.came = copy.slot, copy.place, copy.came
+            progress.settled = False
+            progress.cut_off = True
+        for progress in lost.values():
+            progress.settled = progress.forgotten = True
+        self._fences = dict(fences)
+        self._books.clear()
+        for slot in now.values():
+            self._books[slot] += 1
+
     def counts(self, slot: Slot, there: int) -> None:
         """This many messages of a slot are at the broker."""
         if there != self._books[slot]:
@@ -238,17 +275,21 @@ class Witness:
         self.begun += 1
         progress.runs += 1
         what = str(run)
+        if not (progress.gone_back or progress.forgotten):
+            self._check_rerun(run, progress, what)
+            self._check_order(run, progress)
+        self._check_epoch(run)
+        for other in self._running[run.key]:
+            self.check_overlap(other, run)
+        self._running[run.key].append(run)
+
+    def _check_rerun(self, run: Run, progress: Progress, what: str) -> None:
         if progress.settled:
             raise Violation(Invariant.RUN_AFTER_SETTLED, what)
         before = progress.finished_by
         cut_off = progress.cut_off and run.process is not before  # who finished it remembers that
         if before is not None and not (before.failed or before.courier.gave_up or cut_off):
             raise Violation(Invariant.RERUN_WITHOUT_FAULT, f"{what}, finished by {before.origin}")
-        self._check_order(run, progress)
-        self._check_epoch(run)
-        for other in self._running[run.key]:
-            self.check_overlap(other, run)
-        self._running[run.key].append(run)
 
     def ends(self, run: Run, *, finished: bool) -> None:
         """A run is over."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
@@ -36,6 +36,7 @@ class Kind(StrEnum):
     WIPE = "store loses all"
     RESTART = "store restarts"
     FAIL_OVER = "store fails over to older data"
+    BROKER_BACK = "broker fails over to older data"
     JOIN = "workers join"
 
 
@@ -43,6 +44,8 @@ LIKELY = {
     Kind.PAUSE: 6, Kind.FREEZE: 3, Kind.CRASH: 6, Kind.LEAVE: 3, Kind.CUT_STORE: 4, Kind.CUT_BROKER: 4, Kind.CUT: 2,
     Kind.OUTAGE: 2, Kind.DEAF: 1, Kind.WIPE: 1, Kind.RESTART: 1, Kind.FAIL_OVER: 2, Kind.JOIN: 1,
 }  # fmt: skip
+BROKER_GOES_BACK = 0.2
+"""The share of worlds whose broker fails over to older data, beside their other faults."""
 LENGTHS = (0.5, 3.0, 9.0, 13.0, 20.0)
 """Seconds around which faults last: the lease is 10 s, its margin 2 s."""
 
@@ -158,11 +161,13 @@ class Scenario:
 
 
 def draw(
-    seed: int, *, kinds: Collection[Kind] = tuple(LIKELY), deaf: bool = False, directed: bool | None = None
+    seed: int, *, kinds: Collection[Kind] = tuple(Kind), deaf: bool = False, directed: bool | None = None
 ) -> Scenario:
     """Return the scenario of a seed, with faults of these kinds. `directed`: None: the seed chooses."""
     directed = seed % DIRECTED_EVERY == 1 if directed is None else directed
     scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not directed else tuple(Point), deaf=deaf)
+    if Kind.BROKER_BACK in kinds:
+        scenario = replace(scenario, faults=(*scenario.faults, *_broker_faults(Random(f"broker {seed}"))))
     if not directed:
         return scenario
     rng = Random(f"directed {seed}")
@@ -179,8 +184,9 @@ def _draw_plain(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, 
     rng = Random(seed)
     names = NAMES[: rng.choice((2, 3, 3, 3, 4, 5))]
     slots = rng.choice((4, 6, 6, 8))
-    number = rng.randint(1, 6) if kinds else 0
-    struck = sorted((_fault(rng, names, kinds, points) for _ in range(number)), key=lambda fault: fault.at)
+    likely = [kind for kind in kinds if kind in LIKELY]
+    number = rng.randint(1, 6) if likely else 0
+    struck = sorted((_fault(rng, names, likely, points) for _ in range(number)), key=lambda fault: fault.at)
     if any(fault.kind is Kind.JOIN for fault in struck):
         slots = 40
     sent = tuple(_tasks(rng, slots))
@@ -214,6 +220,14 @@ def _fault(rng: Random, names: str, kinds: Collection[Kind], points: Sequence[Po
     if kind is Kind.LEAVE:
         return Fault(at, kind, rng.choice(names), point, rng.uniform(3, 15))
     return Fault(at, kind, rng.choice(names), point, seconds)
+
+
+def _broker_faults(rng: Random) -> Iterator[Fault]:
+    # Drawn apart: so a seed stays the world that it was before there was this fault.
+    if rng.random() < BROKER_GOES_BACK:
+        yield Fault(rng.uniform(4, TROUBLE), Kind.BROKER_BACK)
+    if rng.random() < BROKER_GOES_BACK / 4:
+        yield Fault(rng.uniform(4, TROUBLE), Kind.BROKER_BACK)
 
 
 def _tasks(rng: Random, slots: int) -> list[Task]:

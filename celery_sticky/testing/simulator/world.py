@@ -37,7 +37,7 @@ RECOVERY = 120.0
 LEAVES_IN = 3.0
 """Seconds in which a worker leaves in which nothing runs any more."""
 COPIED_EVERY = 3.0
-"""Where keys are directed, how old the data can be that a store fails over to; else as old as its last loss."""
+"""How old the data can be that a broker fails over to, and where keys are directed a store; else as old as its loss."""
 REMEMBERED = 300
 """Lines of the trace that are kept."""
 
@@ -79,6 +79,7 @@ class World:
         self._beaten: dict[str, float] = {}
         self._plan()
         self._backup = self.server.snapshot()
+        self._copy_broker()
 
     def _plan(self) -> None:
         scenario = self.scenario
@@ -104,6 +105,21 @@ class World:
         self._backup = self.server.snapshot()
         if self.now < TROUBLE:
             self.after(COPIED_EVERY, self._copy)
+
+    def _copy_broker(self) -> None:
+        """Bring the older data that the broker fails over to up to date."""
+        if any(fault.kind is Kind.BROKER_BACK for fault in self.scenario.faults):
+            self._broker_copy = self.broker.snapshot()
+            self.witness.takes_copy()
+            if self.now < TROUBLE:
+                self.after(COPIED_EVERY, self._copy_broker)
+
+    def _broker_goes_back(self) -> None:
+        before = self.broker.bodies()
+        self.broker.roll_back(self._broker_copy)
+        self.witness.goes_back(before, self.broker.bodies(), self.broker.fences())
+        for process in self.processes:
+            process.act(process.courier.hang_up)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -191,6 +207,8 @@ class World:
             case Kind.FAIL_OVER:
                 self.server.roll_back(self._backup)
                 self.server.restart()
+            case Kind.BROKER_BACK:
+                self._broker_goes_back()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
             self._backup = self.server.snapshot()
             self._look_at_belongings()

@@ -39,6 +39,7 @@ def test_a_run_in_which_all_is_well_is_clean() -> None:
     assert found.figures() == {
         "tasks": 2,
         "lost": 0,
+        "forgotten": 0,
         "overlaps": 0,
         "zombie_overlaps": 0,
         "zombie_starts": 0,
@@ -67,6 +68,17 @@ def test_a_broken_promise_is_found(what: str, found: Verdict) -> None:
     figures = found.figures()
     assert figures.pop(what) == 1
     assert {value for name, value in figures.items() if name not in ("tasks", "duplicates", "jobs", "directed")} == {0}
+
+
+def test_what_the_broker_forgot_is_no_loss_of_ours() -> None:
+    went_back = replace(fault("broker-rollback", 0.5, 9, EVERYBODY), forgot_until=2 * SECOND)
+    found = verdict([sent(0, at=1)], done=[went_back])
+    assert found.ok and found.figures()["forgotten"] == 1
+    for at in (0.4, 2.5):
+        assert verdict([sent(0, at=at)], done=[went_back]).figures()["lost"] == 1, (
+            "it was in the copy, or came after it"
+        )
+    assert not verdict([sent(0, at=1)], done=[went_back], stuck=["k1-0"]).ok, "the broker has it, and it was not run"
 
 
 def test_a_worker_that_ends_by_itself_is_told() -> None:

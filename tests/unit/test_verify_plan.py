@@ -95,9 +95,15 @@ def test_what_cannot_be_had_is_left_out_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("terms", "faults"),
     [
-        (Terms(broker="redis://h/0"), {"broker-restart", "broker-freeze", "store-rollback"}),
-        (Terms(broker="redis://h/0", store="redis://i/0"), {"broker-restart", "broker-freeze", "store-rollback"}),
-        (Terms(broker="sentinel://h"), {"broker-restart", "broker-freeze", "store-rollback", "partition"}),
+        (Terms(broker="redis://h/0"), {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback"}),
+        (
+            Terms(broker="redis://h/0", store="redis://i/0"),
+            {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback"},
+        ),
+        (
+            Terms(broker="sentinel://h"),
+            {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback", "partition"},
+        ),
         (Terms(store="redis://i/0"), {"store-rollback"}),
         (Terms(pool="threads"), {"child-kill"}),
         (Terms(workers=2), {"cascade"}),

@@ -26,6 +26,8 @@ GRACE = 45.0
 """Seconds a worker may take to end in order, before it is killed."""
 CASCADE_PAUSE = 0.2
 """Seconds between two deaths."""
+APPENDONLY = "appendonlydir"
+"""The folder of the server's log, as long as nobody configures another."""
 SETTLING = 20.0
 """Seconds all slots may take to be where they belong; the fault is over then at the latest."""
 
@@ -215,6 +217,19 @@ class Faults:
         server.freeze()
         time.sleep(step.detail["seconds"])  # the fault itself
         server.thaw()
+
+    def _broker_rollback(self, step: Step, done: Done) -> None:
+        server = self._ground.broker
+        assert server is not None
+        done.hit.add(EVERYBODY)
+        log, copy = server.directory / APPENDONLY, server.directory / "copy-of-log"
+        shutil.copytree(log, copy)
+        time.sleep(step.detail["seconds"])  # the fault itself: what the broker learns now it will have forgotten
+        server.kill()
+        done.forgot_until = now()
+        shutil.rmtree(log)
+        copy.rename(log)
+        server.start()
 
     def _store_rollback(self, step: Step, done: Done) -> None:
         server = self._ground.store

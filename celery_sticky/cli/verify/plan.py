@@ -12,6 +12,7 @@ GRACEFUL = ("term", "join", "leave", "rolling", "surge")
 SUDDEN = (
     *("kill", "cascade", "stop", "child-kill", "partition"),
     *("broker-restart", "broker-freeze", "clock", "store-rollback"),
+    "broker-rollback",
 )
 ORDERS = ("oom", "burst", "slow")
 """What senders are told to send at a moment."""
@@ -114,6 +115,7 @@ def _length(fault: str, patience: float, workers: int) -> float:
         "join": 3.5,
         "broker-restart": 3.0,
         "broker-freeze": 3.0,
+        "broker-rollback": 4.0,
         "clock": 3.0,
         "oom": 2.0,
     }.get(fault, 1.0)
@@ -212,6 +214,9 @@ class _Cast:
 
     def _broker_freeze(self) -> Step:
         return Step(0, "broker-freeze", detail={"seconds": round(self._draw.uniform(0.5, 4.0), 1)})
+
+    def _broker_rollback(self) -> Step:
+        return Step(0, "broker-rollback", detail={"seconds": round(self._draw.uniform(0.5, 2.5), 1)})
 
     def _clock(self) -> Step:
         return Step(0, "clock", (self._one(),), detail={"seconds": self._draw.choice(SKEWS)})

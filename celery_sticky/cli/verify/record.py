@@ -56,6 +56,12 @@ class Done:
     after: View | None = None
     """The owners before, and when all was settled again; None where nobody could tell."""
     note: str = ""
+    forgot_until: int = 0
+    """The broker lost what it had accepted between `since` and then; 0: nothing."""
+
+    def forgot(self, event: Event) -> bool:
+        """Whether the broker lost the message of a task that was accepted then."""
+        return self.since <= event.at <= self.forgot_until
 
     def excuses(self, worker: str, since: int, until: int) -> bool:
         """Whether this fault is why a task of that worker, running then, may run again."""

@@ -116,6 +116,12 @@ def _rows(verdict: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
     }
     for name, comment in meaning.items():
         yield name.replace("_", " "), verdict[name], not verdict[name], comment
+    yield (
+        "forgotten",
+        verdict["forgotten"],
+        True,
+        "accepted just before the broker went back to older data: it lost them",
+    )
     fenced = "of processes paused inside a task; the later run's epoch is higher, a token fences the earlier one"
     yield "zombie overlaps", verdict["zombie_overlaps"], True, fenced
     yield "zombie starts", verdict["zombie_starts"], True, "of processes paused on their way into a task, as above"

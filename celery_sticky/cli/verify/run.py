@@ -89,7 +89,7 @@ def impossible(terms: Terms) -> dict[str, str]:
     """Return the faults that a run on these terms cannot do, with the reason."""
     found = {}
     if terms.broker is not None:
-        for fault in ("broker-restart", "broker-freeze"):
+        for fault in ("broker-restart", "broker-freeze", "broker-rollback"):
             found[fault] = "the broker is not a server that verify started"
         if terms.store is None:
             found["store-rollback"] = "the store is not a server that verify started"
@@ -148,13 +148,14 @@ class _Run:
         self._terms = ground.terms
         self._witness: Witness | None = None
         self._frozen: list[Frozen] = []
+        self._done: list[Done] = []
         self._began = now()
 
     def play(self) -> Outcome:
         self._start()
         supervisor = Supervisor(self._ground)
         try:
-            done, skipped = self._load()
+            skipped = self._load()
             stuck = self._drain()
             self._wishes.await_running(self._eyes.right, limit_of(self._ground.site.patience, self._terms.ttl))
             seen = now()
@@ -169,7 +170,7 @@ class _Run:
         return Outcome(
             self._terms,
             self._plan,
-            Chronicle(self._began, done, self._frozen, supervisor.restarts, skipped, crashes),
+            Chronicle(self._began, self._done, self._frozen, supervisor.restarts, skipped, crashes),
             self._eyes.events(),
             self._eyes.job_events(),
             self._eyes.slot_events(),
@@ -212,23 +213,22 @@ class _Run:
     def _wait(self, until: float) -> None:
         time.sleep(max(0.0, until - self._elapsed))
 
-    def _load(self) -> tuple[list[Done], list[str]]:
-        """Let the senders send and the faults come; return what was done and what there was no time for."""
+    def _load(self) -> list[str]:
+        """Let the senders send and the faults come; return what there was no time for."""
         self._began = now()
         with Senders(self._ground, self._plan.kinds) as senders, self._wishes:
             faults = Faults(self._ground, self._eyes, senders.order)
             faults.keep_copy()
-            found = self._steps(faults)
+            skipped = self._steps(faults)
             self._wait(self._terms.seconds)
             if not senders.alive:
                 raise StickyError("a sender has ended by itself")
             senders.end()
         calm_file(self._ground.site).touch()
         self._frozen = faults.frozen
-        return found
+        return skipped
 
-    def _steps(self, faults: Faults) -> tuple[list[Done], list[str]]:
-        done: list[Done] = []
+    def _steps(self, faults: Faults) -> list[str]:
         skipped: list[str] = []
         for step in self._plan.steps:
             if self._elapsed > LONGER * self._terms.seconds:
@@ -236,23 +236,33 @@ class _Run:
                 continue
             self._wait(step.at)
             self._tell(self._elapsed, str(step))
-            done.append(faults.do(step))
-            if done[-1].note:
-                self._tell(self._elapsed, f"  {done[-1].note}")
-        return done, skipped
+            done = faults.do(step)
+            self._done.append(done)
+            if done.note:
+                self._tell(self._elapsed, f"  {done.note}")
+        return skipped
 
     def _drain(self) -> set[str]:
-        left = self._eyes.unfinished()
+        left = self._left()
         self._tell(self._elapsed, f"all is sent; {len(left)} tasks are left")
         sent = moved = time.monotonic()
         limit = DRAINING if self._terms.mode is Mode.STICKY else DRAINING_STOCK
         while left and time.monotonic() < min(sent + limit, moved + STANDSTILL):
             time.sleep(0.3)
-            before, left = len(left), self._eyes.unfinished()
+            before, left = len(left), self._left()
             moved = time.monotonic() if len(left) < before else moved
         spent = time.monotonic() - sent
         self._tell(self._elapsed, "all is done" if not left else f"{len(left)} tasks were not done in {spent:.0f} s")
         return self._eyes.waiting(event.task_id for event in left) if left else set()
+
+    def _left(self) -> list[Event]:
+        """Return the tasks that have yet to be done; what the broker has lost is not among them."""
+        left = self._eyes.unfinished()
+        forgotten = [event for event in left if any(done.forgot(event) for done in self._done)]
+        if not forgotten:
+            return left
+        there = self._eyes.waiting(event.task_id for event in forgotten)
+        return [event for event in left if event not in forgotten or event.task_id in there]
 
     def _untold(self) -> list[Event]:
         """Return pins that workers take for theirs and that are not, when they have had the time to be told of it.

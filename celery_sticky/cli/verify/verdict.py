@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,6 +32,8 @@ class Verdict:
 
     judged: Judgement
     lost: tuple[Event, ...]
+    forgotten: tuple[Event, ...]
+    """Tasks that the broker accepted just before it went back to older data: it has lost them, not we."""
     stuck: tuple[Event, ...]
     overlaps: tuple[Overlap, ...]
     inversions: tuple[Inversion, ...]
@@ -64,6 +66,7 @@ class Verdict:
         return {
             "tasks": self.judged.published,
             "lost": len(self.lost),
+            "forgotten": len(self.forgotten),
             "overlaps": len(self.overlaps),
             "zombie_overlaps": len(self.zombies),
             "zombie_starts": len(self.zombie_starts),
@@ -118,9 +121,12 @@ def reach(outcome: Outcome) -> Verdict:
     ordered = sorted(outcome.events, key=lambda event: event.at)
     again = list(_again(pair(ordered, outcome.deaths)))
     causes = Counter(_cause(before, run, chronicle) for before, run in again)
+    nowhere_left = [event for event in judged.lost if event.task_id not in outcome.stuck]
+    forgotten = tuple(event for event in nowhere_left if any(done.forgot(event) for done in chronicle.done))
     return Verdict(
         judged=judged,
-        lost=tuple(event for event in judged.lost if event.task_id not in outcome.stuck),
+        lost=tuple(event for event in nowhere_left if event not in forgotten),
+        forgotten=forgotten,
         stuck=tuple(event for event in judged.lost if event.task_id in outcome.stuck),
         inversions=tuple(one for one in judged.inversions if sent is None or not sent.moved(one)),
         overlaps=tuple(overlap for overlap in judged.overlaps if overlap not in zombies),
@@ -129,7 +135,7 @@ def reach(outcome: Outcome) -> Verdict:
         stale=tuple(stale for stale in judged.stale if stale not in zombie_starts),
         duplicates=causes,
         unexplained=tuple(runs for runs in again if _cause(*runs, chronicle) == UNEXPLAINED),
-        not_buried=tuple(_not_buried(outcome)),
+        not_buried=tuple(_not_buried(outcome, {event.key for event in forgotten})),
         hasty=hasty,
         crashes=tuple(chronicle.crashes),
         jobs=reach_of_jobs(outcome),
@@ -170,12 +176,13 @@ def _cause(before: Run, run: Run, chronicle: Chronicle) -> str:
     return next((d.step.fault for d in faults if d.excuses(worker, before.start.at, until)), UNEXPLAINED)
 
 
-def _not_buried(outcome: Outcome) -> Iterable[str]:
-    """Yield the keys to which poison was sent that is not in the dead queue."""
+def _not_buried(outcome: Outcome, forgotten: Collection[str]) -> Iterable[str]:
+    """Yield the keys to which poison was sent that is not in the dead queue, nor forgotten by the broker."""
     if outcome.terms.mode is not Mode.STICKY:
         return
     dead = {e.key for e in outcome.events if e.kind is Kind.PUBLISHED and e.task_id in outcome.buried}
-    yield from sorted({e.key for e in outcome.events if e.kind is Kind.PUBLISHED and e.key.startswith("oom")} - dead)
+    poisoned = {e.key for e in outcome.events if e.kind is Kind.PUBLISHED and e.key.startswith("oom")}
+    yield from sorted(poisoned - dead - set(forgotten))
 
 
 def _task(event: Event) -> str:

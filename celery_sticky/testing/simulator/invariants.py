@@ -131,6 +131,8 @@ class Progress:
     settled: bool = False
     gone_back: bool = False
     """The broker went back to before something that it had confirmed: that it runs again, and when, is no fault."""
+    unsettled: bool = False
+    """The broker went back while it was not settled: who finishes it cannot say so, and alone remembers that."""
     forgotten: bool = False
     """The broker went back to before it was published: nobody has it but who had fetched it."""
 
@@ -249,7 +251,7 @@ class Witness:
                 progress.gone_back = True
             progress.slot, progress.place, progress.came = copy.slot, copy.place, copy.came
             progress.settled = False
-            progress.cut_off = True
+            progress.unsettled = True
         for progress in lost.values():
             progress.settled = progress.forgotten = True
         self._fences = dict(fences)
@@ -287,7 +289,8 @@ class Witness:
         if progress.settled:
             raise Violation(Invariant.RUN_AFTER_SETTLED, what)
         before = progress.finished_by
-        cut_off = progress.cut_off and run.process is not before  # who finished it remembers that
+        # Who finished it remembers that.
+        cut_off = (progress.cut_off or progress.unsettled) and run.process is not before
         if before is not None and not (before.failed or before.courier.gave_up or cut_off):
             raise Violation(Invariant.RERUN_WITHOUT_FAULT, f"{what}, finished by {before.origin}")
 

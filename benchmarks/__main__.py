@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import events, idle, jobs, latency, memory, publish, scale, throughput
+from benchmarks import events, idle, jobs, large, latency, memory, publish, scale, throughput
 from benchmarks.report import Report, machine
 from benchmarks.server import private_server
 
@@ -22,8 +22,9 @@ SECTIONS: dict[str, Callable[..., None]] = {
     "jobs": jobs.run,
     "events": events.run,
     "scale": scale.run,
+    "large": large.run,
 }
-LONG = ("jobs", "events", "scale")
+LONG = ("jobs", "events", "scale", "large")
 """Not in a quick run, unless asked for."""
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="fewer samples and rounds, without jobs, events, scale: at most 5 minutes",
+        help="fewer samples and rounds, without jobs, events, scale, large: at most 5 minutes",
     )
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write ratios and tables there")

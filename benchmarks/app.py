@@ -46,6 +46,10 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
     def noop(key: str) -> None:
         """Nothing."""
 
+    @app.task(name="carry", key="key", shared=False)
+    def carry(key: str, load: str) -> None:
+        """Nothing, with much to carry."""
+
     @app.task(name="stamp", key="key", shared=False)
     def stamp(key: str, sent: int) -> None:
         """Say how long it took from before the publish to here, in nanoseconds."""

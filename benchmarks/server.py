@@ -38,6 +38,23 @@ class Server:
         """Return how many tasks are not acknowledged yet."""
         return int(self._left(args=[SLOTS if side == "sticky" else 0]))
 
+    def deferred(self) -> int:
+        """Return how many messages wait for their time in slot queues."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for slot in range(SLOTS):
+                pipe.zcard(f"sticky.default.{slot}:deferred")
+            return sum(pipe.execute())
+
+    def watch_slow(self) -> None:
+        """Write down commands of a millisecond and more from now on."""
+        self.client.config_set("slowlog-log-slower-than", 1000)
+        self.client.config_set("slowlog-max-len", 100_000)
+        self.client.slowlog_reset()
+
+    def slowest(self) -> float:
+        """Return how many milliseconds the longest command took since `watch_slow`; 0: none took one."""
+        return max((said["duration"] for said in self.client.slowlog_get(100_000)), default=0) / 1000
+
     def clear(self) -> None:
         """Forget everything."""
         self.client.flushall()

@@ -86,6 +86,10 @@ class Worker:
         """Return the resident memory of the main process, in MiB."""
         return _kib(self.pid, "status", "VmRSS") / 1024
 
+    def peak_rss(self) -> float:
+        """Return the most memory that the main process has had, in MiB."""
+        return _kib(self.pid, "status", "VmHWM") / 1024
+
     def host_rss(self) -> float:
         """Return the resident memory of its job host, in MiB."""
         (host,) = [pid for pid in self.pids() if b"job_host" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -177,8 +177,13 @@ class Witness:
         progress = self.tasks[body]
         progress.place = progress.came = self._next_place()
 
+    def retries(self, old: bytes, new: bytes) -> None:
+        """A run asked for a retry: its task has not finished, whatever an earlier run did."""
+        self.replaces(old, new)
+        self.tasks[new].finished_by = None
+
     def replaces(self, old: bytes, new: bytes) -> None:
-        """A retry's message is that of the same task."""
+        """A message takes the place of another one of the same task."""
         self.tasks[new], self.names[new] = self.tasks[old], self.names[old]
 
     def _next_place(self) -> int:

@@ -67,8 +67,10 @@ class ValkeyServer:
         unix: bool = False,
         appendonly: bool = False,
         config: Mapping[str, str] | None = None,
+        program: Path | None = None,
     ) -> None:
-        self._guard, self._binary = guard, binary()
+        """`program`: another server program that takes the same options, such as `redis-server`."""
+        self._guard, self._binary = guard, program or binary()
         self.directory = _folder()
         self.socket_path = self.directory / "s" if unix else None
         self.port = 0 if unix else free_port()

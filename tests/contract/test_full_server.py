@@ -1,0 +1,96 @@
+"""A server that is out of memory (`maxmemory`, `noeviction`): what keeps leases, claims and takeovers going is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+from harness.programs import every_program
+
+from celery_sticky.ownership import changes
+from celery_sticky.stores import open_directory, open_job_store, open_store
+from celery_sticky.stores.base import Store
+from celery_sticky.stores.directory import Said, Wish
+from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.store_contract import first_view, joined
+
+StartValkey = Callable[..., ValkeyServer]
+
+
+@pytest.fixture(params=every_program())
+def full(valkey: StartValkey, request: pytest.FixtureRequest) -> tuple[ValkeyServer, Callable[[], None]]:
+    server = valkey(program=request.param)
+
+    def fill() -> None:
+        with server.client() as client:
+            client.config_set("maxmemory", 1)
+            with pytest.raises(redis.ResponseError, match="used memory"):
+                client.set("more", "x")
+
+    return server, fill
+
+
+@pytest.fixture
+def store(full: tuple[ValkeyServer, Any]) -> Iterator[Store]:
+    with closing(open_store(full[0].url, "default")) as store:
+        yield store
+
+
+def test_members_beat_join_take_over_and_leave_on_a_full_server(full: Any, store: Store) -> None:
+    _, fill = full
+    view = joined(store, joined(store, first_view(store), "a"), "b")
+    fill()
+    assert store.beat("a-1").counter == 1
+    assert store.beat("a-1", announce=False).beats == {"a-1": 2, "b-1": 0}
+    evicted = changes.evict(view, "b")
+    assert store.swap(view, evicted, {"b-1": 0})
+    assert not store.beat("b-1").alive
+    third = joined(store, evicted, "c")
+    left = changes.leave(third, "a")
+    assert store.swap(third, left)
+    assert store.read().view == left
+
+
+def test_a_revoke_is_kept_on_a_full_server(full: Any, store: Store) -> None:
+    _, fill = full
+    fill()
+    store.revoke(["one"], ttl=60, limit=10)
+    assert store.revoked() == {"one"}
+
+
+def test_keys_are_claimed_given_back_and_pinned_on_a_full_server(full: Any, store: Store) -> None:
+    server, fill = full
+    view = joined(store, joined(store, first_view(store), "a"), "b")
+    with closing(open_directory(server.url, "default")) as directory:
+        directory.enlist("b", "b-1")
+        directory.pin("b", "k", take=False)
+        fill()
+        directory.enlist("a", "a-1")
+        claims = directory.claim("a-1", 1, (view.version, view.generation), [Wish("x", "", run=True)])
+        assert claims.answers["x"].said is Said.GRANTED
+        directory.release("a-1", 2, ["x"])
+        assert directory.holder("x") == ""
+        assert directory.pin("a", "k", take=True) is None
+        assert directory.lost("b", ["b-1"]) == {"k"}
+        assert directory.sweep() == "p0"
+        directory.strike("a", "a-1")
+
+
+def test_a_tick_is_claimed_on_a_full_server(full: Any) -> None:
+    server, fill = full
+    with closing(open_job_store(server.url, "default")) as jobs:
+        fill()
+        assert jobs.claim_tick("hourly", 7)
+        assert not jobs.claim_tick("hourly", 7)
+
+
+def test_scripts_that_the_server_does_not_know_yet_are_taken(full: Any, store: Store) -> None:
+    server, fill = full
+    joined(store, first_view(store), "a")
+    fill()
+    with server.client() as client:
+        client.script_flush()
+    assert store.beat("a-1").alive

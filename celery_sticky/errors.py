@@ -119,6 +119,14 @@ class StoreUnavailable(StickyError, ConnectionError):
     """The store did not answer: whether the last write took place is not known."""
 
 
+class StoreRefused(StoreUnavailable):
+    """The store answered, and refused the request."""
+
+
+class RecordUnusable(StoreRefused):
+    """A key in the store holds what celery-sticky has not written: move it away."""
+
+
 class BrokerUnavailable(StickyError, ConnectionError):
     """The broker did not answer: whether the last request took place is not known."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import virtual
 
 from celery_sticky.errors import InvalidSettings, MissingDependency, StickyError
+from celery_sticky.redis_errors import describe
 
 try:
     import redis
@@ -102,7 +103,7 @@ def translate_errors(error_cls: type[StickyError], at: str = "Redis") -> Iterato
 
     `at` says whose answer it is: a timeout does not name its server.
 
-    That includes refusals such as LOADING, READONLY, MISCONF, NOREPLICAS, OOM, CLUSTERDOWN and NOPERM. Not included:
+    That includes refusals such as LOADING, READONLY or OOM: `redis_errors` tells what they mean. Not included:
     `redis.DataError`, an argument that cannot be sent.
     """
     try:
@@ -110,7 +111,7 @@ def translate_errors(error_cls: type[StickyError], at: str = "Redis") -> Iterato
     except redis.DataError:
         raise
     except (redis.RedisError, OSError) as error:
-        raise error_cls(f"{at}: {type(error).__name__}: {error}") from error
+        raise error_cls(f"{at}: {describe(error)}") from error
 
 
 def _pool(connection: Connection, params: dict[str, Any]) -> redis.ConnectionPool:

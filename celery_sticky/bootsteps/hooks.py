@@ -36,15 +36,22 @@ class WorkerHooks:
 
     def fresh_revokes(self) -> Collection[str]:
         """See `Hooks.fresh_revokes`."""
-        revoked = worker_state.revoked  # a LimitedSet (celery/utils/collections.py), whose own iterator sorts
-        if len(revoked) == len(self._known) and len(revoked) < revoked.maxlen:
-            return ()
-        current = set(list(revoked._data))  # noqa: C414  a list is made in one step, while the main thread may add
-        fresh, self._known = current - self._known, current
-        return fresh
+        current = _revoked_here()
+        self._known = self._known & current  # what Celery has forgotten need not be known here
+        return current - self._known
+
+    def revokes_told(self, task_ids: Collection[str]) -> None:
+        """See `Hooks.revokes_told`."""
+        self._known = self._known | set(task_ids)
 
     def learn_revokes(self, task_ids: Collection[str]) -> None:
         """See `Hooks.learn_revokes`."""
         for task_id in task_ids:
             worker_state.revoked.add(task_id)
-        self._known |= set(task_ids)
+        self.revokes_told(task_ids)
+
+
+def _revoked_here() -> set[str]:
+    # A LimitedSet (celery/utils/collections.py), whose own iterator sorts. A list is made in one step, while the main
+    # thread may add.
+    return set(list(worker_state.revoked._data))  # noqa: C414

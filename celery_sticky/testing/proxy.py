@@ -79,6 +79,11 @@ class Proxy:
         with self._lock:
             self._hush(silent=True)
 
+    def lead(self, port: int) -> None:
+        """Lead new connections to another port, as a name does that moves; those there are stay with the old one."""
+        with self._lock:
+            self._to = (self._to[0], port)
+
     def cut(self) -> None:
         """Reset every connection, and refuse new ones."""
         with self._lock:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from celery_sticky.errors import StickyError, StoreUnavailable
+from celery_sticky.errors import RecordUnusable, StickyError, StoreUnavailable
 from celery_sticky.ownership.events import BeatDone, Event, Read, ReadDone, SendBeat, StoreFailed, Swap, SwapDone
 from celery_sticky.stores.base import Store
 from celery_sticky.worker.lease import boottime
@@ -18,12 +18,20 @@ from celery_sticky.worker.outage import Outage
 
 logger = logging.getLogger("celery_sticky.member")
 
+UNTOLD = "Workers that join from now on do not know what was revoked here"
+
 
 class Revokes(Protocol):
     """The revoked tasks of a worker, as the others are to know them."""
 
     def fresh_revokes(self) -> Collection[str]:
-        """Return ids revoked here since the last call."""
+        """Return ids revoked here that the others have not been told of."""
+
+    def revokes_told(self, task_ids: Collection[str]) -> None:
+        """The store has taken these: they need not be told again."""
+
+    def learn_revokes(self, task_ids: Collection[str]) -> None:
+        """These ids were revoked before this worker joined."""
 
 
 class Clerk:
@@ -46,6 +54,7 @@ class Clerk:
         self._revoke_ttl, self._revoke_limit = revoke_ttl, revoke_limit
         self._store: Store | None = None
         self._outage = Outage(logger, f"keyspace {keyspace}", meaning)
+        self._untold = Outage(logger, f"revokes of keyspace {keyspace}", lambda _: UNTOLD)
         self._answered_at: float | None = None
         """When the store last answered, if it has not failed to since."""
 
@@ -80,8 +89,8 @@ class Clerk:
         if self._store is not None:
             self._store.close()
 
-    def failed(self, error: StoreUnavailable) -> None:
-        """The store has not answered."""
+    def failed(self, error: StickyError) -> None:
+        """The store has not answered, or not what can be used."""
         self._answered_at = None
         self._outage.failed(error, boottime())
 
@@ -94,10 +103,8 @@ class Clerk:
             answer = self._say(self._store, effect, joins, sent)
             self._answered_at = boottime()
             return answer
-        except StoreUnavailable as error:
+        except StickyError as error:  # a document that cannot be read is no better than none
             self.failed(error)
-        except StickyError:
-            logger.exception("keyspace %s: the store refused", self._keyspace)
         return StoreFailed(sent)
 
     def _say(self, store: Store, effect: Read | SendBeat | Swap, joins: str, sent: float) -> Event:
@@ -117,6 +124,27 @@ class Clerk:
                 sent = boottime()
                 return SwapDone(sent, new, store.swap(old, new, guard))
 
+    def learn_revokes(self, store: Store) -> None:
+        """Learn what was revoked before this worker joined.
+
+        Raises:
+            StoreUnavailable: it cannot be told now: do not join yet.
+        """
+        try:
+            revoked = store.revoked()
+        except RecordUnusable as error:  # one key for all keyspaces: it must not keep workers from every one of them
+            logger.error("keyspace %s: joining without knowing what was revoked: %s", self._keyspace, error)
+        else:
+            self._revokes.learn_revokes(revoked)
+
     def _share_revokes(self, store: Store) -> None:
-        if fresh := self._revokes.fresh_revokes():
+        if not (fresh := self._revokes.fresh_revokes()):
+            return
+        try:
             store.revoke(fresh, ttl=self._revoke_ttl, limit=self._revoke_limit)
+        except StoreUnavailable as error:
+            # The heartbeat before it was counted: what is refused here must not cost the lease.
+            self._untold.failed(error, boottime())
+        else:
+            self._revokes.revokes_told(fresh)
+            self._untold.over(boottime())

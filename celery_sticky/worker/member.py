@@ -86,7 +86,10 @@ class Hooks(Protocol):
         """This worker must stop."""
 
     def fresh_revokes(self) -> Collection[str]:
-        """Return ids revoked here since the last call."""
+        """Return ids revoked here that the others have not been told of."""
+
+    def revokes_told(self, task_ids: Collection[str]) -> None:
+        """The store has taken these: they need not be told again."""
 
     def learn_revokes(self, task_ids: Collection[str]) -> None:
         """These ids were revoked before this worker joined."""
@@ -310,7 +313,7 @@ class Member:
     def _before_join(self, store: Store, incarnation: str) -> None:
         # The lock file must name us before others can see us, and revokes be known before slots are.
         self._claim.write(incarnation)
-        self._hooks.learn_revokes(store.revoked())
+        self._clerk.learn_revokes(store)
         if self._director is not None:
             self._director.joining(incarnation)
 

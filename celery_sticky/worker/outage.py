@@ -6,13 +6,20 @@ As Celery does for a lost broker: a warning at first, errors while it cannot be 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from celery_sticky.errors import StickyError
+from celery_sticky.errors import RecordUnusable, StickyError, StoreRefused, StoreUnavailable
 
 REPEAT = 30.0
 """Seconds between two words about one outage."""
 REMEDY = "Trying again until it answers: does the server run, can this worker reach it? See `celery sticky doctor`"
+_WORDS: Mapping[type[StickyError], tuple[str, str, str]] = {
+    StoreUnavailable: ("the store does not answer", "the store has not answered", REMEDY),
+    StoreRefused: ("the store refuses", "the store has refused", "Trying again until it does not"),
+    RecordUnusable: ("the store has a key that is not ours", "a key was in the way", "Trying again until it is gone"),
+    StickyError: ("the store cannot be used", "the store could not be used", "Trying again"),
+}
+"""What is said of an error when it comes, and when it lasts, and what is done about it."""
 
 
 class Outage:
@@ -21,18 +28,21 @@ class Outage:
     def __init__(self, logger: logging.Logger, who: str, meaning: Callable[[float], str]) -> None:
         self._logger, self._who, self._meaning = logger, who, meaning
         self._since = self._said = 0.0
+        self._told: set[type[StickyError]] = set()
         self.lasts = False
         """Whether one has begun and is not over."""
 
     def failed(self, error: StickyError, now: float) -> None:
-        """The store was asked and has not answered."""
-        if not self.lasts:
-            self.lasts, self._since, self._said = True, now, now
-            what = "the store does not answer"
-            self._logger.warning("%s: %s: %s. %s. %s.", self._who, what, error, self._meaning(now), REMEDY)
+        """The store was asked and has not answered, or not what can be used."""
+        what, then, remedy = _WORDS[type(error) if type(error) in _WORDS else StickyError]
+        if not self.lasts or type(error) not in self._told:
+            self._since = self._since if self.lasts else now
+            self._told = self._told | {type(error)} if self.lasts else {type(error)}
+            self.lasts, self._said = True, now
+            self._logger.warning("%s: %s: %s. %s. %s.", self._who, what, error, self._meaning(now), remedy)
         elif now >= self._said + REPEAT:
             self._said = now
-            what = f"the store has not answered for {now - self._since:.0f} s"
+            what = f"{then} for {now - self._since:.0f} s"
             self._logger.error("%s: %s: %s. %s. Trying again.", self._who, what, error, self._meaning(now))
 
     def over(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""A server that is out of memory (`maxmemory`, `noeviction`): what keeps leases, claims and takeovers going is taken."""
+"""A server that is out of memory (`maxmemory`, `noeviction`) takes what keeps leases, claims and takeovers going."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_a_server_out_of_memory_admits_nothing_and_lets_owners_go_on(store: JobS
     before = store.look({SLOT: 0})
     client.config_set("maxmemory", 1)
     for verb in (lambda: steps.ask(store, steps.job("new")), lambda: steps.note(store, to=steps.job(key="k0"))):
-        with pytest.raises(StoreUnavailable, match="OutOfMemory"):
+        with pytest.raises(StoreUnavailable, match="OOM"):
             verb()
     assert store.look({SLOT: 0}) == before
     store.open(SLOT, EPOCH + 1)

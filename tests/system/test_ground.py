@@ -1,13 +1,15 @@
-"""The servers are full, demoted or refuse writes; workers keep what they have and go on when the ground is sound again."""
+"""The servers are full, demoted or refuse writes: workers keep what they can, and go on when that is over."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from harness.keyed_fleet import KeyedFleet
 
 from celery_sticky.testing.history import Kind
+from celery_sticky.testing.proxy import Proxy
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
@@ -46,3 +48,38 @@ def test_workers_on_a_full_server_keep_their_leases_and_take_over_from_a_dead_on
     fleet.wait_finished()
     judged = fleet.judge()
     assert judged.ok, judged.describe()
+
+
+def test_workers_follow_a_name_that_moves_though_the_old_primary_keeps_their_connections(
+    crew: Callable[..., KeyedFleet], valkey: StartValkey, proxy: Callable[[int], Proxy]
+) -> None:
+    """A managed failover: the demoted server answers READONLY on connections that nobody closes."""
+    old, new = valkey(), valkey()
+    name = proxy(old.port)
+    fleet = crew(broker=name.url, broker_channel_error_retry=True)  # else Celery's own consumer ends at UNBLOCKED
+    fleet.workers_up("a", "b")
+    before = fleet.wait_members("a", "b")
+    with old.client() as old_client, new.client() as new_client:
+        new_client.replicaof("127.0.0.1", old.port)
+        wait_until(lambda: new_client.info("replication")["master_link_status"] == "up", timeout=20)
+        for i in range(24):
+            fleet.publish(f"k{i}", 0.002)
+        fleet.wait_finished()
+        wait_until(lambda: _offset(old_client) == _offset(new_client), timeout=20)
+        new_client.replicaof("NO", "ONE")
+        name.lead(new.port)
+        old_client.replicaof("127.0.0.1", new.port)
+        after = fleet.wait_view(lambda view: view.generation > before.generation and len(view.members) == 2, 60)
+        assert after.store_id == new_client.info("server")["run_id"]
+        with fleet.app.connection_for_write() as connection:  # Kombu keeps its own, to a server that refuses
+            producer = fleet.app.amqp.Producer(connection, auto_declare=False)
+            for i in range(24):
+                fleet.publish(f"k{i}", 0.002, producer=producer)
+        fleet.wait_finished()
+    judged = fleet.judge()
+    assert judged.ok, judged.describe()
+
+
+def _offset(client: Any) -> int:
+    found = client.info("replication")
+    return int(found["master_repl_offset"])

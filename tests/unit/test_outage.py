@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from celery_sticky.errors import StoreUnavailable
+from celery_sticky.errors import StoreRefused, StoreUnavailable
 from celery_sticky.worker.outage import REPEAT, Outage
 
 ERROR = StoreUnavailable("redis://here:6379/0: TimeoutError: Timeout reading from socket")
@@ -49,3 +49,15 @@ def test_its_end_is_told_once_with_how_long_it_took(outage: Outage, caplog: pyte
     outage.failed(ERROR, 46.0)
     assert [level for level, _ in said(caplog)] == ["WARNING", "INFO", "WARNING"]
     assert said(caplog)[1][1] == "keyspace ks: the store answers again, after 42.5 s"
+
+
+def test_what_fails_in_another_way_is_told_at_once_and_each_way_once(
+    outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = StoreRefused("redis://here: READONLY it is a replica now")
+    for tenth in range(100):
+        outage.failed(ERROR if tenth % 2 else refused, tenth / 10)
+    assert [text.partition(": redis")[0] for _, text in said(caplog)] == [
+        "keyspace ks: the store refuses",
+        "keyspace ks: the store does not answer",
+    ]

@@ -25,6 +25,7 @@ from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, ServerError
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.wire import Wire
+from celery_sticky.redis_errors import describe
 
 SWEEP_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
@@ -194,5 +195,5 @@ class RedisQueues:
     def _answered(self, reply: object) -> object:
         if isinstance(reply, ServerError):
             self._wire.drop()  # it may be a replica now: connecting anew asks Sentinel again
-            raise BrokerUnavailable(f"Redis: {reply}")
+            raise BrokerUnavailable(f"Redis: {describe(str(reply))}")
         return reply

@@ -5,12 +5,16 @@ Rule: a verb is one script, and a script is sent once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from celery_sticky.errors import StoreUnavailable
+import redis
+
+from celery_sticky.errors import RecordUnusable, StoreRefused, StoreUnavailable
 from celery_sticky.redis_clients import client_from_connection, close_client, translate_errors
+from celery_sticky.redis_errors import Cure, refusal_of
 from celery_sticky.stores.redis.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -30,7 +34,10 @@ class Client(Generic[Heard]):
         scripts: Mapping[str, str],
         parse: Callable[[bytes], Heard | None],
         socket_timeout: float,
+        types: Mapping[str, str],
     ) -> None:
+        """`types`: the keys that a script may find in the way, and of which type they should be."""
+        self._types = types
         # RESP 2: what a subscription receives are plain answers.
         self._at = connection.as_uri()
         self._client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
@@ -41,7 +48,7 @@ class Client(Generic[Heard]):
 
     def watch(self, timeout: float) -> Sequence[Heard]:
         """See the store's `watch`."""
-        with translate_errors(StoreUnavailable, self._at):
+        with self._asking():
             return self._subscription.wait(timeout)
 
     def wake(self) -> None:
@@ -54,8 +61,41 @@ class Client(Generic[Heard]):
         close_client(self._client)
 
     def _run(self, verb: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
-        with translate_errors(StoreUnavailable, self._at):
+        with self._asking():
             return self._scripts[verb](keys=keys, args=args)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Translate what goes wrong; a connection to a server that cannot serve us is given up."""
+        try:
+            with translate_errors(StoreUnavailable, self._at):
+                yield
+        except StoreUnavailable as error:
+            refusal = refusal_of(error.__cause__ or error)
+            if refusal is None:
+                raise
+            if refusal.drops:
+                self._disconnect()
+            if refusal.cure is Cure.KEY:
+                raise RecordUnusable(f"{error}{self._strangers()}") from error.__cause__
+            raise StoreRefused(str(error)) from error.__cause__
+
+    def _disconnect(self) -> None:
+        # A server that was demoted keeps its clients: who does not connect again stays with it for ever.
+        self._subscription.disconnect()
+        self._client.connection_pool.disconnect()
+
+    def _strangers(self) -> str:
+        """Name the keys that hold something of another type than ours."""
+        with suppress(redis.RedisError, OSError):
+            found: dict[str, Any] = {key: self._client.type(key) for key in self._types}
+            wrong = [
+                f"{key} is a {kind.decode()}, not a {self._types[key]}"
+                for key, kind in found.items()
+                if kind.decode() not in ("none", self._types[key])
+            ]
+            return f" ({', '.join(wrong)})" if wrong else ""
+        return ""
 
 
 def script(package: str, *names: str) -> str:

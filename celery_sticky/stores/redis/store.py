@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from celery_sticky.errors import RecordUnusable, StickyError
 from celery_sticky.ownership.events import BeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.redis_clients import key_prefix
@@ -32,14 +33,15 @@ class RedisStore(Client[Signal]):
         self._own: set[str] = set()
         scripts = {verb: script(__package__, "run_id", verb) for verb in ("read", "swap", "beat")}
         scripts |= {verb: script(__package__, verb) for verb in ("revoke", "revoked")}
-        super().__init__(connection, root, scripts, self._signal, socket_timeout)
+        types = {self._view: "hash", self._beats: "hash", self._revoked: "zset"}
+        super().__init__(connection, root, scripts, self._signal, socket_timeout, types)
 
     def read(self) -> Reading:
         """See `Store.read`."""
         document, beats, run_id, seconds, micros = self._run("read", [self._view, self._beats])
         return Reading(
-            view=None if document is None else View.from_bytes(document),
-            beats=_counters(beats),
+            view=None if document is None else self._read_view(document),
+            beats=self._counters(beats),
             store_id=run_id.decode(),
             clock=int(seconds) + int(micros) / 1e6,
         )
@@ -58,7 +60,7 @@ class RedisStore(Client[Signal]):
         self._own.add(incarnation)
         args = [self._channel, incarnation, int(announce)]
         counter, version, generation, run_id, beats = self._run("beat", [self._view, self._beats], args)
-        return Beat(counter > 0, int(version), int(generation), run_id.decode(), _counters(beats), counter)
+        return Beat(counter > 0, int(version), int(generation), run_id.decode(), self._counters(beats), counter)
 
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
         """See `Store.revoke`; newest are those that expire last."""
@@ -78,6 +80,14 @@ class RedisStore(Client[Signal]):
                     return BeatHeard(incarnation, int(counter))
         return None
 
+    def _read_view(self, document: bytes) -> View:
+        try:
+            return View.from_bytes(document)
+        except StickyError as error:
+            raise type(error)(f"{self._at}: {self._view}: {error}") from error
 
-def _counters(flat: list[bytes]) -> dict[str, int]:
-    return {name.decode(): int(counter) for name, counter in zip(flat[::2], flat[1::2], strict=True)}
+    def _counters(self, flat: list[bytes]) -> dict[str, int]:
+        try:
+            return {name.decode(): int(counter) for name, counter in zip(flat[::2], flat[1::2], strict=True)}
+        except ValueError as error:
+            raise RecordUnusable(f"{self._at}: {self._beats} holds what is no heartbeat: {error}") from error

@@ -53,7 +53,7 @@ class Subscription(Generic[Heard]):
                 return []
             return self._listen(self._selector, time.monotonic() + timeout)
         except BaseException:
-            self._disconnect()
+            self.disconnect()
             raise
 
     def wake(self) -> None:
@@ -61,9 +61,16 @@ class Subscription(Generic[Heard]):
         with suppress(OSError):  # full: it is awake already; closed: nobody waits
             self._wake.send(b"\0")
 
+    def disconnect(self) -> None:
+        """Give the connection up; the next `wait` makes another."""
+        if self._selector is not None:
+            self._selector.close()
+            self._selector = None
+        self._connection.disconnect()
+
     def close(self) -> None:
         """Disconnect for good."""
-        self._disconnect()
+        self.disconnect()
         self._wake.close()
         self._woken.close()
 
@@ -117,9 +124,3 @@ class Subscription(Generic[Heard]):
         with suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
-
-    def _disconnect(self) -> None:
-        if self._selector is not None:
-            self._selector.close()
-            self._selector = None
-        self._connection.disconnect()

@@ -45,7 +45,8 @@ class RedisDirectory(Client[ViewChanged | PinMoved]):
         self._keys = [f"{root}:{name}" for name in ("view", "beats", "claims", "pins", "enlisted", "calls", "lost")]
         ahead = script("celery_sticky.stores.redis", "run_id") + script(__package__, "entry")
         scripts = {verb: ahead + script(__package__, verb) for verb in VERBS}
-        super().__init__(connection, root, scripts, _signal, socket_timeout)
+        types = dict.fromkeys(self._keys[:-1], "hash")
+        super().__init__(connection, root, scripts, _signal, socket_timeout, types)
 
     def look(self, known: Version, keys: Collection[str]) -> Look:
         """See `Directory.look`."""

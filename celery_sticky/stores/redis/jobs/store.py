@@ -10,9 +10,9 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.errors import Fenced
 from celery_sticky.keys import KEYED, Slot
-from celery_sticky.redis_clients import key_prefix, translate_errors
+from celery_sticky.redis_clients import key_prefix
 from celery_sticky.stores.jobs import (
     SEEN_NOTES,
     SEEN_RECORDS,
@@ -47,6 +47,8 @@ VERBS = (
     "reserve",
     "settle",
 )
+TYPES = {"queued": "set", "revisions": "hash", "places": "hash", "fences": "hash", "ticks": "hash", "closed": "string"}
+"""The keys that all slots share; of what is a slot's own, the keeper says which slot it is."""
 
 
 class RedisJobs(Client[Slot]):
@@ -58,7 +60,8 @@ class RedisJobs(Client[Slot]):
         self._root = f"{key_prefix(connection)}{prefix}:{keyspace}:jobs"
         self._longest_step = socket_timeout / 2
         scripts = {verb: script(__package__, "record", verb) for verb in VERBS}
-        super().__init__(connection, self._root, scripts, _signal, socket_timeout)
+        types = {f"{self._root}:{name}": kind for name, kind in TYPES.items()}
+        super().__init__(connection, self._root, scripts, _signal, socket_timeout, types)
 
     def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
         """See `JobStore.admit`."""
@@ -151,7 +154,7 @@ class RedisJobs(Client[Slot]):
         return f"{self._root}:{slot}"
 
     def _await_outcome(self, job_id: str, timeout: float) -> Outcome | None:
-        with translate_errors(StoreUnavailable, self._at):
+        with self._asking():
             key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout) if timeout > 0 else None
             told: Any = self._client.xread({key: 0}, count=1, block=block)
         if not told:

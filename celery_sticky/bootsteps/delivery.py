@@ -26,6 +26,7 @@ from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
 from celery_sticky.errors import InvalidKey, StickyError
 from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
+from celery_sticky.ownership.events import BrokerUp
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.worker.desk import Item
 from celery_sticky.worker.envelope import Envelope, loads
@@ -88,6 +89,8 @@ class Delivery(bootsteps.StartStopStep):
         if not self._started:
             self._started = True
             self._part.courier.start(self)
+            for member in self._part.members.values():
+                member.post(BrokerUp())  # should the courier not reach it, it says so
         elif self._green:
             self.ready()
 

@@ -15,6 +15,7 @@ from celery_sticky.bootsteps.forced import force
 from celery_sticky.bootsteps.interrupts import Interrupts
 from celery_sticky.bootsteps.making import make_part
 from celery_sticky.bootsteps.part import Part
+from celery_sticky.ownership.events import BrokerDown
 from celery_sticky.settings import OnLeaseLoss
 from celery_sticky.signals import pins_lost, slots_gained, slots_lost
 from celery_sticky.worker.native import share_with_threads
@@ -70,6 +71,7 @@ class Membership(bootsteps.StartStopStep):
         for director in self._part.directors.values():
             director.start()
         for member in self._part.members.values():
+            member.post(BrokerDown())  # until `Delivery` starts: what it owns would stand still for as long
             member.start()
 
     def _leave_before_cold_shutdown(self, worker: Any) -> None:

@@ -98,10 +98,11 @@ class Keeper:
         self._warned = False
         """Of jobs that are written down where they do not run."""
         self._running = True
-        self._ended = False
+        self._ended = True  # no thread yet
 
     def start(self) -> None:
         """Begin to work."""
+        self._ended = False
         start_native_thread(self._run)
 
     def finish(self, timeout: float) -> None:

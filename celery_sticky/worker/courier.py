@@ -7,6 +7,7 @@ decided at its `desk`. One lock guards the desk; it is never held across I/O.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Hashable
 from typing import Protocol, TypeVar
@@ -83,6 +84,7 @@ class Courier:
         self._idling = False
         self._decided = False
         self._down_since: float | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self, host: Host) -> None:
         """Begin to work for `host`."""
@@ -97,7 +99,9 @@ class Courier:
             time.sleep(0.005)
 
     def shutdown(self, timeout: float) -> None:
-        """Settle what is left, within `timeout` seconds, and end the thread."""
+        """Settle what is left, within `timeout` seconds, and end the thread; nothing, if it was never started."""
+        if self._thread is None:
+            return
         deadline = time.monotonic() + timeout
         self.flush(timeout)
         self._running = False

@@ -57,10 +57,11 @@ class Director:
         self.jobs = self._direction.jobs
         self._outage = Outage(logger, f"directed keyspace {self._name}", lambda _: WITHOUT_STORE)
         self._running = True
-        self._ended = False
+        self._ended = True  # no thread yet
 
     def start(self) -> None:
         """Begin to work."""
+        self._ended = False
         start_thread(self._run, f"sticky-director-{self._name}")
 
     def finish(self, timeout: float) -> None:

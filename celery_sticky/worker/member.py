@@ -143,6 +143,7 @@ class Member:
         self._fresh: set[int] = set()
         self._term = 0
         self._joined_as = ""
+        self._started = False
         self._running = True
         self._ended = False
 
@@ -153,6 +154,7 @@ class Member:
             NameTaken: a living process of this machine has it.
         """
         self._machine = Machine(self._terms(self._claim.acquire()), boottime())
+        self._started = True
         start_native_thread(self._run)
 
     def post(self, event: Event) -> None:
@@ -162,6 +164,8 @@ class Member:
 
     def slots(self) -> tuple[int, int]:
         """Return how many slots are open here, and how many are being opened or given away: from any thread."""
+        if not self._started:
+            return 0, 0
         states = list(self._machine.slots.values())  # a list is made in one step
         open_here = states.count(SlotState.OPEN)
         return open_here, len(states) - open_here
@@ -171,7 +175,12 @@ class Member:
         self.post(LeaveAsked())
 
     def finish(self, timeout: float) -> bool:
-        """Wait until everything is given away, at most `timeout` seconds, then end; False if something was left."""
+        """Wait until everything is given away, at most `timeout` seconds, then end; False if something was left.
+
+        One that was never started has nothing.
+        """
+        if not self._started:
+            return True
         self.post(LeaveAsked())
         deadline = time.monotonic() + timeout
         while self.snapshot.phase not in (Phase.LEFT, Phase.REFUSED) and time.monotonic() < deadline:

@@ -83,3 +83,24 @@ def test_workers_follow_a_name_that_moves_though_the_old_primary_keeps_their_con
 def _offset(client: Any) -> int:
     found = client.info("replication")
     return int(found["master_repl_offset"])
+
+
+def test_a_worker_that_never_reached_its_broker_holds_no_slots_for_long(
+    crew: Callable[..., KeyedFleet], valkey: StartValkey, proxy: Callable[[int], Proxy]
+) -> None:
+    broker, store = valkey(), valkey()
+    fleet = crew(broker=broker.url, sticky_store=store.url, sticky_broker_grace=1.5)
+    fleet.workers_up("a")
+    way = proxy(broker.port)
+    way.cut()
+    late = fleet.worker("b", ready=False, env=fleet.environ_with(broker=way.url))
+    late.wait_for_log("it left until its broker")
+    fleet.wait_members("a")
+    way.heal()
+    late.wait_ready()
+    fleet.wait_members("a", "b")
+    for i in range(24):
+        fleet.publish(f"k{i}", 0.002)
+    fleet.wait_finished()
+    judged = fleet.judge()
+    assert judged.ok, judged.describe()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import virtual
 
 from celery_sticky.errors import InvalidSettings, MissingDependency, StickyError
+from celery_sticky.one_server import check_one_server
 from celery_sticky.redis_errors import describe
 
 try:
@@ -60,14 +61,15 @@ def client_from_connection(
     """Make a client with a small pool of its own; nothing is sent before the first command.
 
     It connects to where Kombu would (TLS, Sentinel, user, database, socket options), takes at most `socket_timeout`
-    seconds to connect and as much for each answer, and never repeats a request. Of several broker URLs it takes the
-    one the connection uses at present.
+    seconds to connect and as much for each answer, and never repeats a request.
 
     Raises:
-        InvalidSettings: the connection is not one to Redis, or its transport options cannot be used.
+        InvalidSettings: the connection is not one to Redis, or to several servers, or its transport options cannot be
+            used.
     """
     if not is_redis(connection):
         raise InvalidSettings(f"not a Redis connection: {connection.as_uri()}")
+    check_one_server(connection)
     params: dict[str, Any] = {
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": socket_timeout,

@@ -30,6 +30,7 @@ from celery_sticky.keys import (
     slot_of_queue,
 )
 from celery_sticky.message import KEY_HEADER, KEYSPACE_HEADER, STAMP_HEADER, Stamp
+from celery_sticky.one_server import check_one_server
 from celery_sticky.settings import Settings
 
 _NOT_GIVEN: Final = ("not given",)
@@ -52,12 +53,15 @@ class StickyRouter:
         settings: Callable[[], Settings],
         clock: Callable[[], float] = time.time,
         belongs: Callable[[Keyspace, str], Slot] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
+        """`check` is called before the first keyed message, and raises where there must be none."""
         self._belongs = belongs
         self._inner = inner
         self._tasks = tasks
         self._settings = settings
         self._clock = clock
+        self._check, self._checked = check, False
         self._queues: dict[tuple[str, Slot], Any] = {}
         self._exchange = Exchange("", type="direct")
 
@@ -77,6 +81,7 @@ class StickyRouter:
         Raises:
             InvalidKey: the task's key is missing, or cannot be one.
             InvalidTask: what the task says of its key cannot be used.
+            InvalidSettings: the app's broker is a list of servers.
             RoutingConflict: the task is keyed, and the caller, or the task itself, names another destination.
             StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: its keyspace directs keys to workers, and where
                 this one goes cannot be told.
@@ -152,6 +157,7 @@ class StickyRouter:
         self, options: dict[str, Any], called: str, key: str, keyspace: str, headers: Mapping[str, Any]
     ) -> dict[str, Any]:
         settings = self._settings()
+        self._check_broker()
         slots = settings.slots_of(keyspace)
         slot = jump.hash(hash_key(key.encode()), slots)
         belongs: Slot = slot
@@ -167,6 +173,11 @@ class StickyRouter:
         # Redis and Valkey make a list at the first push: declaring it would cost a round trip for every slot and
         # connection, and a lookup for every message.
         return {"declare": [], **addressed, "queue": queue, "headers": written}
+
+    def _check_broker(self) -> None:
+        if not self._checked and self._check is not None:
+            self._check()
+            self._checked = True
 
     def _make_queue(self, keyspace: str, slot: Slot, settings: Settings) -> Any:
         # An object and not a name: Celery adds each name it does not know to `app.amqp.queues`, for ever, and a
@@ -218,8 +229,11 @@ def install(
     amqp = app.amqp
     make = amqp.Router  # called for the first publish and by `app.conf.update(task_routes=...)` (celery/app/amqp.py)
 
+    def check() -> None:
+        check_one_server(app.connection_for_write())
+
     def make_router(*args: Any, **kwargs: Any) -> StickyRouter:
-        return StickyRouter(make(*args, **kwargs), tasks, settings, belongs=belongs)
+        return StickyRouter(make(*args, **kwargs), tasks, settings, belongs=belongs, check=check)
 
     amqp.Router = make_router
     if "router" in vars(amqp):  # a cached property, already asked for

@@ -13,6 +13,7 @@ from harness.ways import Run, needs_tls, sentinel, tls_server
 from kombu import Connection
 
 from celery_sticky.errors import BrokerUnavailable, InvalidSettings, StoreUnavailable
+from celery_sticky.queues import open_queues
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, key_prefix, translate_errors
 from celery_sticky.stores import Store, open_store
 from celery_sticky.testing.server import ValkeyServer
@@ -90,6 +91,25 @@ def test_the_sentinels_get_their_own_password_and_our_timeouts() -> None:
 def test_what_kombu_cannot_use_is_an_invalid_setting(url: str) -> None:
     with pytest.raises(InvalidSettings):
         client_from_connection(Connection(url), socket_timeout=1)
+
+
+LISTED = "redis://:secret@a:1/0;redis://b:2/0"
+
+
+@pytest.mark.parametrize("where", [LISTED, LISTED.split(";")])
+def test_a_list_of_servers_is_refused_with_the_remedy_and_without_passwords(where: Any) -> None:
+    with pytest.raises(
+        InvalidSettings, match=r"2 servers.*redis://:\*\*@a:1/0, redis://.*b:2/0.*one server.*Sentinel"
+    ) as said:
+        client_from_connection(Connection(where), socket_timeout=1)
+    assert "secret" not in str(said.value)
+    with pytest.raises(InvalidSettings, match="2 servers"):
+        open_queues(Connection(where), prefix="sticky", socket_timeout=1)
+
+
+@pytest.mark.parametrize("where", ["redis://a:1/0;redis://a:1/0", ["redis://a:1/0"]])
+def test_a_list_of_one_server_is_no_list(where: Any) -> None:
+    client_from_connection(Connection(where), socket_timeout=1)
 
 
 def test_the_key_prefix_is_that_of_the_transport_options() -> None:

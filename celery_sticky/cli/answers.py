@@ -15,7 +15,8 @@ LOOK_EVERY = 0.1
 def ask(app: Any, names: Iterable[str] | None, timeout: float) -> list[tuple[str, dict[str, Any]]]:
     """Return what workers say of themselves (`celery inspect sticky`); one that does not answer in time is left out.
 
-    Of two workers of one name both are in the answer. Without names every worker is asked, for all of `timeout`.
+    Of two workers of one name both are in the answer. Without names every worker is asked, for all of `timeout`. Raises
+    what Kombu does, where the broker does not pass questions on.
     """
     wanted = None if names is None else sorted(names)
     if wanted == []:

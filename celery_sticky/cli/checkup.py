@@ -12,6 +12,7 @@ from typing import Any
 
 from celery_sticky.assignment import how_to_agree
 from celery_sticky.cli.answers import ask
+from celery_sticky.cli.failures import FAILURES, said
 from celery_sticky.cli.session import Session
 from celery_sticky.jobs import misplaced
 from celery_sticky.keyed import KeySpec
@@ -45,21 +46,43 @@ def note(text: str) -> Finding:
     return Finding(Level.NOTE, text)
 
 
+def guarded(what: str, findings: Iterable[Finding]) -> Iterable[Finding]:
+    """Pass findings on; a failure to look is one of them, and keeps nobody from looking elsewhere."""
+    try:
+        yield from findings
+    except FAILURES as error:
+        yield wrong(f"{what}: {said(error)}")
+
+
 def member_findings(session: Session, timeout: float) -> Iterable[Finding]:
     """Compare members with each other and with this app's configuration."""
+    yield from guarded("workers cannot be asked", _name_findings(session, timeout))
+    for keyspace in session.keyspaces:
+        yield from guarded(f"keyspace {keyspace}", _keyspace_findings(session, keyspace))
+    yield from guarded("revokes", _revoke_findings(session))
+
+
+def _name_findings(session: Session, timeout: float) -> Iterable[Finding]:
     names = Counter(name for name, _ in ask(session.app, None, timeout))
     for name, count in names.items():
         if count > 1:
             yield wrong(f"{count} workers are named {name}: give each its own name with -n")
-    for keyspace in session.keyspaces:
-        reading = session.store(keyspace).read()
-        view = reading.view
-        if view is None:
-            yield note(f"keyspace {keyspace} has no document yet: the first worker writes it, or `celery sticky init`")
-            continue
-        if view.store_id != reading.store_id:
-            yield wrong(f"keyspace {keyspace}: the document is of another run of the store; workers replace it")
-        yield from _view_findings(session, keyspace, view)
+
+
+def _keyspace_findings(session: Session, keyspace: str) -> Iterable[Finding]:
+    reading = session.store(keyspace).read()
+    view = reading.view
+    if view is None:
+        yield note(f"keyspace {keyspace} has no document yet: the first worker writes it, or `celery sticky init`")
+        return
+    if view.store_id != reading.store_id:
+        yield wrong(f"keyspace {keyspace}: the document is of another run of the store; workers replace it")
+    yield from _view_findings(session, keyspace, view)
+
+
+def _revoke_findings(session: Session) -> Iterable[Finding]:
+    session.store(session.keyspaces[0]).revoked()  # all keyspaces share them
+    return ()
 
 
 def _view_findings(session: Session, keyspace: str, view: View) -> Iterable[Finding]:
@@ -86,17 +109,21 @@ def _view_findings(session: Session, keyspace: str, view: View) -> Iterable[Find
 def job_findings(session: Session) -> Iterable[Finding]:
     """Look for jobs that are written down where nobody looks."""
     for keyspace in session.keyspaces:
-        with closing(session.jobs(keyspace)) as jobs:
-            if session.settings.directing(keyspace) is None:
-                places = jobs.places(0)
-                if places is not None and places.revisions:
-                    yield wrong(f"jobs: {misplaced.as_directed(keyspace, len(places.revisions))}")
-                continue
-            for record in jobs.records():
-                if isinstance(record.slot, int):
-                    what = f"job {record.name} of key {record.key!r}"
-                    yield wrong(f"keyspace {keyspace}: {what} does not run: {misplaced.as_plain(keyspace)}")
-                    break
+        yield from guarded(f"jobs of keyspace {keyspace}", _job_findings(session, keyspace))
+
+
+def _job_findings(session: Session, keyspace: str) -> Iterable[Finding]:
+    with closing(session.jobs(keyspace)) as jobs:
+        if session.settings.directing(keyspace) is None:
+            places = jobs.places(0)
+            if places is not None and places.revisions:
+                yield wrong(f"jobs: {misplaced.as_directed(keyspace, len(places.revisions))}")
+            return
+        for record in jobs.records():
+            if isinstance(record.slot, int):
+                what = f"job {record.name} of key {record.key!r}"
+                yield wrong(f"keyspace {keyspace}: {what} does not run: {misplaced.as_plain(keyspace)}")
+                break
 
 
 def task_findings(session: Session) -> Iterable[Finding]:

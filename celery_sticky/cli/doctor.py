@@ -11,10 +11,20 @@ from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 from rich.text import Text
 
-from celery_sticky.cli.checkup import Level, app_findings, job_findings, member_findings, task_findings
+from celery_sticky.cli.checkup import (
+    Finding,
+    Level,
+    app_findings,
+    guarded,
+    job_findings,
+    member_findings,
+    task_findings,
+)
+from celery_sticky.cli.failures import FAILURES, said
 from celery_sticky.cli.servers import leftovers, server_facts, server_findings
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import dash, json_option, show, table
+from celery_sticky.errors import StickyError
 from celery_sticky.settings import NAMES, SETTING, Settings
 from celery_sticky.wiring import sticky_entries
 
@@ -37,26 +47,48 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
     servers = {"broker": session.broker}
     if session.store_at.as_uri() != session.broker.as_uri():
         servers["store"] = session.store_at
-    examined = {what: server_facts(connection) for what, connection in servers.items()}
-    findings = [
-        *(finding for what, facts in examined.items() for finding in server_findings(what, facts, session.settings)),
-        *member_findings(session, timeout),
-        *job_findings(session),
-        *leftovers(session),
-        *task_findings(session),
-        *app_findings(session),
-    ]
+    examined = {what: _examine(connection) for what, connection in servers.items()}
+    away = {what for what, facts in examined.items() if "error" in facts}
+    looks = [server_findings(what, facts, session.settings) for what, facts in examined.items()]
+    if not away:
+        looks += [
+            guarded("slot queues", _queue_findings(session)),
+            member_findings(session, timeout),
+            job_findings(session),
+            leftovers(session),
+        ]
+    looks += [task_findings(session), app_findings(session)]
+    findings = [finding for look in looks for finding in look]
     return {
         "ok": not any(finding.level is Level.WRONG for finding in findings),
         "findings": [{"level": finding.level.value, "text": finding.text} for finding in findings],
         "settings": _settings(session),
         "servers": examined,
-        "guarantees": asdict(session.queues.guarantees),
+        "guarantees": _guarantees(session),
         "tasks": [
             {"task": spec.task, "key": spec.source, "keyspace": spec.keyspace, "serial": spec.serial}
             for _, spec in sorted(session.tasks.all().items())
         ],
     }
+
+
+def _queue_findings(session: Session) -> Iterable[Finding]:
+    _ = session.queues  # raises where the broker is of a kind that has none
+    return ()
+
+
+def _guarantees(session: Session) -> dict[str, Any]:
+    try:
+        return asdict(session.queues.guarantees)
+    except StickyError:  # said of the server already: there are no slot queues
+        return {}
+
+
+def _examine(connection: Any) -> dict[str, Any]:
+    try:
+        return server_facts(connection)
+    except FAILURES as error:
+        return {"url": connection.as_uri(), "error": said(error)}
 
 
 def _settings(session: Session) -> list[dict[str, Any]]:
@@ -87,7 +119,7 @@ def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
             servers.add_row("" if number else what, name.replace("_", " "), dash(value))
     yield from ("", servers)
     promised = ", ".join(name if value else f"not {name}" for name, value in facts["guarantees"].items())
-    yield from ("", f"slot queues here are {promised}", "")
+    yield from ("", f"slot queues here are {promised}" if promised else "", "")
     tasks = table("keyed task", "key", "keyspace", "one at a time")
     for one in facts["tasks"]:
         tasks.add_row(one["task"], one["key"].removeprefix("its "), one["keyspace"], "yes" if one["serial"] else "no")

@@ -7,10 +7,8 @@ from typing import Any, Final
 
 import click
 from celery.bin.base import handle_preload_options
-from kombu.exceptions import OperationalError
 
 from celery_sticky.bootsteps import control as control
-from celery_sticky.errors import StickyError
 
 COMMANDS: Final = {
     "dead": "celery_sticky.cli.dead",
@@ -47,8 +45,12 @@ class Group(click.Group):
         """
         try:
             return super().invoke(ctx)
-        except (StickyError, OperationalError) as error:
-            raise click.ClickException(str(error)) from error
+        except Exception as error:
+            from celery_sticky.cli.failures import FAILURES, said  # not above: it imports the client of Redis
+
+            if not isinstance(error, FAILURES):
+                raise
+            raise click.ClickException(said(error)) from error
 
 
 @click.group(cls=Group)

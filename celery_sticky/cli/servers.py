@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import redis
 
-from celery_sticky.cli.checkup import Finding, note, wrong
+from celery_sticky.cli.checkup import Finding, guarded, note, wrong
 from celery_sticky.cli.session import PATIENCE, Session
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import HASH_NAME, Slot, slot_of_queue
 from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
+from celery_sticky.redis_errors import NO_CLUSTER
 
 Facts = Mapping[str, Any]
+NEARLY_FULL = 0.9
 CONFIG = ("maxmemory-policy", "appendonly", "save", "min-replicas-to-write", "min-replicas-max-lag")
 
 
 def server_facts(connection: Any) -> dict[str, Any]:
-    """Return what a server says of itself; what it refuses to tell is None.
+    """Return what a server says of itself; what it refuses to tell is None, or left out where it has no INFO.
 
     Raises:
         BrokerUnavailable: it does not answer.
@@ -31,10 +34,13 @@ def server_facts(connection: Any) -> dict[str, Any]:
     client = client_from_connection(connection, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
     try:
         with translate_errors(BrokerUnavailable):
-            info = client.info()
+            client.ping()
+            info = _told(client.info)
             config = _config(client)
     finally:
         close_client(client)
+    if "run_id" not in info:
+        return {**facts, "untold": "INFO", "wakes_clients": _wakes(connection)}
     name = "Valkey" if "valkey_version" in info else "Redis"
     return {
         **facts,
@@ -46,6 +52,8 @@ def server_facts(connection: Any) -> dict[str, Any]:
         "maxmemory_policy": info.get("maxmemory_policy", config.get("maxmemory-policy")),
         "appendonly": bool(info["aof_enabled"]) if "aof_enabled" in info else None,
         "save": config.get("save"),
+        "used_memory": info.get("used_memory"),
+        "cluster": bool(info.get("cluster_enabled")),
         "replicas": info.get("connected_slaves"),
         "min_replicas_to_write": _number(config.get("min-replicas-to-write")),
         "min_replicas_max_lag": _number(config.get("min-replicas-max-lag")),
@@ -53,11 +61,17 @@ def server_facts(connection: Any) -> dict[str, Any]:
     }
 
 
-def _config(client: redis.Redis) -> dict[str, str]:
+def _told(ask: Callable[[], Any]) -> dict[str, Any]:
+    """Return the answer, or nothing: managed servers do not let everyone ask."""
     try:
-        return {str(name): str(value) for wanted in CONFIG for name, value in client.config_get(wanted).items()}
-    except redis.ResponseError:  # managed servers do not let everyone ask
+        return dict(ask())
+    except redis.ResponseError:
         return {}
+
+
+def _config(client: redis.Redis) -> dict[str, str]:
+    found = [_told(partial(client.config_get, wanted)) for wanted in CONFIG]
+    return {str(name): str(value) for answer in found for name, value in answer.items()}
 
 
 def _number(text: str | None) -> int | None:
@@ -77,6 +91,15 @@ def _wakes(connection: Any) -> bool:
 
 def server_findings(what: str, facts: Facts, settings: Any) -> Iterable[Finding]:
     """Judge what a server said of itself."""
+    if "error" in facts:
+        yield wrong(f"{what}: {facts['error']}")
+        return
+    if "untold" in facts:
+        yield wrong(
+            f"{what}: the command INFO is refused, by which a restarted server is told: workers do not join "
+            "(ACL SETUSER … +info)"
+        )
+        return
     if "server" not in facts:
         yield note(f"{what}: {facts['url']} serves one process only: for tests")
         return
@@ -86,6 +109,9 @@ def server_findings(what: str, facts: Facts, settings: Any) -> Iterable[Finding]
             f"{what}: maxmemory-policy is {policy}: when memory is short the server deletes messages and ownership; "
             "set it to noeviction"
         )
+    yield from _memory(what, facts)
+    if facts["cluster"]:
+        yield wrong(f"{what}: {NO_CLUSTER}")
     if not facts["appendonly"] and not facts["save"]:
         yield note(f"{what}: neither an append-only file nor snapshots: a restart loses every message")
     elif not facts["appendonly"]:
@@ -96,6 +122,20 @@ def server_findings(what: str, facts: Facts, settings: Any) -> Iterable[Finding]
         yield from _replication(what, facts, settings.lease_ttl - settings.lease_margin)
     if not facts["wakes_clients"]:
         yield note(f"{what}: client tracking is refused: idle workers look for messages again and again instead")
+
+
+def _memory(what: str, facts: Facts) -> Iterable[Finding]:
+    used, most = facts["used_memory"], facts["maxmemory"]
+    if not most or used is None or used < NEARLY_FULL * most:
+        return
+    how = f"{used / 2**20:.0f} of {most / 2**20:.0f} MB are used"
+    if used < most:
+        yield note(f"{what}: memory is nearly full ({how}); when it is, senders are refused")
+        return
+    yield wrong(
+        f"{what}: memory is full ({how}): sends, new jobs, notifications and results are refused, while workers keep "
+        "their leases and run what waits. Raise maxmemory, or find what fills it"
+    )
 
 
 def _replication(what: str, facts: Facts, trust: float) -> Iterable[Finding]:
@@ -109,28 +149,36 @@ def _replication(what: str, facts: Facts, trust: float) -> Iterable[Finding]:
 
 def leftovers(session: Session) -> Iterable[Finding]:
     """Look for messages that no worker will fetch: in slots beyond the last, and in keyspaces without members."""
+    return guarded("slot queues", _leftovers(session))
+
+
+def _leftovers(session: Session) -> Iterable[Finding]:
     if not is_redis(session.broker):
         return
     standing = _standing(session)
     for keyspace in sorted({keyspace for keyspace, _ in standing}):
-        reading = session.store(keyspace).read()
-        slots = session.slots_of(keyspace, reading)
-        beyond = sorted(n for name, n in standing if name == keyspace and isinstance(n, int) and n >= slots)
-        if beyond:
-            count = sum(standing[keyspace, slot] for slot in beyond)
-            yield wrong(
-                f"keyspace {keyspace}: {count} messages stand in {len(beyond)} slot queues from number {beyond[0]} on, "
-                f"but it has {slots} slots: they were sent with another sticky_slots"
-            )
-        direct = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
-        if direct and reading.view and reading.view.hash == HASH_NAME:
-            yield wrong(
-                f"keyspace {keyspace}: {direct} messages stand in queues of single workers, from a time when it "
-                "directed its keys: no worker reads these. Declare it as it was until they have run"
-            )
-        inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
-        if inside and not (reading.view and reading.view.members):
-            yield wrong(f"keyspace {keyspace}: {inside} messages wait, and no worker takes part in it")
+        yield from guarded(f"slot queues of keyspace {keyspace}", _left_in(session, keyspace, standing))
+
+
+def _left_in(session: Session, keyspace: str, standing: Counter[tuple[str, Slot]]) -> Iterable[Finding]:
+    reading = session.store(keyspace).read()
+    slots = session.slots_of(keyspace, reading)
+    beyond = sorted(n for name, n in standing if name == keyspace and isinstance(n, int) and n >= slots)
+    if beyond:
+        count = sum(standing[keyspace, slot] for slot in beyond)
+        yield wrong(
+            f"keyspace {keyspace}: {count} messages stand in {len(beyond)} slot queues from number {beyond[0]} on, "
+            f"but it has {slots} slots: they were sent with another sticky_slots"
+        )
+    direct = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
+    if direct and reading.view and reading.view.hash == HASH_NAME:
+        yield wrong(
+            f"keyspace {keyspace}: {direct} messages stand in queues of single workers, from a time when it "
+            "directed its keys: no worker reads these. Declare it as it was until they have run"
+        )
+    inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
+    if inside and not (reading.view and reading.view.members):
+        yield wrong(f"keyspace {keyspace}: {inside} messages wait, and no worker takes part in it")
 
 
 def _standing(session: Session) -> Counter[tuple[str, Slot]]:

@@ -10,6 +10,7 @@ from celery_sticky.app import Sticky
 from celery_sticky.errors import StickyError
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE
+from celery_sticky.one_server import known_connection
 from celery_sticky.queues import SlotQueues, open_queues
 from celery_sticky.settings import Settings
 from celery_sticky.stores import Directory, JobStore, Reading, Store, open_directory, open_job_store, open_store
@@ -56,7 +57,7 @@ class Session:
     @cached_property
     def broker(self) -> Any:
         """The Kombu connection to the broker; nothing is sent over it."""
-        return self.app.connection_for_read()
+        return known_connection(self.app.connection_for_read)
 
     @cached_property
     def store_at(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import click
@@ -12,8 +12,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from celery_sticky.cli.answers import ask, beating
+from celery_sticky.cli.failures import attempt
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
+from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
 from celery_sticky.keys import direct
 from celery_sticky.ownership.view import View
 from celery_sticky.queues import Depth
@@ -36,16 +38,31 @@ def status(ctx: click.Context, keyspace: str | None, timeout: float, as_json: bo
 
 
 def _facts(session: Session, keyspaces: list[str], timeout: float) -> dict[str, Any]:
-    readings = {keyspace: session.store(keyspace).read() for keyspace in keyspaces}
+    failed: list[str] = []
+    readings = _read(session, keyspaces, failed)
     views = {keyspace: reading.view for keyspace, reading in readings.items() if reading.view is not None}
-    answers = dict(ask(session.app, {name for view in views.values() for name in view.members}, timeout))
+    names = {name for view in views.values() for name in view.members}
+    answers = dict(attempt(failed, "workers cannot be asked", lambda: ask(session.app, names, timeout)) or ())
     doubtful = {
         keyspace: {m.incarnation for m in view.members.values() if _said(answers, keyspace, m.name) is None}
         for keyspace, view in views.items()
     }
-    alive = beating(session, readings, doubtful)
-    found = [_keyspace(session, keyspace, reading, answers, alive) for keyspace, reading in readings.items()]
-    return {"keyspaces": found, "problems": [text for one in found for text in _problems(one)]}
+    alive = attempt(failed, "heartbeats", lambda: beating(session, readings, doubtful)) or set()
+    found = [_keyspace(session, keyspace, reading, answers, alive, failed) for keyspace, reading in readings.items()]
+    return {"keyspaces": found, "problems": [*failed, *(text for one in found for text in _problems(one))]}
+
+
+def _read(session: Session, keyspaces: list[str], failed: list[str]) -> dict[str, Reading]:
+    """Read what can be read; raise where the store is away, for then there is nothing to show."""
+    readings = {}
+    for keyspace in keyspaces:
+        try:
+            readings[keyspace] = session.store(keyspace).read()
+        except StickyError as error:
+            if not isinstance(error, StoreRefused | DocumentDamaged | DocumentTooNew):
+                raise
+            failed.append(f"keyspace {keyspace}: {error}")
+    return readings
 
 
 def _said(answers: Mapping[str, Any], keyspace: str, name: str) -> dict[str, Any] | None:
@@ -54,13 +71,24 @@ def _said(answers: Mapping[str, Any], keyspace: str, name: str) -> dict[str, Any
 
 
 def _keyspace(
-    session: Session, keyspace: str, reading: Reading, answers: Mapping[str, Any], alive: set[str]
+    session: Session,
+    keyspace: str,
+    reading: Reading,
+    answers: Mapping[str, Any],
+    alive: set[str],
+    failed: list[str],
 ) -> dict[str, Any]:
     view, now = reading.view, time.time()
     slots = session.slots_of(keyspace, reading)
     directing = session.settings.directing(keyspace)
-    enlisted = session.directory(keyspace).enlisted() if directing is not None else ()
-    depths = session.queues.depth(keyspace, (*range(slots), *(direct(name) for name in enlisted)))
+    enlisted: Collection[str] = ()
+    if directing is not None:
+        enlisted = attempt(failed, f"directory of keyspace {keyspace}", session.directory(keyspace).enlisted) or ()
+    places = (*range(slots), *(direct(name) for name in enlisted))
+    what = f"slot queues of keyspace {keyspace}"
+    depths = attempt(failed, what, lambda: session.queues.depth(keyspace, places))
+    if depths is None:
+        depths = dict.fromkeys(places, Depth(0, 0, 0, None))
     ages = [age for depth in depths.values() if (age := age_of(depth.oldest, now)) is not None]
     owners: dict[str, list[Depth]] = {}
     for slot, name in enumerate(view.owner if view else ()):
@@ -81,7 +109,7 @@ def _keyspace(
         "deferred": sum(depth.deferred for depth in depths.values()),
         "in_flight": sum(depth.in_flight for depth in depths.values()),
         "oldest_seconds": max(ages, default=None),
-        "dead": len(session.queues.dead(keyspace)),
+        "dead": attempt(failed, f"dead queue of keyspace {keyspace}", lambda: len(session.queues.dead(keyspace))),
         "members": [
             {
                 "name": member.name,
@@ -159,7 +187,7 @@ def _headline(found: Mapping[str, Any]) -> str:
 def _messages(found: Mapping[str, Any]) -> str:
     oldest = f" (oldest {seconds(found['oldest_seconds'])})" if found["oldest_seconds"] is not None else ""
     counts = f"{found['waiting']} waiting{oldest}, {found['deferred']} deferred, {found['in_flight']} in flight"
-    return f"messages: {counts}, {found['dead']} dead"
+    return f"messages: {counts}, {dash(found['dead'])} dead"
 
 
 def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:

@@ -182,7 +182,7 @@ def test_a_cluster_is_refused_by_name() -> None:
     answer = b"-CLUSTERDOWN Hash slot not served\r\n"
     with fake_server(answer) as url, closing(open_store(url, "default")) as store:
         assert code_of(beat(store)) == "CLUSTERDOWN"
-        with pytest.raises(StoreUnavailable, match="Redis Cluster, which celery-sticky does not support"):
+        with pytest.raises(StoreUnavailable, match="Redis Cluster is not supported"):
             store.read()
 
 

@@ -175,6 +175,8 @@ def test_a_broker_that_is_down_is_told_in_one_line(
     server = valkey()
     made = fleet(broker=server.url)
     server.kill()
-    for command in (["status"], ["owner", "7"], ["plan"], ["dead", "list"], ["doctor"], ["init"]):
+    for command in (["status"], ["owner", "7"], ["plan"], ["dead", "list"], ["init"]):
         done = celery(made, "sticky", *command)
         assert done.returncode == 1 and done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1, done.stderr
+    found = facts(made, "doctor", status=1)
+    assert "Connection refused" in found["servers"]["broker"]["error"] and len(found["findings"]) >= 1

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
 
-from celery_sticky.errors import InvalidSettings, MissingDependency, StickyError
+from celery_sticky.errors import BrokerUnavailable, InvalidSettings, MissingDependency, StickyError
 from celery_sticky.one_server import check_one_server
-from celery_sticky.redis_errors import describe
+from celery_sticky.redis_errors import Cure, describe, refusal_of
 
 try:
     import redis
@@ -89,6 +89,27 @@ def client_from_connection(
         raise InvalidSettings(f"the broker's transport options cannot be used: {error}") from error
     # As Kombu does: a streaming credential provider is told of the pool by the client.
     return redis.Redis(connection_pool=pool, credential_provider=pool.connection_kwargs.get("credential_provider"))
+
+
+def eviction_policy(connection: Connection, *, socket_timeout: float) -> str | None:
+    """Return what the server deletes when its memory is short (`noeviction`: nothing); None: it does not tell.
+
+    Raises:
+        BrokerUnavailable: it does not answer.
+    """
+    client = client_from_connection(connection, socket_timeout=socket_timeout, decode_responses=True, protocol=2)
+    try:
+        with translate_errors(BrokerUnavailable, connection.as_uri()):
+            info: Any = client.info("memory")
+            policy: str | None = info.get("maxmemory_policy")
+            return policy
+    except BrokerUnavailable as error:
+        refusal = refusal_of(error.__cause__ or error)
+        if refusal is not None and refusal.cure is Cure.TELL:
+            return None
+        raise
+    finally:
+        close_client(client)
 
 
 def close_client(client: redis.Redis) -> None:

@@ -63,10 +63,14 @@ class _Maker:
         )
         part.refusals = Refusals(worker.app, worker.hostname)
         part.store_url = self._where.as_uri()
+        broker = worker.app.connection_for_read()
+        part.servers = {"the broker": broker}
+        if broker.as_uri() != part.store_url:
+            part.servers = {**part.servers, "the store": self._where}
         for name in self._directed:
             part.directors[name] = self._director(name)
         part.jobs = make_jobs(worker, part)
-        hooks = WorkerHooks(worker)
+        hooks, self._folder = WorkerHooks(worker), runtime_dir(self._settings.runtime_dir)
         for name in self._keyspaces:
             part.members[name] = self._member(name, hooks)
         wiring.lease, wiring.worker = lease, worker.hostname
@@ -113,7 +117,7 @@ class _Maker:
 
     def _member(self, name: str, hooks: WorkerHooks) -> Member:
         settings, part = self._settings, self._part
-        claim = Claim(runtime_dir(settings.runtime_dir), f"{part.store_url} {settings.key_prefix}", name, part.hostname)
+        claim = Claim(self._folder, f"{part.store_url} {settings.key_prefix}", name, part.hostname)
         return Member(
             name,
             self._terms(name),

@@ -11,6 +11,7 @@ from typing import Any
 from celery import bootsteps, signals
 
 from celery_sticky.bootsteps.children import Children
+from celery_sticky.bootsteps.eviction import warn_of_eviction
 from celery_sticky.bootsteps.forced import force
 from celery_sticky.bootsteps.interrupts import Interrupts
 from celery_sticky.bootsteps.making import make_part
@@ -64,6 +65,7 @@ class Membership(bootsteps.StartStopStep):
         self._leave_before_cold_shutdown(worker)
         share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
         self._watch.start()
+        warn_of_eviction(self._part.servers, self._part.settings.patience)
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
         logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)
         if self._part.jobs is not None:

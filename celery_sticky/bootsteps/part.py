@@ -38,6 +38,8 @@ class Part:
     """The runs whose start is reserved and that have not ended."""
     store_url: str = ""
     """Where the store is, without passwords."""
+    servers: Mapping[str, Any] = field(default_factory=dict)
+    """What it is → the Kombu connection that leads there; nothing is sent over it."""
     ending: bool = False
     """A cold shutdown gives up on the running tasks: they run again elsewhere, and are not to blame."""
 

@@ -161,8 +161,8 @@ def app_findings(session: Session) -> Iterable[Finding]:
         yield note("worker_enable_remote_control is off: revoke and inspect do not reach workers")
     if conf.worker_cancel_long_running_tasks_on_connection_loss:
         yield note(
-            "worker_cancel_long_running_tasks_on_connection_loss is on: a lost connection also cancels keyed tasks, "
-            "which would otherwise run on"
+            "worker_cancel_long_running_tasks_on_connection_loss is on: it cancels tasks without a key. Keyed tasks "
+            "run on when a connection is lost, though Celery's log then says that it terminates them"
         )
     if session.settings.weight == 0:
         yield note("sticky_weight is 0: workers with these settings are given no slots")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.fleet import Fleet
 
+from celery_sticky.testing.history import Kind
 from celery_sticky.testing.server import ValkeyServer, free_port
 
 
@@ -67,3 +70,44 @@ def test_a_worker_refuses_a_list_of_servers(fleet: Callable[..., Fleet], redis_u
     worker = made.worker("w1", ready=False)
     assert worker.wait(30) != 0
     assert "2 servers are listed" in worker.log and "Name one server" in worker.log, worker.tail()
+
+
+def test_a_server_that_deletes_keys_is_warned_of_at_start(
+    fleet: Callable[..., Fleet], valkey: Callable[..., ValkeyServer]
+) -> None:
+    broker, store = valkey(), valkey(config={"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"})
+    worker = fleet(broker=broker.url, conf={"sticky_store": store.url}).worker("w1")
+    said = worker.wait_for_log(r"WARNING.*sticky: the (\S+) \S+ has maxmemory-policy (\S+): .*noeviction")
+    assert said.groups() == ("store", "allkeys-lru")
+    assert "sticky: the broker" not in worker.log
+
+
+def test_a_lost_connection_cancels_no_keyed_task_whatever_celery_says(
+    fleet: Callable[..., Fleet], valkey: Callable[..., ValkeyServer]
+) -> None:
+    server = valkey()
+    made = fleet(
+        broker=server.url,
+        conf={"sticky_settle": 0.1, "worker_cancel_long_running_tasks_on_connection_loss": True},
+    ).init()
+    worker = made.worker("w1")
+    made.send("k", 1, seconds=4.0)
+    made.wait_started("k", 1)
+    with server.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    worker.wait_for_log("Connection to broker lost|Trying to re-establish")
+    made.wait_finished()
+    judged = made.judge()
+    assert judged.ok and sum(event.kind is Kind.START for event in made.events()) == 1, judged.describe()
+
+
+def test_a_worker_starts_without_a_folder_for_its_lock_file(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
+    (tmp_path / f"celery-sticky-{os.getuid()}").write_text("in the way")
+    made = fleet(conf={"sticky_settle": 0.1}).init()
+    worker = made.worker("w1", env={"TMPDIR": str(tmp_path)})
+    assert "no folder for lock files" in worker.log and "sticky_runtime_dir" in worker.log
+    made.send("k", 1)
+    made.wait_finished()
+    refused = fleet(conf={"sticky_runtime_dir": str(tmp_path / f"celery-sticky-{os.getuid()}" / "x")})
+    worker = refused.worker("w2", ready=False)
+    assert worker.wait(30) != 0 and "sticky_runtime_dir is " in worker.log, worker.tail()

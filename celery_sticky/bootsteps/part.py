@@ -12,6 +12,7 @@ from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.director import Director
 from celery_sticky.worker.lease import Lease, boottime
 from celery_sticky.worker.member import Member
+from celery_sticky.worker.undertaker import Leaders
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class Part:
     """Where the store is, without passwords."""
     servers: Mapping[str, Any] = field(default_factory=dict)
     """What it is → the Kombu connection that leads there; nothing is sent over it."""
+    leaders: Leaders = field(default_factory=Leaders)
+    """The processes of the pool that have run keyed tasks."""
     ending: bool = False
     """A cold shutdown gives up on the running tasks: they run again elsewhere, and are not to blame."""
 

@@ -61,7 +61,8 @@ class StickyRequest:
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """The pool has taken the task: it runs."""
         run = self._run
-        run.pid, run.accepted, run.accepting = pid, True, True
+        run.pid = run.part.leaders.of(pid) if run.part.has_processes else pid
+        run.accepted = run.accepting = True
         try:
             super().on_accepted(pid, time_accepted)  # type: ignore[misc]
         finally:

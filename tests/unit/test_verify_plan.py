@@ -95,15 +95,20 @@ def test_what_cannot_be_had_is_left_out_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("terms", "faults"),
     [
-        (Terms(broker="redis://h/0"), {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback"}),
+        (
+            Terms(broker="redis://h/0"),
+            {"broker-restart", "broker-freeze", "broker-rollback", "failover", "store-rollback"},
+        ),
         (
             Terms(broker="redis://h/0", store="redis://i/0"),
-            {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback"},
+            {"broker-restart", "broker-freeze", "broker-rollback", "failover", "store-rollback"},
         ),
         (
             Terms(broker="sentinel://h"),
-            {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback", "partition"},
+            {"broker-restart", "broker-freeze", "broker-rollback", "failover", "store-rollback", "partition"},
         ),
+        (Terms(faults=("failover", "kill")), set()),
+        (Terms(faults=("failover", "partition")), {"failover"}),
         (Terms(store="redis://i/0"), {"store-rollback"}),
         (Terms(pool="threads"), {"child-kill"}),
         (Terms(workers=2), {"cascade"}),

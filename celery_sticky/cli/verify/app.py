@@ -37,7 +37,12 @@ def make_app(site: Site) -> Celery:
     app = Celery("verify", broker=site.broker, set_as_current=False)
     app.conf.update(
         broker_connection_retry_on_startup=True,
-        broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 5, "global_keyprefix": site.prefix},
+        broker_transport_options={
+            "socket_timeout": 5,
+            "socket_connect_timeout": 5,
+            "global_keyprefix": site.prefix,
+            **site.options,
+        },
         task_ignore_result=True,
         task_publish_retry=False,  # a second sending would be the sender's duplicate, not the workers'
     )

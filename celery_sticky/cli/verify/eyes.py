@@ -138,7 +138,9 @@ class Eyes:
 
     def waiting(self, ids: Iterable[str]) -> set[str]:
         """Return which of these tasks have a message at the broker, in whatever record of it."""
-        client = client_from_connection(Connection(self._site.broker), socket_timeout=PATIENCE)
+        client = client_from_connection(
+            Connection(self._site.broker, transport_options=dict(self._site.options)), socket_timeout=PATIENCE
+        )
         try:
             text = b"\n".join(_values(client, self._site.prefix))
         finally:

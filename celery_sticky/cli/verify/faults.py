@@ -20,6 +20,7 @@ from celery_sticky.cli.verify.plan import Step
 from celery_sticky.cli.verify.record import EVERYBODY, Done, Frozen
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.testing import processes
+from celery_sticky.testing.waiting import wait_until
 from celery_sticky.testing.worker import WorkerProcess
 
 GRACE = 45.0
@@ -28,6 +29,8 @@ CASCADE_PAUSE = 0.2
 """Seconds between two deaths."""
 APPENDONLY = "appendonlydir"
 """The folder of the server's log, as long as nobody configures another."""
+LAG = 500_000_000
+"""Nanoseconds by which a replica that has caught up may be behind when its primary dies."""
 SETTLING = 20.0
 """Seconds all slots may take to be where they belong; the fault is over then at the latest."""
 
@@ -230,6 +233,17 @@ class Faults:
         shutil.rmtree(log)
         copy.rename(log)
         server.start()
+
+    def _failover(self, step: Step, done: Done) -> None:
+        pair = self._ground.pair
+        assert pair is not None
+        done.hit.add(EVERYBODY)
+        with suppress(AssertionError):  # under load it may always lack the last few bytes
+            wait_until(pair.caught_up, 2.0)
+            done.since = now() - LAG
+        pair.kill_primary()
+        done.forgot_until = now()
+        pair.restore()
 
     def _store_rollback(self, step: Step, done: Done) -> None:
         server = self._ground.store

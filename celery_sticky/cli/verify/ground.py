@@ -21,6 +21,7 @@ from celery_sticky.cli.verify.site import HOST, Mode, Site, queue_of
 from celery_sticky.testing import processes
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.proxy import Proxy
+from celery_sticky.testing.sentinel import WatchedPair
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.worker import WorkerProcess
 
@@ -68,8 +69,8 @@ class Terms:
 class Ground:
     """Starts and ends processes; at its end none is left."""
 
-    def __init__(self, terms: Terms, *, proxied: frozenset[str], clock: str | None) -> None:
-        self.terms, self._proxied, self._clock = terms, proxied, clock
+    def __init__(self, terms: Terms, *, proxied: frozenset[str], clock: str | None, fails_over: bool = False) -> None:
+        self.terms, self._proxied, self._clock, self._fails_over = terms, proxied, clock, fails_over
         self.guard, self.lock = Guard(), threading.RLock()
         self.workers: dict[str, WorkerProcess] = {}
         self.gone: list[WorkerProcess] = []
@@ -86,11 +87,15 @@ class Ground:
         folder = Path(tempfile.mkdtemp(prefix="sticky-verify-"))
         self.guard.remove(folder)
         self.broker = self.store = None
+        self.pair: WatchedPair | None = None
         broker, store, prefix = terms.broker, terms.store, ""
-        if broker is None:
+        if broker is None and self._fails_over:
+            self.pair = WatchedPair(self.guard, folder)
+            broker = self.pair.url
+        elif broker is None:
             self.broker = ValkeyServer(self.guard, appendonly=True).start()
             broker = self.broker.url
-        if store is None and self.broker is not None and terms.mode is Mode.STICKY:
+        if store is None and terms.broker is None and terms.mode is Mode.STICKY:
             self.store = ValkeyServer(self.guard).start()
             store = self.store.url
         if terms.broker is not None or terms.store is not None:
@@ -110,6 +115,7 @@ class Ground:
             directed=terms.directed,
             pinned=terms.pinned,
             seed=terms.seed,
+            options=self.pair.options if self.pair is not None else {},
         )
 
     def __enter__(self) -> Self:
@@ -209,6 +215,8 @@ class Ground:
                 proxy.teardown()
         for server in filter(None, (self.broker, self.store)):
             server.teardown()
+        if self.pair is not None:
+            self.pair.teardown()
         self.guard.close()
 
 

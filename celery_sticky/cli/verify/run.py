@@ -85,16 +85,24 @@ def names_of(workers: int) -> tuple[str, ...]:
     return tuple(f"w{number}" for number in range(1, workers + 1))
 
 
+ONE_ADDRESS = frozenset({"partition", "broker-restart", "broker-freeze", "broker-rollback"})
+"""Faults of a broker, or of the way to it, that is always at one address: a Sentinel would give it another."""
+
+
 def impossible(terms: Terms) -> dict[str, str]:
     """Return the faults that a run on these terms cannot do, with the reason."""
     found = {}
     if terms.broker is not None:
-        for fault in ("broker-restart", "broker-freeze", "broker-rollback"):
+        for fault in ("broker-restart", "broker-freeze", "broker-rollback", "failover"):
             found[fault] = "the broker is not a server that verify started"
         if terms.store is None:
             found["store-rollback"] = "the store is not a server that verify started"
     if terms.store is not None:
         found["store-rollback"] = "the store is not a server that verify started"
+    if others := ONE_ADDRESS & set(terms.faults):
+        found.setdefault(
+            "failover", f"{', '.join(sorted(others))} need a broker that keeps its address: leave them out"
+        )
     if terms.mode is not Mode.STICKY:
         found["store-rollback"] = "plain Celery has no store"
     if not all(can_proxy(url) for url in (terms.broker, terms.store) if url is not None):
@@ -129,7 +137,8 @@ def perform(terms: Terms, tell: Tell) -> Outcome:
     plan = plan_of(terms)
     proxied = frozenset(name for step in plan.steps if step.fault == "partition" for name in step.workers)
     clock = libfaketime() if any(step.fault == "clock" for step in plan.steps) else None
-    with Ground(terms, proxied=proxied, clock=clock) as ground:
+    fails_over = any(step.fault == "failover" for step in plan.steps)
+    with Ground(terms, proxied=proxied, clock=clock, fails_over=fails_over) as ground:
         eyes = Eyes(ground.site)
         # What a store that is rolled back has forgotten is not wanted, whatever was said.
         wishes = Wishes(ground.site, seed=terms.seed, renew="store-rollback" not in terms.faults)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -49,6 +49,8 @@ class Site:
     pinned: Sequence[str] = ()
     """The keys that workers pin."""
     seed: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Transport options that the broker's address needs."""
 
     @property
     def keyspace(self) -> str:

@@ -1,0 +1,108 @@
+"""A primary, its replica and a Sentinel over them, on loopback: what a failover is made of."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.server import ValkeyServer, binary, free_port
+from celery_sticky.testing.waiting import wait_until
+
+MASTER = "main"
+"""What the Sentinel calls them."""
+DOWN_AFTER, FAILOVER_TIMEOUT = 500, 3000
+"""Milliseconds."""
+
+
+def sentinel_config(folder: Path, port: int, primary: int) -> Path:
+    """Write the file that a Sentinel on this port needs to watch the primary on that port; return where it is."""
+    config = folder / "sentinel.conf"
+    config.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
+        f"sentinel monitor {MASTER} 127.0.0.1 {primary} 1\n"
+        f"sentinel down-after-milliseconds {MASTER} {DOWN_AFTER}\n"
+        f"sentinel failover-timeout {MASTER} {FAILOVER_TIMEOUT}\n"
+    )
+    return config
+
+
+class WatchedPair:
+    """Two servers of which a Sentinel makes one the primary."""
+
+    def __init__(self, guard: Guard, folder: Path) -> None:
+        self._guard = guard
+        self.primary = ValkeyServer(guard, appendonly=True).start()
+        self.replica = ValkeyServer(guard, appendonly=True)
+        self._follow()
+        self._port = free_port()
+        self._sentinel = self._start_sentinel(folder)
+
+    @property
+    def url(self) -> str:
+        """The address as Celery takes it; it needs `options`."""
+        return f"sentinel://127.0.0.1:{self._port}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The transport options that go with `url`."""
+        return {"master_name": MASTER}
+
+    def caught_up(self) -> bool:
+        """Whether the replica has all that the primary had when this was asked."""
+        with self.primary.client() as primary, self.replica.client() as replica:
+            written = primary.info("replication")["master_repl_offset"]
+            return bool(replica.info("replication").get("slave_repl_offset", -1) >= written)
+
+    def kill_primary(self) -> None:
+        """SIGKILL the primary and wait until the other one has taken its place."""
+        self.primary.kill()
+        with self.replica.client() as client:
+            wait_until(lambda: client.info("replication")["role"] == "master", 30, "the replica is promoted")
+        self.primary, self.replica = self.replica, self.primary
+
+    def restore(self) -> None:
+        """Start the killed one again, as a replica of the other, and wait until it follows."""
+        self._follow()
+        with redis.Redis(port=self._port, decode_responses=True, socket_timeout=2) as client:
+            wait_until(lambda: client.sentinel_masters()[MASTER]["port"] == self.primary.port, 20)
+
+    def teardown(self) -> None:
+        """Leave nothing behind. May be called twice."""
+        if self._sentinel.poll() is None:
+            self._sentinel.kill()
+            self._sentinel.wait(10)
+            self._guard.forget(self._sentinel.pid)
+        for server in (self.primary, self.replica):
+            server.teardown()
+
+    def _follow(self) -> None:
+        self.primary.config.pop("replicaof", None)
+        self.replica.config["replicaof"] = f"127.0.0.1 {self.primary.port}"
+        self.replica.start()
+        with self.replica.client() as client:
+            wait_until(lambda: client.info("replication").get("master_link_status") == "up", 30, "the replica follows")
+
+    def _start_sentinel(self, folder: Path) -> subprocess.Popen[bytes]:
+        config = sentinel_config(folder, self._port, self.primary.port)
+        with (folder / "sentinel.log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(binary()), str(config), "--sentinel"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._guard.watch(process.pid)
+        wait_until(self._knows_both, 20, "the Sentinel knows both servers")
+        return process
+
+    def _knows_both(self) -> bool:
+        with redis.Redis(port=self._port, decode_responses=True, socket_timeout=2) as client:
+            try:
+                return bool(client.sentinel_masters()[MASTER]["num-slaves"] == 1)
+            except redis.RedisError:
+                return False

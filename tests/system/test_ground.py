@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from harness.keyed_fleet import KeyedFleet
+from harness.keyed_fleet import SLOTS, KeyedFleet
 
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.proxy import Proxy
@@ -102,5 +102,30 @@ def test_a_worker_that_never_reached_its_broker_holds_no_slots_for_long(
     for i in range(24):
         fleet.publish(f"k{i}", 0.002)
     fleet.wait_finished()
+    judged = fleet.judge()
+    assert judged.ok, judged.describe()
+
+
+def test_a_record_of_another_type_stops_its_keyspace_alone_and_is_named(
+    crew: Callable[..., KeyedFleet], valkey: StartValkey
+) -> None:
+    server = valkey()
+    fleet = crew(broker=server.url, sticky_keyspaces={"default": SLOTS, "other": SLOTS})
+    (worker,) = fleet.workers_up("a")
+    with server.client() as client:
+        client.set("sticky:revoked", "oops")
+        client.rename("sticky:other:beats", "aside")
+        client.set("sticky:other:beats", "oops")
+        worker.wait_for_log("sticky:other:beats is a string, not a hash")
+        assert trusted(fleet), "the other keyspace goes on"
+        for i in range(24):
+            fleet.publish(f"k{i}", 0.002)
+        fleet.wait_finished()
+        client.rename("aside", "sticky:other:beats")
+        worker.wait_for_log("keyspace other: the store answers again")
+        fleet.worker("b")
+        fleet.wait_members("a", "b")
+    assert fleet.workers["b"].log.count("joining without knowing what was revoked") >= 1
+    assert worker.log.count("is a string, not a hash") < 10 and "Traceback" not in worker.log
     judged = fleet.judge()
     assert judged.ok, judged.describe()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import click
 from celery import bootsteps, signals
 
 from celery_sticky.bootsteps.children import Children
@@ -16,6 +17,7 @@ from celery_sticky.bootsteps.forced import force
 from celery_sticky.bootsteps.interrupts import Interrupts
 from celery_sticky.bootsteps.making import make_part
 from celery_sticky.bootsteps.part import Part
+from celery_sticky.errors import StickyError
 from celery_sticky.ownership.events import BrokerDown
 from celery_sticky.settings import OnLeaseLoss
 from celery_sticky.signals import pins_lost, slots_gained, slots_lost
@@ -39,7 +41,7 @@ class Membership(bootsteps.StartStopStep):
         self.enabled = not without_sticky
         super().__init__(worker, **kwargs)
         if self.enabled:
-            worker.sticky = self._part = make_part(worker, sticky_keyspaces)
+            worker.sticky = self._part = _make_part(worker, sticky_keyspaces)
             force(worker.app.tasks, self._part.tasks.all(), green=worker.pool_cls.is_green)
             self._watch = self._make_watch(self._part, worker)
 
@@ -103,3 +105,12 @@ class Membership(bootsteps.StartStopStep):
     def info(self, worker: Any) -> dict[str, Any]:
         """Return what `inspect stats` shows."""
         return {"sticky": self._part.describe()} if self.enabled else {}
+
+
+def _make_part(worker: Any, chosen: Any) -> Part:
+    try:
+        return make_part(worker, chosen)
+    except StickyError as error:
+        if click.get_current_context(silent=True) is None:
+            raise  # not started by a command
+        raise click.ClickException(str(error)) from error  # one line, as other errors of the command line

@@ -48,6 +48,16 @@ def test_it_ends_when_told_to_though_its_store_can_be_reached(
     ends_in_order(made, **options)
 
 
+@pytest.mark.parametrize("app", ["harness.worker_app", "harness.jobs_app"])
+def test_it_ends_when_told_to_though_its_store_was_never_there(
+    fleet: Callable[..., Fleet], redis_url: str, app: str
+) -> None:
+    worker = fleet(broker=redis_url, conf={"sticky_store": nowhere()}).worker("w1", app=app)
+    worker.wait_for_log("the store does not answer")
+    assert worker.stop() == 0, worker.tail()
+    assert "Traceback" not in worker.log, worker.tail(60)
+
+
 def test_a_cold_shutdown_before_the_broker_could_be_reached_is_as_stock(fleet: Callable[..., Fleet]) -> None:
     statuses = []
     for args in ((), ("--without-sticky",)):
@@ -69,7 +79,8 @@ def test_a_worker_refuses_a_list_of_servers(fleet: Callable[..., Fleet], redis_u
     )
     worker = made.worker("w1", ready=False)
     assert worker.wait(30) != 0
-    assert "2 servers are listed" in worker.log and "Name one server" in worker.log, worker.tail()
+    assert "Error: 2 servers are listed" in worker.log and "Name one server" in worker.log, worker.tail()
+    assert "Traceback" not in worker.log
 
 
 def test_a_server_that_deletes_keys_is_warned_of_at_start(
@@ -110,4 +121,5 @@ def test_a_worker_starts_without_a_folder_for_its_lock_file(fleet: Callable[...,
     made.wait_finished()
     refused = fleet(conf={"sticky_runtime_dir": str(tmp_path / f"celery-sticky-{os.getuid()}" / "x")})
     worker = refused.worker("w2", ready=False)
-    assert worker.wait(30) != 0 and "sticky_runtime_dir is " in worker.log, worker.tail()
+    assert worker.wait(30) != 0 and "Error: sticky_runtime_dir is " in worker.log, worker.tail()
+    assert "Traceback" not in worker.log

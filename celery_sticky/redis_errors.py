@@ -48,6 +48,7 @@ NOT_ALLOWED = "allow the user what it needs: `celery sticky doctor` prints it"
 
 REFUSALS = (
     Refusal("READONLY", Cure.RECONNECT, "it is a replica now; connecting again to find the primary",
+            text="previous master is now a slave",
             raised_as="ReadOnlyError"),
     Refusal("MASTERDOWN", Cure.RECONNECT, "it is a replica without its primary; connecting again to find the primary",
             raised_as="MasterDownError"),
@@ -63,7 +64,7 @@ REFUSALS = (
     Refusal("MAXCLIENTS", Cure.WAIT, "it takes no more connections; raise its maxclients, or find who holds them",
             text="max number of clients", raised_as="MaxClientsError"),
     Refusal("NOPERM", Cure.TELL, NOT_ALLOWED, raised_as="NoPermissionError",
-            text="ACL failure in script|has no permissions|executing the script can't|No permissions to access"),
+            text="ACL failure in script|executing the script can't|[Nn]o permissions|can't access"),
     Refusal("NOAUTH", Cure.TELL, "give the URL a password"),
     Refusal("WRONGPASS", Cure.TELL, "correct user and password in the URL",
             text="invalid (username-password pair|password)", raised_as="AuthenticationError"),

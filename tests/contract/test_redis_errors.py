@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,15 +14,19 @@ from typing import Any
 import pytest
 import redis
 from harness.programs import every_program
+from kombu import Connection
 
-from celery_sticky.errors import DocumentDamaged, RecordUnusable, StoreRefused, StoreUnavailable
+from celery_sticky.errors import BrokerUnavailable, DocumentDamaged, RecordUnusable, StoreRefused, StoreUnavailable
+from celery_sticky.queues import Tenure, open_queues
 from celery_sticky.redis_errors import REFUSALS, Cure, describe, refusal_of
-from celery_sticky.stores import open_store
+from celery_sticky.stores import open_directory, open_job_store, open_store
 from celery_sticky.stores.base import Store
+from celery_sticky.stores.lent import Closing
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined, revived
 from celery_sticky.testing.waiting import wait_until
 
+Ask = Callable[[], object]
 StartValkey = Callable[..., ValkeyServer]
 
 
@@ -70,6 +76,42 @@ def test_a_server_that_was_demoted_is_left_and_asked_anew(store: Store, client: 
     assert code_of(beat(store)) == "MASTERDOWN"
     client.replicaof("NO", "ONE")
     revived(lambda: store.beat("a-1"))
+
+
+def _job_store(url: str) -> tuple[Closing, Ask]:
+    jobs = open_job_store(url, "default", socket_timeout=1.0)
+    return jobs, lambda: jobs.open(1, 1)
+
+
+def _directory(url: str) -> tuple[Closing, Ask]:
+    directory = open_directory(url, "default", socket_timeout=1.0)
+    return directory, lambda: directory.enlist("a", "a-1")
+
+
+def _queues(url: str) -> tuple[Closing, Ask]:
+    queues = open_queues(Connection(url), prefix="sticky", socket_timeout=1.0)
+    counts = itertools.count(1)
+    return queues, lambda: queues.open(Tenure("default", 1, 1, "a-1", next(counts)), ())
+
+
+@pytest.mark.parametrize("party", [_job_store, _directory, _queues])
+@pytest.mark.parametrize(("option", "value"), [("min-replicas-to-write", "1"), ("replicaof", "127.0.0.1 1")])
+def test_every_other_client_is_told_the_same_and_goes_on_when_it_is_over(
+    server: ValkeyServer, client: Any, party: Callable[[str], tuple[Closing, Ask]], option: str, value: str
+) -> None:
+    made, ask = party(server.url)
+    with closing(made):
+        ask()
+        client.replicaof(*value.split()) if option == "replicaof" else client.config_set(option, value)
+        code = "READONLY" if option == "replicaof" else "NOREPLICAS"
+        with pytest.raises((StoreRefused, BrokerUnavailable), match=f"{code}.*{_advice(code)}"):
+            ask()
+        client.replicaof("NO", "ONE") if option == "replicaof" else client.config_set(option, 0)
+        revived(ask)
+
+
+def _advice(code: str) -> str:
+    return re.escape(next(refusal.advice for refusal in REFUSALS if refusal.code == code))
 
 
 def test_a_server_without_its_replicas_is_waited_for(store: Store, client: Any) -> None:

@@ -100,8 +100,8 @@ def run(app: Any, *words: str) -> Result:
     result = CliRunner().invoke(sticky, words, obj=CLIContext(app, True, None))
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, repr(result.exception))
     assert "Traceback" not in result.output
-    if result.stderr:
-        assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1, result.stderr
+    if result.output.startswith("Error: "):
+        assert result.output.count("\n") == 1, result.output
     return result
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from harness.fleet import Fleet
 
-from celery_sticky.cli.access import EVERYTHING
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.server import ValkeyServer, free_port
 
@@ -124,18 +123,3 @@ def test_a_worker_starts_without_a_folder_for_its_lock_file(fleet: Callable[...,
     worker = refused.worker("w2", ready=False)
     assert worker.wait(30) != 0 and "Error: sticky_runtime_dir is " in worker.log, worker.tail()
     assert "Traceback" not in worker.log
-
-
-def test_a_user_with_the_rights_that_doctor_asks_for_needs_no_others(
-    fleet: Callable[..., Fleet], valkey: Callable[..., ValkeyServer]
-) -> None:
-    server = valkey()
-    with server.client() as client:
-        client.execute_command("ACL", "SETUSER", "shop", "on", ">pw", *EVERYTHING.split())
-    made = fleet(broker=server.url.replace("//", "//shop:pw@"), conf={"sticky_settle": 0.1}).init()
-    worker = made.worker("w1")
-    results = [made.send(f"k{n % 5}", n) for n in range(20)] + [made.send_plain(1)]
-    for result in results:
-        result.get(timeout=30)
-    assert worker.stop() == 0
-    assert "NOPERM" not in worker.log and "ACL failure" not in worker.log, worker.tail()

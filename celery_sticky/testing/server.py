@@ -58,7 +58,10 @@ def _folder() -> Path:
 
 
 class ValkeyServer:
-    """A server on a loopback port, or on a unix socket, whose address and data survive `restart`."""
+    """A server on a loopback port, or on a unix socket, whose address and data survive `restart`.
+
+    `program` is another server of the same protocol, an installed Redis for instance.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,6 @@ class ValkeyServer:
         config: Mapping[str, str] | None = None,
         program: Path | None = None,
     ) -> None:
-        """`program`: another server program that takes the same options, such as `redis-server`."""
         self._guard, self._binary = guard, program or binary()
         self.directory = _folder()
         self.socket_path = self.directory / "s" if unix else None

@@ -85,11 +85,7 @@ def names_of(workers: int) -> tuple[str, ...]:
     return tuple(f"w{number}" for number in range(1, workers + 1))
 
 
-ONE_ADDRESS = frozenset(
-    {
-        *("partition", "broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type"),
-    }
-)
+ONE_ADDRESS = {"partition", "broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type"}
 """Faults of a broker, or of the way to it, that is always at one address: a Sentinel would give it another."""
 
 

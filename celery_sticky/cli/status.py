@@ -81,7 +81,7 @@ def _keyspace(
         "deferred": sum(depth.deferred for depth in depths.values()),
         "in_flight": sum(depth.in_flight for depth in depths.values()),
         "oldest_seconds": max(ages, default=None),
-        "dead": len(session.queues.dead(keyspace)),
+        "dead": session.queues.dead_count(keyspace),
         "members": [
             {
                 "name": member.name,

@@ -7,12 +7,16 @@ its queue, in flight (fetched, not settled), deferred (waits for its time), dead
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from celery_sticky.keys import DIRECT, Slot
+
+
+_SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,11 @@ class Depth:
     waiting: int
     deferred: int
     in_flight: int
-    oldest: bytes | None
-    """The envelope that is next, or None; its age can be read from its stamp."""
+    oldest: float | None
+    """When the message that is next was sent, by its stamp (seconds since the epoch).
+
+    None: there is no such message, it has no stamp, or the messages of this queue are too big to be read for it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,8 @@ class Dead:
     """`<slot>-<tag>`, unique in its keyspace."""
     info: str
     """The JSON object given when it was buried."""
-    body: bytes
+    body: bytes | None = None
+    """The envelope; None in a list."""
 
 
 class SlotQueues(Protocol):
@@ -204,10 +212,26 @@ class SlotQueues(Protocol):
         """Stop waiting for this slot in `idle`. What is in flight stays so until the next `open`."""
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """Return how much stands in these slots, whoever owns them."""
+        """Return how much stands in these slots, whoever owns them; no bodies are read that could be big."""
 
-    def dead(self, keyspace: str) -> Sequence[Dead]:
-        """Return the buried messages of a keyspace, oldest first."""
+    def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
+        """List buried messages of a keyspace without their bodies, oldest first.
+
+        At most `limit` (None: all) of those that were buried after the one with the id `after` ("": from the first).
+        """
+
+    def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:
+        """Return a buried message with its body, or None if there is no such one."""
+
+    def dead_count(self, keyspace: str) -> int:
+        """Return how many messages of a keyspace are buried."""
+
+    def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
+        """Drop the oldest buried messages: those beyond `limit` (0: no limit), and those buried before a time.
+
+        One bounded step: returns how many were dropped, and there may be more to drop if that is not 0. `before` is in
+        seconds since the epoch and compared with `at` of the message's info.
+        """
 
     def exhume(self, keyspace: str, dead_id: str) -> bool:
         """Put a buried message at the back of its slot queue, its marks forgotten; False if there is no such one."""
@@ -217,6 +241,12 @@ class SlotQueues(Protocol):
 
     def close(self) -> None:
         """Let go of every connection. May be called twice."""
+
+
+def sent_at(body: bytes | None) -> float | None:
+    """Return when a message was sent (seconds since the epoch), where its stamp tells; the rest is not read."""
+    found = _SENT_AT.search(body) if body is not None else None
+    return float(found[1]) if found is not None else None
 
 
 def dead_slot(dead_id: str) -> Slot | None:

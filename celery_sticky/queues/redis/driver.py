@@ -18,11 +18,23 @@ import redis
 from celery_sticky.errors import BrokerUnavailable, Fenced
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.gate import SlotId
-from celery_sticky.queues.base import Act, Dead, Depth, Fetched, Guarantees, Tag, Tenure, Verdict, Want, dead_slot
+from celery_sticky.queues.base import (
+    Act,
+    Dead,
+    Depth,
+    Fetched,
+    Guarantees,
+    Tag,
+    Tenure,
+    Verdict,
+    Want,
+    dead_slot,
+    sent_at,
+)
 from celery_sticky.queues.redis.drained import Drained
 from celery_sticky.queues.redis.exchange import arguments, arrange, field_of, read
 from celery_sticky.queues.redis.layout import Layout
-from celery_sticky.queues.redis.resp import Argument, ServerError
+from celery_sticky.queues.redis.resp import Argument, ServerError, pack
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.wire import Wire
 
@@ -33,6 +45,10 @@ LOOKED_AT = 4
 """Slots that are read in the same go as they are fetched from: so few are likely to be empty after it."""
 DEPTH_CHUNK = 64
 DEAD_PAGE = 200
+TRIM_STEP = 100
+"""Buried messages that are dropped in one go."""
+SMALL = 64 * 1024
+"""Bytes up to which a message is read to tell its age."""
 
 
 class RedisQueues:
@@ -49,6 +65,7 @@ class RedisQueues:
         self._next_check = 0.0
         self._open, self._fetch, self._depth = Script.load("open"), Script.load("fetch"), Script.load("depth")
         self._dead, self._exhume, self._drop = Script.load("dead"), Script.load("exhume"), Script.load("drop")
+        self._trim = Script.load("trim")
 
     @property
     def pushed(self) -> bool:
@@ -116,22 +133,49 @@ class RedisQueues:
         for start in range(0, len(numbers), DEPTH_CHUNK):
             chunk = numbers[start : start + DEPTH_CHUNK]
             keys = [self._layout.queue(keyspace, slot) for slot in chunk]
-            reply = self._run(self._depth, keys, [self._layout.separator, self._layout.steps_json])
+            said = [self._layout.separator, self._layout.steps_json, SMALL]
+            reply = self._run(self._depth, keys, said)
+            fronts = self._fronts(cast(list[bytes], reply[3::4]))
             for i, slot in enumerate(chunk):
                 waiting, deferred, in_flight = cast(list[int], reply[4 * i : 4 * i + 3])
-                depths[slot] = Depth(waiting, deferred, in_flight, cast(bytes | None, reply[4 * i + 3]))
+                depths[slot] = Depth(waiting, deferred, in_flight, sent_at(fronts.get(cast(bytes, reply[4 * i + 3]))))
         return depths
 
-    def dead(self, keyspace: str) -> Sequence[Dead]:
+    def _fronts(self, lists: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        """Return the message that is next in each of these lists."""
+        named = [name for name in lists if name]
+        if not named:
+            return {}
+        return dict(zip(named, cast(list[bytes | None], self._ask(*[pack("LINDEX", n, -1) for n in named])), strict=True))
+
+    def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """See `SlotQueues.dead`."""
-        found, position = list[Dead](), b"0"
-        while True:
-            page = cast(list[bytes], self._run(self._dead, [self._layout.dead(keyspace)], [position, DEAD_PAGE]))
-            for name, info, value in zip(page[1::4], page[2::4], page[3::4], strict=True):
-                found.append(Dead(name.decode(), info.decode(), value.partition(b":")[2]))
-            if len(page) < 4 * DEAD_PAGE:
-                return found
-            position = page[-4]
+        found = list[Dead]()
+        while limit is None or len(found) < limit:
+            wanted = DEAD_PAGE if limit is None else min(DEAD_PAGE, limit - len(found))
+            page = cast(list[bytes], self._run(self._dead, [self._layout.dead(keyspace)], [after, wanted]))
+            found += [Dead(name.decode(), info.decode()) for name, info in zip(page[::2], page[1::2], strict=True)]
+            if len(page) < 2 * wanted:
+                break
+            after = found[-1].id
+        return found
+
+    def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:
+        """See `SlotQueues.dead_message`."""
+        key = self._layout.dead(keyspace)
+        value, info = self._ask(pack("HGET", key, dead_id), pack("HGET", f"{key}:info", dead_id))
+        if value is None or info is None:
+            return None
+        return Dead(dead_id, cast(bytes, info).decode(), cast(bytes, value).partition(b":")[2])
+
+    def dead_count(self, keyspace: str) -> int:
+        """See `SlotQueues.dead_count`."""
+        return cast(int, self._ask(pack("ZCARD", f"{self._layout.dead(keyspace)}:order"))[0])
+
+    def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
+        """See `SlotQueues.trim_dead`."""
+        said = [limit, repr(before), TRIM_STEP]
+        return cast(int, self._run_one(self._trim, [self._layout.dead(keyspace)], said))
 
     def exhume(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.exhume`."""

@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 
 from celery_sticky.keys import DIRECT, Slot
 
-
 _SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
 
 

@@ -241,7 +241,9 @@ class SettleContract(QueueFixtures):
     def test_depth_counts_what_stands_in_a_slot_whoever_owns_it(
         self, queues: SlotQueues, publish: Publish, connect: Connect
     ) -> None:
-        publish(b"1", b"2", b"3", b'{"body": "W10=", "headers": {"id": "1", "sticky": {"v": 1, "at": 12.5, "key": "a"}}}')
+        publish(
+            b"1", b"2", b"3", b'{"body": "W10=", "headers": {"id": "1", "sticky": {"v": 1, "at": 12.5, "key": "a"}}}'
+        )
         publish(b"5", priority=3)
         first, *_ = take(queues, FIRST, limit=3).deliveries
         settle(queues, defer(first, NOW + 1))

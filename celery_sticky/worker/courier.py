@@ -16,6 +16,7 @@ from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.queues.base import Delivery, SlotQueues
+from celery_sticky.worker.dead_bounds import DeadBounds
 from celery_sticky.worker.desk import Desk, End, Item
 from celery_sticky.worker.envelope import Envelope, parse
 from celery_sticky.worker.native import Section, start_thread
@@ -62,7 +63,9 @@ class Courier:
         keyspaces: Collection[str],
         worker: str,
         max_waiting: int,
+        max_waiting_bytes: int,
         max_attempts: int,
+        dead_bounds: DeadBounds,
         broker_grace: float,
         directed: Collection[str] = (),
         unclaimed: Callable[[str], None] = lambda _: None,
@@ -76,8 +79,10 @@ class Courier:
             worker=worker,
             concurrency=lambda: self._host.concurrency(),
             max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
             max_attempts=max_attempts,
         )
+        self._dead_bounds = dead_bounds
         self._queues: SlotQueues | None = None
         self._running = True
         self._idling = False
@@ -305,6 +310,7 @@ class Courier:
                 self._host.ready()
         elif decided and desk.gate.has_ready:
             self._host.ready()
+        self._dead_bounds.keep(queues, self._keyspaces, now)
         # Busy or not, look which of the empty slots have got a message since.
         woken = queues.idle(self._idle_for(now) if self._idling else 0.0)
         with self._lock:
@@ -315,13 +321,14 @@ class Courier:
 
     def _idle_for(self, now: float) -> float:
         desk = self._desk
-        ends = [now + (0.25 if desk.gate.has_ready else IDLE)]
+        ends = [now + (0.25 if desk.gate.has_ready else IDLE), self._dead_bounds.next_look]
         ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due) if end is not None]
         return max(0.0, min(ends) - now)
 
     def _admit(self, delivery: Delivery, now: float) -> None:
         slot = (delivery.tenure.keyspace, delivery.tenure.slot)
         entry = Entry(slot, delivery.tag, None, Item(delivery, UNREAD), attempts=delivery.attempts)
+        entry.size = len(delivery.body)
         try:
             envelope = parse(delivery.body)
             entry.content = Item(delivery, envelope)

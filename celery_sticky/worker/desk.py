@@ -69,6 +69,7 @@ class Desk:
         concurrency: Callable[[], int],
         max_waiting: int,
         max_attempts: int,
+        max_waiting_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self.gate = Gate()
         self.claims = KeyClaims(self.gate)
@@ -79,6 +80,7 @@ class Desk:
         """Messages that were buried unstarted, and why, until somebody takes them from here."""
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
+        self._max_waiting_bytes = max_waiting_bytes
         self._tenures: dict[SlotId, Tenure] = {}
         self._fences: dict[SlotId, Tenure] = {}
         self._stopping: set[SlotId] = set()
@@ -252,7 +254,7 @@ class Desk:
     def wants(self, now: float, *, company: bool) -> list[Want]:
         """Return what to fetch now. `company`: the round trip is made in any case."""
         self.rounds.come_due(now)
-        if not self.rounds.any:
+        if not self.rounds.any or self.gate.bytes >= self._max_waiting_bytes:
             return []
         gate, concurrency = self.gate, self._concurrency()
         window = concurrency + AHEAD

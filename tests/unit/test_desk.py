@@ -25,7 +25,9 @@ ACK = End(Act.ACK)
 class Worker:
     """A desk whose courier does everything at once. Bodies are `<key>:<n>`."""
 
-    def __init__(self, broker: MemoryBroker, incarnation: str = "w-0", max_attempts: int = 2) -> None:
+    def __init__(
+        self, broker: MemoryBroker, incarnation: str = "w-0", max_attempts: int = 2, max_waiting_bytes: int = 1 << 20
+    ) -> None:
         self.reports: list[Event] = []
         self.concurrency = 2
         self.incarnation = incarnation
@@ -36,6 +38,7 @@ class Worker:
             worker="w",
             concurrency=lambda: self.concurrency,
             max_waiting=100,
+            max_waiting_bytes=max_waiting_bytes,
             max_attempts=max_attempts,
         )
 
@@ -83,7 +86,8 @@ class Worker:
         for delivery in fetched.deliveries:
             body = delivery.body.decode()
             item = Item(delivery, Envelope({"task": "task", "id": body}, {}, "", "", b""))
-            self.desk.admit(Entry(SLOT, delivery.tag, body[0], item, attempts=delivery.attempts), None, NOW)
+            entry = Entry(SLOT, delivery.tag, body[0], item, attempts=delivery.attempts, size=len(delivery.body))
+            self.desk.admit(entry, None, NOW)
 
     def start(self) -> dict[str, Entry]:
         started = {}
@@ -509,3 +513,25 @@ def test_a_burial_whose_answer_was_lost_does_not_bury_what_a_person_puts_back(br
     assert worker.queues.exhume("ks", dead.id)
     worker.desk.look_into(SLOT)
     assert "b:1" in worker.run_all()
+
+
+def test_no_more_is_fetched_while_what_waits_is_too_many_bytes_and_one_message_always_fits() -> None:
+    broker = MemoryBroker()
+    for body in (b"a:" + b"1" * 500, b"a:2", b"a:3"):
+        broker.publish(SLOT, body)
+    worker = Worker(broker, max_waiting_bytes=100)
+    worker.open(1)
+    assert worker.desk.gate.bytes == 0 and worker.desk.wants(NOW, company=True)
+    broker.publish(SLOT, b"a:4")
+    worker.turn()
+    worker.turn()
+    assert worker.desk.gate.bytes >= 500
+    broker.publish(SLOT, b"b:1")
+    worker.desk.look_into(SLOT)
+    assert worker.desk.wants(NOW, company=True) == []
+    (started,) = worker.start().values()
+    assert worker.desk.gate.bytes < 100 and worker.desk.wants(NOW, company=True)
+    worker.desk.again(started, counted=False)
+    assert worker.desk.gate.bytes >= 500
+    worker.desk.stop(SLOT, NOW)
+    assert worker.desk.gate.bytes == 0

@@ -146,7 +146,9 @@ class RedisQueues:
         named = [name for name in lists if name]
         if not named:
             return {}
-        return dict(zip(named, cast(list[bytes | None], self._ask(*[pack("LINDEX", n, -1) for n in named])), strict=True))
+        return dict(
+            zip(named, cast(list[bytes | None], self._ask(*[pack("LINDEX", n, -1) for n in named])), strict=True)
+        )
 
     def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """See `SlotQueues.dead`."""

@@ -133,7 +133,7 @@ class RedisQueues:
         for start in range(0, len(numbers), DEPTH_CHUNK):
             chunk = numbers[start : start + DEPTH_CHUNK]
             keys = [self._layout.queue(keyspace, slot) for slot in chunk]
-            said = [self._layout.separator, self._layout.steps_json, SMALL]
+            said: list[Argument] = [self._layout.separator, self._layout.steps_json, SMALL]
             reply = self._run(self._depth, keys, said)
             fronts = self._fronts(cast(list[bytes], reply[3::4]))
             for i, slot in enumerate(chunk):
@@ -176,7 +176,7 @@ class RedisQueues:
 
     def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
         """See `SlotQueues.trim_dead`."""
-        said = [limit, repr(before), TRIM_STEP]
+        said: list[Argument] = [limit, repr(before), TRIM_STEP]
         return cast(int, self._run_one(self._trim, [self._layout.dead(keyspace)], said))
 
     def exhume(self, keyspace: str, dead_id: str) -> bool:

@@ -130,6 +130,10 @@ class Fetched:
     """Wanted slots (keyspace, slot) whose queue is empty now; `idle` names those of them that get a message."""
     lost: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots whose fence is not this tenure any more."""
+    broken: dict[tuple[str, Slot], str] = field(default_factory=dict)
+    """Slots (keyspace, slot) of which a record cannot be used -> which one and why; the other slots are not held up."""
+    failed: list[tuple[Verdict, str]] = field(default_factory=list)
+    """Verdicts that could not be carried out and why (a broken record, no memory): nothing happened, send them again."""
     due: dict[tuple[str, Slot], float] = field(default_factory=dict)
     """Wanted slots with deferred messages -> when the next comes due, seconds since the epoch."""
 
@@ -146,6 +150,8 @@ class Depth:
 
     None: there is no such message, it has no stamp, or the messages of this queue are too big to be read for it.
     """
+    broken: str = ""
+    """Which record of the slot cannot be used, and why; the counts are 0 then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,7 @@ class SlotQueues(Protocol):
         Raises:
             Fenced: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
                 and at least this open count. Nothing changed.
+            SlotBroken: a record of the slot cannot be used; open again later, with the next count.
             BrokerUnavailable: it may have happened; open again with the next count.
         """
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Hashable
 from typing import Protocol, TypeVar
 
-from celery_sticky.errors import BrokerUnavailable, Fenced, StickyError
+from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken, StickyError
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
 from celery_sticky.ownership.gate import Entry, SlotId
@@ -280,15 +280,22 @@ class Courier:
                 logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, fenced)
                 with self._lock:
                     self._desk.fenced(tenure, fenced.epoch)
+            except SlotBroken as broken:
+                with self._lock:
+                    self._desk.open_failed(tenure, str(broken), time.time())
             else:
                 with self._lock:
                     self._desk.opened(tenure, kept)
 
     def _turn(self, queues: SlotQueues) -> None:
         desk = self._desk
+        now = time.time()
+        if desk.opens_at is not None:
+            with self._lock:
+                desk.open_again(now)
         if desk.to_open:
             self._open_slots(queues)
-        now = time.time()
+            now = time.time()
         with self._lock:
             verdicts = desk.verdicts(now)
             wants = desk.wants(now, company=bool(verdicts))
@@ -298,6 +305,7 @@ class Courier:
             fetched = queues.fetch(wants, verdicts, now)
             with self._lock:
                 desk.take_in(fetched, now)
+                desk.mended(wants, fetched)
                 refused, desk.refused = desk.refused, []
             if refused:
                 self._host.refused(refused)
@@ -322,7 +330,7 @@ class Courier:
     def _idle_for(self, now: float) -> float:
         desk = self._desk
         ends = [now + (0.25 if desk.gate.has_ready else IDLE), self._dead_bounds.next_look]
-        ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due) if end is not None]
+        ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due, desk.opens_at) if end is not None]
         return max(0.0, min(ends) - now)
 
     def _admit(self, delivery: Delivery, now: float) -> None:

@@ -131,9 +131,9 @@ class Fetched:
     lost: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots whose fence is not this tenure any more."""
     broken: dict[tuple[str, Slot], str] = field(default_factory=dict)
-    """Slots (keyspace, slot) of which a record cannot be used -> which one and why; the other slots are not held up."""
+    """Slots (keyspace, slot) of which a record cannot be used -> which and why; the others are not held up."""
     failed: list[tuple[Verdict, str]] = field(default_factory=list)
-    """Verdicts that could not be carried out and why (a broken record, no memory): nothing happened, send them again."""
+    """Verdicts that could not be carried out, and why (a broken record, no memory): send them again later."""
     due: dict[tuple[str, Slot], float] = field(default_factory=dict)
     """Wanted slots with deferred messages -> when the next comes due, seconds since the epoch."""
 
@@ -195,6 +195,10 @@ class SlotQueues(Protocol):
 
         Within a slot messages come in priority order (0 first), then in the order in which the broker took them.
         Deferred messages whose time is not after `now` (seconds since the epoch) first go to the back of their queue.
+
+        What one round trip does is bounded in bytes and time: it may bring fewer than wanted where messages are big or
+        many come due at once, but brings something while there is anything; such a slot is not `drained`. The order is
+        kept: what came due earlier than another message was published or came due is brought before it.
 
         Raises:
             BrokerUnavailable: any part of it may have happened; open the slots again.

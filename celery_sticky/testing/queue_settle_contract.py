@@ -205,7 +205,7 @@ class SettleContract(QueueFixtures):
         settle(queues, *[bury(d, f'{{"at": {NOW + i}}}') for i, d in enumerate(brought)])
 
         def left() -> list[int]:
-            return [int(d.id.rpartition("-")[2]) - brought[0].tag for d in queues.dead("default")]
+            return [int(d.id.rpartition("-")[2]) - brought[0].tag.number for d in queues.dead("default")]
 
         assert queues.trim_dead("default", limit=0, before=0.0) == 0
         assert queues.trim_dead("default", limit=4, before=0.0) == 2

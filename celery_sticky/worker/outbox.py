@@ -59,7 +59,10 @@ class Outbox:
 
     def postpone(self, verdict: Verdict, until: float) -> None:
         """The broker could not carry this verdict out: it goes again then (seconds since the epoch)."""
-        self._postponed.append((until, self.answered(verdict), verdict))
+        entry, unanswered = self.answered(verdict)
+        if unanswered:
+            self._unanswered.add(entry)
+        self._postponed.append((until, entry, verdict))
 
     def take(self, stamp: Callable[[Entry, Verdict], Verdict]) -> list[Verdict]:
         """Return everything that waits, each made out by `stamp` to the tenure the slot has now."""

@@ -35,6 +35,7 @@ from celery_sticky.testing.queue_steps import (
     mark,
     settle,
     take,
+    take_all,
     tenure,
 )
 from celery_sticky.testing.server import ValkeyServer
@@ -313,11 +314,11 @@ def test_many_thousand_messages_move_at_once(redis_url: str, connect: Connect) -
     queues.open(FIRST, ())
     expected = [b"%d" % number for number in range(9000)]
     client.lpush(QUEUE, *expected)
-    take(queues, FIRST, limit=9000)
+    take_all(queues, FIRST)
     queues.open(AGAIN, ())
-    brought = take(queues, AGAIN, limit=9000)
+    brought = take_all(queues, AGAIN)
     settle(queues, *[defer(d, NOW + 1) for d in brought.deliveries])
-    assert bodies(take(queues, AGAIN, limit=9000, now=NOW + 1)) == expected
+    assert bodies(take_all(queues, AGAIN, now=NOW + 1)) == expected
 
 
 def test_an_idle_driver_sends_next_to_nothing(valkey: Start, connect: Connect) -> None:

@@ -4,6 +4,8 @@
 -- ARGV  how many may stay (0: any number), the time before which none stays, how many to drop at most
 -- Reply the number dropped
 
+write_first()
+
 local dead, limit, before = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 local order = dead .. ':order'
 local surplus = limit > 0 and redis.call('ZCARD', order) - limit or 0
@@ -19,8 +21,7 @@ for _, id in ipairs(redis.call('ZRANGE', order, 0, ARGV[3] - 1)) do
     if dropped >= surplus and not too_old(id) then
         break
     end
-    redis.call('HDEL', dead, id)
-    redis.call('HDEL', dead .. ':info', id)
+    drop_dead(dead, id)
     redis.call('ZREM', order, id)
     dropped = dropped + 1
 end

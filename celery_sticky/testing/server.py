@@ -58,7 +58,10 @@ def _folder() -> Path:
 
 
 class ValkeyServer:
-    """A server on a loopback port, or on a unix socket, whose address and data survive `restart`."""
+    """A server on a loopback port, or on a unix socket, whose address and data survive `restart`.
+
+    `program` is another server of the same protocol, an installed Redis for instance.
+    """
 
     def __init__(
         self,
@@ -67,8 +70,9 @@ class ValkeyServer:
         unix: bool = False,
         appendonly: bool = False,
         config: Mapping[str, str] | None = None,
+        program: Path | None = None,
     ) -> None:
-        self._guard, self._binary = guard, binary()
+        self._guard, self._binary = guard, program or binary()
         self.directory = _folder()
         self.socket_path = self.directory / "s" if unix else None
         self.port = 0 if unix else free_port()

@@ -350,7 +350,7 @@ def test_only_fences_stay_behind(redis_url: str, connect: Connect) -> None:
         settle(queues, *[mark(d) for d in suspects], *[defer(d, NOW) for d in suspects[:5]])
     last = tenure(epoch=7, incarnation="cat")
     queues.open(last, ())
-    brought = take(queues, last, limit=1000).deliveries
+    brought = take_all(queues, last).deliveries
     assert len(brought) == 600
     settle(queues, *[mark(d) for d in brought[::2]])
     settle(queues, *[ack(d) for d in brought])

@@ -7,6 +7,7 @@ deferred messages, dead messages and other queues hold its reference, and its bo
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Sequence
 from typing import cast
@@ -22,6 +23,8 @@ from celery_sticky.queues.redis.server import Server
 BIG = 256 * 1024
 """Bytes beyond which a body does not go through a script; the scripts say the same."""
 REFERENCE = b"\0sticky-body:"
+END = 4096
+"""Bytes of either end of a body that name it."""
 UNUSED_SECONDS = 3600
 """How long an uploaded body stays that no script has taken."""
 
@@ -29,6 +32,17 @@ UNUSED_SECONDS = 3600
 def referred(body: bytes) -> bytes | None:
     """Return the key of the body that this one refers to, or None if it is a body itself."""
     return body.removeprefix(REFERENCE) if body.startswith(REFERENCE) else None
+
+
+def digest_of(body: bytes) -> str:
+    """Return the name of a message in the record of its counted starts, as the scripts do."""
+    if len(body) > 2 * END:
+        body = b"%d:%b%b" % (len(body), body[:END], body[-END:])
+    return hashlib.sha1(body, usedforsecurity=False).hexdigest()
+
+
+def _parts(tenure: Tenure) -> list[bytes]:
+    return [str(part).encode() for part in (tenure.epoch, tenure.incarnation, tenure.open_count)]
 
 
 class Bodies:
@@ -40,17 +54,18 @@ class Bodies:
 
     def read(self, body: bytes) -> bytes:
         """Return a body, fetched if this is a reference; one that is gone is empty."""
-        key = referred(body)
-        if key is None:
-            return body
-        (found,) = self._server.wire.call(pack("LINDEX", key, 0))
-        return found if isinstance(found, bytes) else b""
+        while (key := referred(body)) is not None:
+            (found,) = self._server.wire.call(pack("LINDEX", key, 0))
+            body = found if isinstance(found, bytes) else b""
+        return body
 
     def read_all(self, deliveries: list[Delivery]) -> None:
         """Put the bodies in the place of their references."""
         for number, delivery in enumerate(deliveries):
-            if delivery.body.startswith(REFERENCE):
-                deliveries[number] = delivery._replace(body=self.read(delivery.body))
+            if (key := referred(delivery.body)) is not None:
+                (found,) = self._server.wire.call(pack("LINDEX", key, 0))
+                body = found if isinstance(found, bytes) else b""
+                deliveries[number] = self._light(delivery._replace(body=body), key.decode())
 
     def upload(self, verdicts: Sequence[Verdict]) -> tuple[list[Said], list[tuple[Verdict, str]]]:
         """Return what to tell the script, and which verdicts the server has no room for."""
@@ -81,23 +96,53 @@ class Bodies:
             BrokerUnavailable: it may have happened.
         """
         queue = self._layout.queue(tenure.keyspace, tenure.slot)
-        fence = f"{queue}:fence"
-        watched = self._server.ask(
-            pack("WATCH", fence),
-            pack("HMGET", fence, "epoch", "incarnation", "count", "opening", "seq"),
-            pack("TYPE", f"{queue}:flight"),
-        )
-        *held, opening, seq = cast(list[bytes | None], watched[1])
-        ours = [str(part).encode() for part in (tenure.epoch, tenure.incarnation, tenure.open_count)]
-        if held != ours or opening is not None or watched[2] not in ("hash", "none"):
-            self._server.ask(pack("UNWATCH"))
+        seq = self._watch(tenure)
+        if seq is None:
             return None
-        tag = Tag(int(seq or 0) + 1, tenure.opening)
+        tag = Tag(seq + 1, tenure.opening)
         key = f"{queue}:body:{field_of(tag)}"
         priority = self._layout.priority_of(tenure.keyspace, tenure.slot, list_key)
         value = b"%d:%b%b" % (priority, REFERENCE, key.encode())
-        body = self._move(queue, list_key, key, tag, value, ours)
-        return Delivery(tenure, tag, priority, body, None) if body is not None else None
+        body = self._move(queue, list_key, key, tag, value, _parts(tenure))
+        return self._light(Delivery(tenure, tag, priority, body, None), key) if body is not None else None
+
+    def _watch(self, tenure: Tenure) -> int | None:
+        """Watch the fence, and return the number of the last delivery; None: it is not this tenure's, or unusable."""
+        queue = self._layout.queue(tenure.keyspace, tenure.slot)
+        _, fence, kind = self._server.ask(
+            pack("WATCH", f"{queue}:fence"),
+            pack("HMGET", f"{queue}:fence", "epoch", "incarnation", "count", "opening", "seq"),
+            pack("TYPE", f"{queue}:flight"),
+        )
+        *held, opening, seq = cast(list[bytes | None], fence)
+        if held == _parts(tenure) and opening is None and kind in ("hash", "none"):
+            return int(seq or 0)
+        self._server.ask(pack("UNWATCH"))
+        return None
+
+    def _light(self, delivery: Delivery, key: str) -> Delivery:
+        """Return the delivery with its body. One that was set aside and is small after all is put in its place again.
+
+        So is a reference that was: nothing else knows of references to references.
+        """
+        if not 0 < len(delivery.body) <= BIG:
+            return delivery
+        attempts = delivery.attempts
+        if self._watch(delivery.tenure) is not None:
+            queue = self._layout.queue(delivery.tenure.keyspace, delivery.tenure.slot)
+            value = b"%d:%b" % (delivery.priority, delivery.body)
+            *_, done = self._server.ask(
+                pack("MULTI"),
+                pack("HSET", f"{queue}:flight", field_of(delivery.tag), value),
+                pack("UNLINK", key),
+                pack("SREM", f"{queue}:big", key),
+                *([] if referred(delivery.body) else [pack("HSET", f"{queue}:fence", "light", 1)]),
+                pack("HGET", f"{queue}:marks", digest_of(delivery.body)),
+                pack("EXEC"),
+            )
+            marks = cast(list[bytes | None], done)[-1] if done is not None else None
+            attempts = int(marks) if marks is not None else attempts
+        return delivery._replace(body=self.read(delivery.body), attempts=attempts)
 
     def _move(self, queue: str, list_key: str, key: str, tag: Tag, value: bytes, ours: Sequence[bytes]) -> bytes | None:
         replies = self._server.wire.call(

@@ -34,7 +34,7 @@ from celery_sticky.queues.base import (
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.dead_queue import DeadQueue
 from celery_sticky.queues.redis.drained import Drained
-from celery_sticky.queues.redis.exchange import Answer, Said, arguments, arrange, batches, field_of, read
+from celery_sticky.queues.redis.exchange import Answer, Said, arguments, arrange, field_of, read, split
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, pack
 from celery_sticky.queues.redis.scripts import Script
@@ -47,8 +47,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 LOOKED_AT = 4
 """Slots that are read in the same go as they are fetched from: so few are likely to be empty after it."""
 DEPTH_CHUNK = 64
-GOES_ON, FAILED = 2, 3
+REFUSED, GOES_ON, FAILED = 0, 2, 3
 """What an opening answers that has not come to its end."""
+OPEN_STEP = 300
+"""Deliveries that are named to go back with one request."""
 SMALL = 64 * 1024
 """Bytes up to which a message is read to tell its age."""
 
@@ -77,32 +79,39 @@ class RedisQueues:
 
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
         """See `SlotQueues.open`."""
-        fields = {field_of(tag): tag for tag in keep}
+        fields, queue = {field_of(tag): tag for tag in keep}, self._layout.queue(tenure.keyspace, tenure.slot)
         said: list[Argument] = [self._layout.separator, self._layout.steps_json]
-        said += (tenure.epoch, tenure.incarnation, tenure.open_count, *fields)
-        while True:
-            reply = self._server.run(self._open, [self._layout.queue(tenure.keyspace, tenure.slot)], said)
-            if reply[0] == 0:
-                raise Fenced(cast(int, reply[1]), cast(bytes, reply[2]).decode())
-            if reply[0] == FAILED:
-                raise SlotBroken(cast(bytes, reply[1]).decode(errors="replace"))
-            if reply[0] != GOES_ON:
-                break
+        said += (tenure.epoch, tenure.incarnation, tenure.open_count, len(fields), *fields)
+        reply = self._server.run(self._open, [queue], said)
+        back = self._in_flight(queue, fields) if reply[0] == GOES_ON else []
+        while reply[0] == GOES_ON:
+            reply = self._server.run(self._open, [queue], [*said, *back[:OPEN_STEP]])
+            back = back[cast(int, reply[1]) :] if reply[0] == GOES_ON else []
+        if reply[0] == REFUSED:
+            raise Fenced(cast(int, reply[1]), cast(bytes, reply[2]).decode())
+        if reply[0] == FAILED:
+            raise SlotBroken(cast(bytes, reply[1]).decode(errors="replace"))
         self._drained.remove((tenure.keyspace, tenure.slot))
         return [fields[cast(bytes, name).decode()] for name in reply[1:]]
+
+    def _in_flight(self, queue: str, keep: Collection[str]) -> list[str]:
+        """Return the fields of all that goes back, the last fetched first. The fence is set: none is added any more."""
+        (names,) = self._server.ask(pack("HKEYS", f"{queue}:flight"))
+        fields = {name.decode() for name in cast(list[bytes], names)} - set(keep)
+        return sorted(fields, key=lambda name: int(name.partition(":")[0]), reverse=True)
 
     def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
         """See `SlotQueues.fetch`."""
         if not wants and not verdicts:
             return Fetched()
         said, failed = self._bodies.upload(verdicts)
-        *first, last = batches(said)
-        answers = [self._trip([], batch, now) for batch in first]
-        answers.append(self._trip(wants, last, now))
-        while later := [one for answer in answers for one in answer.later]:
-            for answer in answers:
-                answer.later = []
-            answers.append(self._trip([], later, now))
+        answers, left = list[Answer](), said
+        while not answers or left:
+            count = split(left)
+            last = count == len(left)  # what is wanted goes with the last verdicts, or if there are none
+            answers.append(self._trip(wants if last else [], left[:count], now))
+            left = [*answers[-1].later, *left[count:]]
+            wants = [] if last else wants
         fetched = self._together(answers)
         fetched.failed += failed
         self._forget_unused(said, fetched)

@@ -14,6 +14,7 @@ NOTHING_WANTED = -1
 NOT_NOW = -1
 REQUEST_BYTES = 1024 * 1024
 """Bytes of bodies that one request carries."""
+REQUEST_VERDICTS = 256
 
 Said = tuple[Verdict, bytes]
 """A verdict, and the body that goes with it as the script takes it: empty for none, or a reference."""
@@ -51,16 +52,14 @@ def arrange(wants: Sequence[Want], verdicts: Sequence[Said]) -> list[Part]:
     return list(parts.values())
 
 
-def batches(verdicts: Sequence[Said]) -> Iterator[list[Said]]:
-    """Yield the verdicts so that none of the requests for them is too long for a script; at least one, maybe empty."""
-    batch, size = list[Said](), 0
-    for said in verdicts:
-        if batch and size + len(said[1]) > REQUEST_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(said)
+def split(verdicts: Sequence[Said]) -> int:
+    """Return how many of the verdicts go with one request: the rest would make it too long for a script."""
+    size = 0
+    for number, said in enumerate(verdicts[:REQUEST_VERDICTS]):
         size += len(said[1])
-    yield batch
+        if number and size > REQUEST_BYTES:
+            return number
+    return min(len(verdicts), REQUEST_VERDICTS)
 
 
 def arguments(parts: Sequence[Part], layout: Layout, now: float) -> list[Argument]:

@@ -23,8 +23,11 @@ local CHUNK = 500 -- Lua cannot unpack many thousand arguments at once
 local VERDICT_ARGS = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3}
 local WAKE = 256 -- deferred messages that are woken by one request
 local VERDICT_COST = 512 -- what a verdict without a body costs, in bytes read
-local SAMPLES = 100 -- nodes of a list that are weighed; up to so many messages the weight is exact
-local LIGHT = 32768 -- bytes of an average message up to which the next one is looked at here: SAMPLES of them at most
+local MESSAGE_COST = 1024 -- what a message costs beside its body
+local SAMPLES = 128 -- nodes of a list that are weighed, the newest ones; of a list with fewer the weight is exact
+local BULK = 2 * BUDGET -- bytes of a list up to which a part of it is popped at once, whatever the sizes in it
+local LIGHT = 32768 -- bytes of an average message of a list that weighs more, up to which the next ones are looked at here
+local PART = 8 -- messages of such a list that are looked at in one go
 
 local spent, woken, brought = 0, 0, 0
 
@@ -99,7 +102,7 @@ end
 
 -- Said again, because the first answer was lost, a mark or its taking back changes nothing.
 local function count_start(queue, act, value, starts)
-    local marks, body = queue .. ':marks', redis.sha1hex(body_of(value))
+    local marks, body = queue .. ':marks', digest_of(body_of(value))
     local counted = tonumber(redis.call('HGET', marks, body)) or 0
     if act == 'm' and counted < starts then
         counted = starts
@@ -110,18 +113,13 @@ local function count_start(queue, act, value, starts)
     return counted
 end
 
-local function settle(queue, at, has)
-    local act, field = string.sub(ARGV[at], 1, 1), string.sub(ARGV[at], 2)
+local function settle(queue, act, field, at, has)
     local flight = queue .. ':flight'
-    spent = spent + VERDICT_COST
-    if act == 'a' and not has.marks and not has.big then
-        return redis.call('HDEL', flight, field)
-    end
     local value = redis.call('HGET', flight, field)
     if not value then
         return 0
     end
-    spent = spent + #value * (has.marks and 2 or 1)
+    spent = spent + 2 * #value
     if act == 'm' then
         note(queue, has, 'marks')
         return count_start(queue, act, value, tonumber(ARGV[at + 1]))
@@ -142,7 +140,7 @@ local function settle(queue, at, has)
     end
     redis.call('HDEL', flight, field)
     if has.marks then
-        redis.call('HDEL', queue .. ':marks', redis.sha1hex(body_of(value)))
+        redis.call('HDEL', queue .. ':marks', digest_of(body_of(value)))
     end
     local key = has.big and replaced and referred(body_of(value))
     if key then
@@ -151,15 +149,24 @@ local function settle(queue, at, has)
     return 1
 end
 
-local function settle_safely(queue, at, has)
+local function settle_safely(queue, act, at, has)
     if spent > BUDGET then
         return -1
     end
-    local done, answer = pcall(settle, queue, at, has)
+    spent = spent + VERDICT_COST
+    local field = string.sub(ARGV[at], 2)
+    local done, answer
+    if act == 'a' and not has.marks and not has.big then
+        answer = redis.pcall('HDEL', queue .. ':flight', field)
+        done = type(answer) == 'number'
+    else
+        done, answer = pcall(settle, queue, act, field, at, has)
+    end
     if done then
+        has.touched = true
         return answer
     end
-    local act, others = string.sub(ARGV[at], 1, 1), {}
+    local others = {}
     if act == 'b' then
         local dead = ARGV[at + 1]
         others = {{dead, 'hash'}, {dead .. ':info', 'hash'}, {dead .. ':order', 'zset'}}
@@ -243,49 +250,69 @@ end
 -- -- Messages ------------------------------------------------------------------------------------
 
 local function weight_of(name)
-    local told, bytes = pcall(redis.call, 'MEMORY', 'USAGE', name, 'SAMPLES', SAMPLES)
-    return told and tonumber(bytes) or nil
+    local bytes = redis.pcall('MEMORY', 'USAGE', name, 'SAMPLES', SAMPLES)
+    return type(bytes) == 'number' and bytes
 end
 
-local function keep_value(values, priority, body, has)
+local function put(values, priority, body, has)
     local key = has.big and referred(body)
     values[#values + 1] = priority .. ':' .. body
     brought = brought + 1
-    spent = spent + (key and weight_of(key) or #body)
+    spent = spent + MESSAGE_COST + (key and weight_of(key) or #body)
+end
+
+-- Pop one part of a list after the other, as long as none is too big; return whether the slot has to stop here.
+local function pop_parts(name, priority, limit, values, has, most)
+    local part = 1 -- of unknown size
+    while #values < limit do
+        if brought > 0 and spent > BUDGET then
+            return true
+        end
+        local bodies = redis.call('LRANGE', name, -math.min(part, limit - #values), -1)
+        local popped = 0
+        for i = #bodies, 1, -1 do
+            if #bodies[i] > BIG then
+                has.too_big = name
+                note(has.queue, has, 'heavy')
+                break
+            end
+            put(values, priority, bodies[i], has)
+            popped = popped + 1
+        end
+        if popped > 0 then
+            redis.call('LTRIM', name, 0, -popped - 1)
+        end
+        if popped < part then
+            return has.too_big ~= nil
+        end
+        part = math.min(2 * part, most)
+    end
+    return false
 end
 
 -- Pop messages of one list; return whether the slot has to stop here: the budget is used up, or the next one is too big.
 local function pop_list(name, priority, limit, values, has)
-    local length = redis.call('LLEN', name)
-    if length == 0 then
+    local weight = redis.call('MEMORY', 'USAGE', name, 'SAMPLES', SAMPLES)
+    if not weight then
         return false
     end
-    local wanted, weight = limit - #values, weight_of(name) or 0
-    if weight > 0 and length <= SAMPLES and spent + weight <= BUDGET and not has.big then
-        for _, body in ipairs(redis.call('RPOP', name, wanted)) do
-            keep_value(values, priority, body, has)
+    if weight + spent <= BULK and not has.big then
+        local head = priority .. ':'
+        local most = math.min(limit - #values, CHUNK)
+        local bodies = redis.call('RPOP', name, most)
+        for _, body in ipairs(bodies) do
+            values[#values + 1] = head .. body
+            spent = spent + #body + MESSAGE_COST
+            brought = brought + 1
         end
-        return false
+        return #bodies == CHUNK
     end
-    local unknown = has.heavy and (length > SAMPLES or weight > BUDGET)
-    if unknown or (weight > BUDGET and weight / length > LIGHT) then
+    local light = weight <= BULK or weight / redis.call('LLEN', name) <= LIGHT
+    if weight > BULK and (has.heavy or not (light or has.light)) then
         has.too_big = name
         return true
     end
-    for _ = 1, math.min(wanted, length) do
-        if brought > 0 and spent > BUDGET then
-            return true
-        end
-        local body = redis.call('LINDEX', name, -1)
-        if #body > BIG then
-            has.too_big = name
-            note(has.queue, has, 'heavy')
-            return true
-        end
-        redis.call('RPOP', name)
-        keep_value(values, priority, body, has)
-    end
-    return false
+    return pop_parts(name, priority, limit, values, has, light and not has.big and PART or 1)
 end
 
 -- Return what was popped, and whether every list was seen to its end.
@@ -329,19 +356,19 @@ end
 
 local function with_marks(queue, value)
     local body = body_of(value)
-    local marks = redis.call('HGET', queue .. ':marks', redis.sha1hex(body))
+    local marks = redis.call('HGET', queue .. ':marks', digest_of(body))
     return marks and string.match(value, '^%d+') .. ',' .. marks .. ':' .. body or value
 end
 
 -- What an empty slot need not have. Marks and bodies of messages that left by another way (a purge) would stay for ever.
 local function sweep(queue, has)
-    if has.heavy then
-        redis.call('HDEL', queue .. ':fence', 'heavy')
+    if has.heavy or has.light then
+        redis.call('HDEL', queue .. ':fence', 'heavy', 'light')
     end
-    if not (has.marks or has.big) or redis.call('EXISTS', queue .. ':flight', queue .. ':deferred') == 1 then
+    if not (has.marks or has.big) or redis.call('EXISTS', queue .. ':flight', queue .. ':deferred') > 0 then
         return
     end
-    redis.call('DEL', queue .. ':marks')
+    redis.call('UNLINK', queue .. ':marks')
     for _, key in ipairs(has.big and redis.call('SPOP', queue .. ':big', SAMPLES) or {}) do
         redis.call('UNLINK', key)
     end
@@ -355,7 +382,9 @@ end
 
 -- Nothing may fail once messages have left their list: what else is needed is touched before.
 local function touch(queue, has)
-    redis.call('HLEN', queue .. ':flight')
+    if not has.touched then
+        redis.call('HLEN', queue .. ':flight')
+    end
     if has.marks then
         redis.call('HLEN', queue .. ':marks')
     end
@@ -392,7 +421,7 @@ local function take(queue, limit, has, opening)
     end
 end
 
-local FENCE = {'epoch', 'incarnation', 'count', 'opening', 'marks', 'deferred', 'big', 'heavy', 'cut'}
+local FENCE = {'epoch', 'incarnation', 'count', 'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut'}
 
 local function read_fence(queue, at)
     local fence = redis.call('HMGET', queue .. ':fence', unpack(FENCE))
@@ -413,10 +442,11 @@ for _, queue in ipairs(KEYS) do
     say(told and (fence.held and 1 or 0) or explained(fence, queue, separator, steps))
     local held = told and fence.held
     for _ = 1, verdicts do
+        local act = string.sub(ARGV[at], 1, 1)
         if held then
-            say(settle_safely(queue, at, fence.has))
+            say(settle_safely(queue, act, at, fence.has))
         end
-        at = at + VERDICT_ARGS[string.sub(ARGV[at], 1, 1)]
+        at = at + VERDICT_ARGS[act]
     end
     if held and limit >= 0 then
         local said = #reply

@@ -5,12 +5,12 @@
     <queue>:fence                 hash     epoch, incarnation, count: the tenure; seq: the number of the last delivery;
                                            marks, deferred, big: there if the slot may have some;
                                            opening: not all that was in flight is back in its queue yet;
-                                           heavy: a list had a body too big for a script;
+                                           heavy, light: one of its messages was too big for a script, or was not;
                                            cut: the time before which deferred messages come before the lists
     <list>:ahead                  list     while there is a cut: what comes before that list
     <queue>:flight                hash     <number>:<opening> → <priority>:<body>
     <queue>:deferred              zset     <number>:<priority>:<body>, scored with its due time
-    <queue>:marks                 hash     SHA-1 of a suspect's body → starts marked
+    <queue>:marks                 hash     SHA-1 of a suspect's body (its ends, if long) → starts
     <queue>:body:…                list     one body that is too big for a script; its reference is in its place
     <queue>:big                   set      keys of the bodies whose references stand in this slot
     <prefix>.<keyspace>:dead      hash     id → <priority>:<body>

@@ -1,9 +1,10 @@
 -- Set the fence of one slot queue to a tenure and put what is in flight back where it came from, a bounded part at a time.
 --
 -- KEYS  queue
--- ARGV  separator, priority steps (JSON list of strings), epoch, incarnation, open count, then the fields of the
---       deliveries that stay in flight
--- Reply {1} and which of these fields were found; {2}: not all is back, run it again, nothing is fetched before;
+-- ARGV  separator, priority steps (JSON list of strings), epoch, incarnation, open count, number of deliveries that stay
+--       in flight and their fields, then the fields of those that go back next, the last fetched first
+-- Reply {1} and which of the fields that stay were found;
+--       {2, n}: not all is back, nothing is fetched before. Of those named to go back the first n are: name the others;
 --       {0, epoch, incarnation} of the fence that refuses; {3, error}
 
 write_first()
@@ -11,7 +12,8 @@ write_first()
 local queue, separator, steps = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
 local epoch, incarnation, count = ARGV[3], ARGV[4], ARGV[5]
 local fence_key, flight_key = queue .. ':fence', queue .. ':flight'
-local MOST = 500
+local STAY = 6 + tonumber(ARGV[6])
+local FEW = 256 -- in flight: so many are looked through here
 
 local function refused(fence)
     local held = tonumber(fence[1]) or -1
@@ -31,7 +33,7 @@ local function set_fence(fence)
     -- A server that has lost its newest data counts from a lower number again. What it delivers from now on must come
     -- after what runs since before that.
     local seq = tonumber(fence[4]) or 0
-    for i = 6, #ARGV do
+    for i = 7, STAY do
         seq = math.max(seq, number_of(ARGV[i]))
     end
     redis.call('HDEL', fence_key, 'marks', 'deferred', 'big')
@@ -42,37 +44,28 @@ end
 
 -- Return the fields of what goes back, the last fetched first, and of what stays.
 local function in_flight()
-    local keep, kept, numbers, fields = {}, {}, {}, {}
-    for i = 6, #ARGV do
+    local keep, kept, back = {}, {}, {}
+    for i = 7, STAY do
         keep[ARGV[i]] = true
     end
     for _, field in ipairs(redis.call('HKEYS', flight_key)) do
-        local number = number_of(field)
-        if keep[field] then
-            kept[#kept + 1] = field
-        elseif fields[number] then
-            fields[number][#fields[number] + 1] = field
-        else
-            fields[number] = {field}
-            numbers[#numbers + 1] = number
-        end
+        local to = keep[field] and kept or back
+        to[#to + 1] = field
     end
-    table.sort(numbers)
-    local back = {}
-    for i = #numbers, math.max(1, #numbers - MOST), -1 do
-        for _, field in ipairs(fields[numbers[i]]) do
-            back[#back + 1] = field
-        end
-    end
+    table.sort(back, function(a, b) return number_of(a) > number_of(b) end)
     return back, kept
 end
 
 -- The right end of a list is its front: pushed last, the first fetched comes to stand in front.
 local function put_back(field, suspects, ahead)
-    local priority, body = string.match(redis.call('HGET', flight_key, field), '^(%d+):(.*)$')
+    local value = redis.call('HGET', flight_key, field)
+    if not value then
+        return
+    end
+    local priority, body = string.match(value, '^(%d+):(.*)$')
     redis.call('RPUSH', list_of(queue, separator, priority) .. ahead, body)
     if suspects then
-        redis.call('HSETNX', queue .. ':marks', redis.sha1hex(body), 0)
+        redis.call('HSETNX', queue .. ':marks', digest_of(body), 0)
     end
     redis.call('HDEL', flight_key, field)
 end
@@ -87,15 +80,26 @@ local function open()
     if not going_on then
         suspects = set_fence(fence)
     end
-    redis.call('HLEN', queue .. ':marks')
-    local back, kept = in_flight()
+    redis.call('HLEN', queue .. ':marks') -- what has a wrong type fails here, before anything has moved
     local bytes, ahead = 0, fence[6] and ':ahead' or ''
-    for i, field in ipairs(back) do
-        bytes = bytes + redis.call('HSTRLEN', flight_key, field) * (suspects and 2 or 1)
-        if i > MOST or (bytes > BUDGET and i > 1) then
-            return {2}
+    local function put_back_all(fields)
+        for i, field in ipairs(fields) do
+            bytes = bytes + redis.call('HSTRLEN', flight_key, field)
+            if bytes > BUDGET and i > 1 then
+                return i - 1
+            end
+            put_back(field, suspects, ahead)
         end
-        put_back(field, suspects, ahead)
+        return #fields
+    end
+    if #ARGV > STAY then
+        return {2, put_back_all({unpack(ARGV, STAY + 1)})}
+    elseif redis.call('HLEN', flight_key) > FEW + ARGV[6] then
+        return {2, 0}
+    end
+    local back, kept = in_flight()
+    if put_back_all(back) < #back then
+        return {2, 0}
     end
     redis.call('HDEL', fence_key, 'opening')
     -- Spares each fetch a look into what hardly any slot has; `fetch` keeps these up.

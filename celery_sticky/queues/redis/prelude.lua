@@ -4,7 +4,7 @@
 -- lies in a list of its own, `<queue>:body:…`, and a reference to it goes through queue, flight, deferred and dead.
 
 local BIG = 262144
-local BUDGET = 1048576 -- bytes that one script reads, about 5 ms; what is left over comes with the next request
+local BUDGET = 524288 -- bytes that one script reads, 2 to 5 ms; what is left over comes with the next request
 local REFERENCE = '\0sticky-body:'
 
 -- A server that is out of memory lets a script write nothing that may grow until it has written something else. None of
@@ -19,6 +19,16 @@ end
 
 local function body_of(value)
     return string.sub(value, string.find(value, ':', 1, true) + 1)
+end
+
+-- Name a message in the record of its counted starts. SHA-1 in Lua takes 5 ms a megabyte, so of a long body only both
+-- ends are taken: an envelope has the id of its task and the number of its publishing there.
+local END = 4096
+local function digest_of(body)
+    if #body > 2 * END then
+        body = #body .. ':' .. string.sub(body, 1, END) .. string.sub(body, -END)
+    end
+    return redis.sha1hex(body)
 end
 
 -- Return the key of the body that a body refers to, or nil.

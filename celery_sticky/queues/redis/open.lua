@@ -29,15 +29,9 @@ end
 
 local function set_fence(fence)
     -- Those of another incarnation may have been started. An opening that was broken off leaves the rest to the next.
-    local suspects = fence[5] == 'suspects' or (fence[2] and fence[2] ~= incarnation)
-    -- A server that has lost its newest data counts from a lower number again. What it delivers from now on must come
-    -- after what runs since before that.
-    local seq = tonumber(fence[4]) or 0
-    for i = 7, STAY do
-        seq = math.max(seq, number_of(ARGV[i]))
-    end
+    local suspects = fence[4] == 'suspects' or (fence[2] and fence[2] ~= incarnation)
     redis.call('HDEL', fence_key, 'marks', 'deferred', 'big')
-    redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count, 'seq', seq,
+    redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count,
         'opening', suspects and 'suspects' or 'plain')
     return suspects
 end
@@ -71,17 +65,17 @@ local function put_back(field, suspects, ahead)
 end
 
 local function open()
-    local fence = redis.call('HMGET', fence_key, 'epoch', 'incarnation', 'count', 'seq', 'opening', 'cut')
-    local going_on = fence[5] and fence[1] == epoch and fence[2] == incarnation and fence[3] == count
+    local fence = redis.call('HMGET', fence_key, 'epoch', 'incarnation', 'count', 'opening', 'cut')
+    local going_on = fence[4] and fence[1] == epoch and fence[2] == incarnation and fence[3] == count
     if fence[1] and not going_on and refused(fence) then
         return {0, tonumber(fence[1]), fence[2]}
     end
-    local suspects = fence[5] == 'suspects'
+    local suspects = fence[4] == 'suspects'
     if not going_on then
         suspects = set_fence(fence)
     end
     redis.call('HLEN', queue .. ':marks') -- what has a wrong type fails here, before anything has moved
-    local bytes, ahead = 0, fence[6] and ':ahead' or ''
+    local bytes, ahead = 0, fence[5] and ':ahead' or ''
     local function put_back_all(fields)
         for i, field in ipairs(fields) do
             bytes = bytes + redis.call('HSTRLEN', flight_key, field)

@@ -14,6 +14,7 @@ from rich.text import Text
 from celery_sticky.cli.answers import ask, beating
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
+from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import direct
 from celery_sticky.ownership.view import View
 from celery_sticky.queues import Depth
@@ -81,7 +82,8 @@ def _keyspace(
         "deferred": sum(depth.deferred for depth in depths.values()),
         "in_flight": sum(depth.in_flight for depth in depths.values()),
         "oldest_seconds": max(ages, default=None),
-        "dead": session.queues.dead_count(keyspace),
+        **_dead(session, keyspace),
+        "broken": [{"slot": slot, "error": depth.broken} for slot, depth in depths.items() if depth.broken],
         "members": [
             {
                 "name": member.name,
@@ -101,6 +103,13 @@ def _keyspace(
         else [],
         "moving": _moving(view) if view else [],
     }
+
+
+def _dead(session: Session, keyspace: str) -> dict[str, Any]:
+    try:
+        return {"dead": session.queues.dead_count(keyspace), "dead_error": None}
+    except SlotBroken as error:
+        return {"dead": None, "dead_error": str(error)}
 
 
 def _life(said: dict[str, Any] | None, incarnation: str, alive: set[str]) -> dict[str, Any]:
@@ -126,6 +135,10 @@ def _problems(found: Mapping[str, Any]) -> Iterable[str]:
     for member in found["members"]:
         if not member["alive"]:
             yield f"keyspace {name}: {member['name']} neither answers nor beats"
+    for one in found["broken"]:
+        yield f"keyspace {name}: slot {one['slot']} stands still: {one['error']}"
+    if found["dead_error"]:
+        yield f"keyspace {name}: {found['dead_error']}"
     if found["unowned"] and (found["waiting"] or found["deferred"]):
         yield f"keyspace {name}: messages wait, and {found['unowned']} of {found['slots']} slots have no owner"
 
@@ -159,7 +172,7 @@ def _headline(found: Mapping[str, Any]) -> str:
 def _messages(found: Mapping[str, Any]) -> str:
     oldest = f" (oldest {seconds(found['oldest_seconds'])})" if found["oldest_seconds"] is not None else ""
     counts = f"{found['waiting']} waiting{oldest}, {found['deferred']} deferred, {found['in_flight']} in flight"
-    return f"messages: {counts}, {found['dead']} dead"
+    return f"messages: {counts}, {dash(found['dead'])} dead"
 
 
 def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:

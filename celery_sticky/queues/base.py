@@ -228,6 +228,7 @@ class SlotQueues(Protocol):
         """List buried messages of a keyspace without their bodies, oldest first.
 
         At most `limit` (None: all) of those that were buried after the one with the id `after` ("": from the first).
+        This and the other verbs for buried messages raise `SlotBroken` if a record of them cannot be used.
         """
 
     def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:

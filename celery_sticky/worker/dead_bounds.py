@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from celery_sticky.errors import SlotBroken
 from celery_sticky.queues.base import SlotQueues
 
 logger = logging.getLogger("celery_sticky.dead")
@@ -35,9 +36,12 @@ class DeadBounds:
             return
         self.next_look = now + LOOK
         for keyspace in keyspaces:
-            if self._limit or self._ttl:
-                self._trim(queues, keyspace, now)
-            self._warn(queues, keyspace)
+            try:
+                if self._limit or self._ttl:
+                    self._trim(queues, keyspace, now)
+                self._warn(queues, keyspace)
+            except SlotBroken as error:
+                logger.error("keyspace %s: %s. Nothing can be buried there until it is repaired", keyspace, error)
 
     def _trim(self, queues: SlotQueues, keyspace: str, now: float) -> None:
         before = now - self._ttl if self._ttl else 0.0

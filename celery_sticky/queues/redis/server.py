@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.errors import BrokerUnavailable, SlotBroken
 from celery_sticky.queues.redis.resp import Argument, ServerError
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.wire import Wire
@@ -21,6 +21,7 @@ class Server:
         """Run a script that answers a list.
 
         Raises:
+            SlotBroken: a key has a wrong type.
             BrokerUnavailable: no answer, or the server refused.
         """
         return cast(Sequence[object], self.run_one(script, keys, said))
@@ -44,6 +45,8 @@ class Server:
 
     def answered(self, reply: object) -> object:
         """Return the reply, unless it is a refusal."""
+        if isinstance(reply, ServerError) and "WRONGTYPE" in str(reply):
+            raise SlotBroken(str(reply))
         if isinstance(reply, ServerError):
             self.wire.drop()  # it may be a replica now: connecting anew asks Sentinel again
             raise BrokerUnavailable(f"Redis: {reply}")

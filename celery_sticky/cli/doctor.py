@@ -11,6 +11,7 @@ from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 from rich.text import Text
 
+from celery_sticky.cli.access import access_findings, as_far_as_it_goes
 from celery_sticky.cli.checkup import Level, app_findings, job_findings, member_findings, task_findings
 from celery_sticky.cli.servers import leftovers, server_facts, server_findings
 from celery_sticky.cli.session import Session
@@ -40,9 +41,10 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
     examined = {what: server_facts(connection) for what, connection in servers.items()}
     findings = [
         *(finding for what, facts in examined.items() for finding in server_findings(what, facts, session.settings)),
-        *member_findings(session, timeout),
-        *job_findings(session),
-        *leftovers(session),
+        *(one for what, at in servers.items() for one in access_findings(what, at, session.settings.key_prefix)),
+        *as_far_as_it_goes(member_findings(session, timeout)),
+        *as_far_as_it_goes(job_findings(session)),
+        *as_far_as_it_goes(leftovers(session)),
         *task_findings(session),
         *app_findings(session),
     ]

@@ -8,6 +8,7 @@ from typing import Any
 from harness.fleet import Fleet
 from worker.test_cli import CONF, SLOTS, facts
 
+from celery_sticky.cli.access import line
 from celery_sticky.keys import slot_for
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
@@ -64,3 +65,26 @@ def test_a_worker_drains_a_full_broker(fleet: Callable[..., Fleet], valkey: Call
 
 def _left(client: Any) -> list[str]:
     return [key for key in client.scan_iter("sticky.default.*") if not key.endswith(":fence")]
+
+
+def test_a_worker_runs_as_a_user_who_may_do_what_doctor_lists_and_nothing_else(
+    fleet: Callable[..., Fleet], valkey: Callable[..., ValkeyServer]
+) -> None:
+    server = valkey()
+    with server.client() as client:
+        client.execute_command(*line("keyed").replace(">PASSWORD", ">secret").split())
+        made = fleet(broker=f"redis://keyed:secret@127.0.0.1:{server.port}/0", conf=CONF)
+        worker = made.worker("w1")
+        for slot in range(SLOTS):
+            made.send(key_of(slot), 0)
+        wait_until(lambda: ended(made) == SLOTS, 30, "all have run")
+        texts = [one["text"] for one in facts(made, "doctor")["findings"]]
+        assert not any("may not run" in text for text in texts), texts
+        facts(made, "status")
+        refused = [one for one in client.execute_command("ACL LOG") if one["reason"] == "command"]
+        assert not refused, refused
+        client.execute_command("ACL", "SETUSER", "keyed", "-time", "-memory")
+        texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if "may not run" in one["text"]]
+        assert "may not run time. What is needed: ACL SETUSER celery on" in texts[0]
+        assert "may not run memory" in texts[1]
+        assert "Traceback" not in worker.log

@@ -114,6 +114,7 @@ def leftovers(session: Session) -> Iterable[Finding]:
     """Look for messages that no worker will fetch: in slots beyond the last, and in keyspaces without members."""
     if not is_redis(session.broker):
         return
+    yield from _former_steps(session)
     standing, broken = _standing(session)
     for (keyspace, slot), error in sorted(broken.items(), key=str):
         yield wrong(f"keyspace {keyspace}: slot {slot} stands still: {error}. Repair or delete that key")
@@ -136,6 +137,27 @@ def leftovers(session: Session) -> Iterable[Finding]:
         inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
         if inside and not (reading.view and reading.view.members):
             yield wrong(f"keyspace {keyspace}: {inside} messages wait, and no worker takes part in it")
+
+
+def _former_steps(session: Session) -> Iterable[Finding]:
+    """Look for lists of priorities that no sender with these settings uses: `priority_steps` were changed."""
+    layout = Layout.of(session.broker, session.settings.key_prefix)
+    client = client_from_connection(session.broker, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    pattern = f"{_literal(layout.key_prefix + layout.prefix)}.*{_literal(layout.separator)}*"
+    try:
+        with translate_errors(BrokerUnavailable):
+            lists = [
+                name.removesuffix(":ahead").rpartition(layout.separator)[2] for name in client.scan_iter(match=pattern)
+            ]
+    finally:
+        close_client(client)
+    former = Counter(step for step in lists if step not in map(str, layout.steps))
+    if former:
+        yield wrong(
+            f"{former.total()} slot queues hold messages of priorities {', '.join(sorted(former))}, which are none of "
+            f"priority_steps {list(layout.steps)}: give all senders and workers the same; a worker fetches such messages "
+            "when it opens their slot"
+        )
 
 
 def _standing(session: Session) -> tuple[Counter[tuple[str, Slot]], dict[tuple[str, Slot], str]]:

@@ -9,6 +9,7 @@ lists are read again and again instead, with growing pauses.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import cast
@@ -41,6 +42,8 @@ from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
 from celery_sticky.queues.redis.wire import Wire
 
+logger = logging.getLogger("celery_sticky.queues")
+
 SWEEP_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 """Seconds between two looks where the server does not push."""
@@ -65,6 +68,7 @@ class RedisQueues:
         self._drained = Drained(layout)
         self._wire = Wire(client, socket_timeout, self._drained.hear)
         self._checked_on = 0
+        self._warned = False
         self._pause = FIRST_PAUSE
         self._next_check = 0.0
         self._server = Server(self._wire)
@@ -92,7 +96,15 @@ class RedisQueues:
         if reply[0] == FAILED:
             raise SlotBroken(cast(bytes, reply[1]).decode(errors="replace"))
         self._drained.remove((tenure.keyspace, tenure.slot))
-        return [fields[cast(bytes, name).decode()] for name in reply[1:]]
+        if reply[1] and not self._warned:
+            self._warned = True
+            logger.warning(
+                "key %s holds messages of a priority that is none of priority_steps %s: they are fetched too, until the "
+                "list is empty; do all senders have the same priority_steps?",
+                cast(bytes, reply[1]).decode(),
+                list(self._layout.steps),
+            )
+        return [fields[cast(bytes, name).decode()] for name in reply[2:]]
 
     def _in_flight(self, queue: str, keep: Collection[str]) -> list[str]:
         """Return the fields of all that goes back, the last fetched first. The fence is set: none is added any more."""

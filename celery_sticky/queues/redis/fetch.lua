@@ -19,6 +19,7 @@
 write_first()
 
 local now, separator, steps = ARGV[1], ARGV[2], cjson.decode(ARGV[3])
+local configured = steps
 local CHUNK = 500 -- Lua cannot unpack many thousand arguments at once
 local VERDICT_ARGS = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3}
 local WAKE = 256 -- deferred messages that are woken by one request
@@ -423,7 +424,17 @@ local function take(queue, limit, has, opening)
     end
 end
 
-local FENCE = {'epoch', 'incarnation', 'count', 'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut'}
+local FENCE = {'epoch', 'incarnation', 'count', 'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut', 'former'}
+
+-- Messages may stand in lists of steps that were configured before: these are looked into as well.
+local function steps_with(former)
+    local every = cjson.decode(former)
+    for _, priority in ipairs(configured) do
+        every[#every + 1] = priority
+    end
+    table.sort(every, function(a, b) return tonumber(a) < tonumber(b) end)
+    return every
+end
 
 local function read_fence(queue, at)
     local fence = redis.call('HMGET', queue .. ':fence', unpack(FENCE))
@@ -443,6 +454,7 @@ for _, queue in ipairs(KEYS) do
     at = at + 5
     say(told and (fence.held and 1 or 0) or explained(fence, queue, separator, steps))
     local held = told and fence.held
+    steps = held and fence.has.former and steps_with(fence.has.former) or configured
     for _ = 1, verdicts do
         local act = string.sub(ARGV[at], 1, 1)
         if held then

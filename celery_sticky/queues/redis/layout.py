@@ -6,6 +6,7 @@
                                            marks, deferred, big: there if the slot may have some;
                                            opening: not all that was in flight is back in its queue yet;
                                            heavy, light: one of its messages was too big for a script, or was not;
+                                           former: priorities of lists that are no step any more;
                                            cut: the time before which deferred messages come before the lists
     <list>:ahead                  list     while there is a cut: what comes before that list
     <queue>:flight                hash     <number>:<opening> → <priority>:<body>
@@ -75,7 +76,8 @@ class Layout:
 
     def priority_of(self, keyspace: str, slot: Slot, list_key: str) -> int:
         """Return the priority step of a list of a slot queue."""
-        return self.steps[self.lists(keyspace, slot).index(list_key.removesuffix(":ahead"))]
+        step = list_key.removesuffix(":ahead").removeprefix(self.queue(keyspace, slot)).removeprefix(self.separator)
+        return int(step or 0)
 
     def dead(self, keyspace: str) -> str:
         """Return the key of the buried messages of a keyspace."""

@@ -3,7 +3,8 @@
 -- KEYS  queue
 -- ARGV  separator, priority steps (JSON list of strings), epoch, incarnation, open count, number of deliveries that stay
 --       in flight and their fields, then the fields of those that go back next, the last fetched first
--- Reply {1} and which of the fields that stay were found;
+-- Reply {1, list} and which of the fields that stay were found; the list is one of a priority that is no step any more
+--       ('': there is none): such lists are fetched from too;
 --       {2, n}: not all is back, nothing is fetched before. Of those named to go back the first n are: name the others;
 --       {0, epoch, incarnation} of the fence that refuses; {3, error}
 
@@ -30,7 +31,7 @@ end
 local function set_fence(fence)
     -- Those of another incarnation may have been started. An opening that was broken off leaves the rest to the next.
     local suspects = fence[4] == 'suspects' or (fence[2] and fence[2] ~= incarnation)
-    redis.call('HDEL', fence_key, 'marks', 'deferred', 'big')
+    redis.call('HDEL', fence_key, 'marks', 'deferred', 'big', 'former')
     redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count,
         'opening', suspects and 'suspects' or 'plain')
     return suspects
@@ -62,6 +63,24 @@ local function put_back(field, suspects, ahead)
         redis.call('HSETNX', queue .. ':marks', digest_of(body), 0)
     end
     redis.call('HDEL', flight_key, field)
+end
+
+-- Whoever changes `priority_steps` leaves messages in lists that are none of the new steps.
+local function note_former_steps()
+    local known, former, found = {}, {}, ''
+    for _, priority in ipairs(steps) do
+        known[priority] = true
+    end
+    for priority = 1, 9 do
+        local list = list_of(queue, separator, tostring(priority))
+        if not known[tostring(priority)] and redis.call('EXISTS', list) == 1 then
+            former[#former + 1], found = tostring(priority), list
+        end
+    end
+    if #former > 0 then
+        redis.call('HSET', fence_key, 'former', cjson.encode(former))
+    end
+    return found
 end
 
 local function open()
@@ -102,7 +121,7 @@ local function open()
             redis.call('HSET', fence_key, name, 1)
         end
     end
-    return {1, unpack(kept)}
+    return {1, note_former_steps(), unpack(kept)}
 end
 
 local done, reply = pcall(open)

@@ -155,8 +155,8 @@ def _former_steps(session: Session) -> Iterable[Finding]:
     if former:
         yield wrong(
             f"{former.total()} slot queues hold messages of priorities {', '.join(sorted(former))}, which are none of "
-            f"priority_steps {list(layout.steps)}: give all senders and workers the same; a worker fetches such messages "
-            "when it opens their slot"
+            f"priority_steps {list(layout.steps)}: give all senders and workers the same. A worker fetches such "
+            "messages when it opens their slot"
         )
 
 

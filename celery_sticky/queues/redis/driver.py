@@ -99,8 +99,8 @@ class RedisQueues:
         if reply[1] and not self._warned:
             self._warned = True
             logger.warning(
-                "key %s holds messages of a priority that is none of priority_steps %s: they are fetched too, until the "
-                "list is empty; do all senders have the same priority_steps?",
+                "key %s holds messages of a priority that is none of priority_steps %s: they are fetched too. "
+                "Give all senders and workers the same priority_steps",
                 cast(bytes, reply[1]).decode(),
                 list(self._layout.steps),
             )

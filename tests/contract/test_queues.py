@@ -100,9 +100,9 @@ class TestRedisWithoutPushes(QueueContract):
     def broker(self, embedded: ValkeyServer) -> Iterator[OnRedis]:
         broker = OnRedis(embedded.url)
         broker.client.flushall()
-        broker.client.execute_command("ACL", "SETUSER", "default", "-client|tracking")
+        broker.client.execute_command("ACL", "SETUSER", "default", "-client")
         yield broker
-        broker.client.execute_command("ACL", "SETUSER", "default", "+client|tracking")
+        broker.client.execute_command("ACL", "SETUSER", "default", "+client")
 
     def test_it_knows_that_nothing_is_pushed(self, broker: OnRedis, connect: Callable[[], RedisQueues]) -> None:
         queues = connect()

@@ -379,7 +379,7 @@ def test_the_driver_waits_without_blocking_under_every_kind_of_thread(valkey: St
     server = valkey()
     if not pushes:
         with server.client() as client:
-            client.execute_command("ACL", "SETUSER", "default", "-client|tracking")
+            client.execute_command("ACL", "SETUSER", "default", "-client")
     command = [sys.executable, "-W", "ignore", str(LOOP), patch, server.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

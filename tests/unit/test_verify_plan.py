@@ -92,22 +92,25 @@ def test_what_cannot_be_had_is_left_out_with_the_reason() -> None:
     assert made.left_out == {"clock": "no library"}
 
 
+FULL = ("broker-full", "wrong-type")
+
+
 @pytest.mark.parametrize(
     ("terms", "faults"),
     [
-        (Terms(broker="redis://h/0"), {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback"}),
+        (Terms(broker="redis://h/0"), {"broker-restart", "broker-freeze", "broker-rollback", *FULL, "store-rollback"}),
         (
             Terms(broker="redis://h/0", store="redis://i/0"),
-            {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback"},
+            {"broker-restart", "broker-freeze", "broker-rollback", *FULL, "store-rollback"},
         ),
         (
             Terms(broker="sentinel://h"),
-            {"broker-restart", "broker-freeze", "broker-rollback", "store-rollback", "partition"},
+            {"broker-restart", "broker-freeze", "broker-rollback", *FULL, "store-rollback", "partition"},
         ),
         (Terms(store="redis://i/0"), {"store-rollback"}),
         (Terms(pool="threads"), {"child-kill"}),
         (Terms(workers=2), {"cascade"}),
-        (Terms(mode=Mode.HASH), {"store-rollback"}),
+        (Terms(mode=Mode.HASH), {"store-rollback", "wrong-type"}),
         (Terms(), set()),
     ],
 )

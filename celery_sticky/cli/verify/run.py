@@ -89,7 +89,7 @@ def impossible(terms: Terms) -> dict[str, str]:
     """Return the faults that a run on these terms cannot do, with the reason."""
     found = {}
     if terms.broker is not None:
-        for fault in ("broker-restart", "broker-freeze", "broker-rollback"):
+        for fault in ("broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type"):
             found[fault] = "the broker is not a server that verify started"
         if terms.store is None:
             found["store-rollback"] = "the store is not a server that verify started"
@@ -97,6 +97,7 @@ def impossible(terms: Terms) -> dict[str, str]:
         found["store-rollback"] = "the store is not a server that verify started"
     if terms.mode is not Mode.STICKY:
         found["store-rollback"] = "plain Celery has no store"
+        found["wrong-type"] = "plain Celery has no records of slots"
     if not all(can_proxy(url) for url in (terms.broker, terms.store) if url is not None):
         found["partition"] = "its proxy can stand only before servers at a redis:// address"
     if terms.workers < CASCADE:

@@ -147,6 +147,10 @@ class Fenced(StickyError):
         self.incarnation = incarnation
 
 
+class SlotBroken(StickyError, RuntimeError):
+    """A record of one slot queue cannot be used: it has a wrong type, or the server refuses a command for it."""
+
+
 class PinnedElsewhere(StickyError):
     """Another live worker has pinned the key."""
 

@@ -49,6 +49,8 @@ class Settings:
     on_lease_loss: OnLeaseLoss = OnLeaseLoss.TERMINATE
     max_waiting: int = 4096
     """How many messages may wait in a worker for the running task of their key."""
+    max_waiting_bytes: int = 64 * 1024 * 1024
+    """Bytes of messages that have not started, beyond which a worker fetches no more; one message always fits."""
     max_attempts: int = 5
     """After so many starts without an end a message is buried."""
     key_prefix: str = DEFAULT_PREFIX
@@ -59,6 +61,10 @@ class Settings:
     """What `assign` functions may know of this worker."""
     broker_grace: float = 30.0
     """How long a worker without its broker, or its job host, keeps its slots while others are there to take them."""
+    dead_limit: int = 0
+    """How many buried messages of a keyspace are kept; the oldest are dropped. 0: all."""
+    dead_ttl: float = 0.0
+    """How long buried messages are kept. 0: for ever."""
     runtime_dir: str | None = None
     """The folder for this machine's lock files; None: chosen by the worker."""
     revoke_ttl: float = 10800.0
@@ -263,11 +269,14 @@ _READERS: Mapping[str, _Reader] = {
     "settle": _number(0.0),
     "on_lease_loss": _on_lease_loss,
     "max_waiting": _integer(1),
+    "max_waiting_bytes": _integer(1),
     "max_attempts": _integer(1),
     "key_prefix": _prefix,
     "weight": _integer(0),
     "attributes": _attributes,
     "broker_grace": _number(0.0),
+    "dead_limit": _integer(0),
+    "dead_ttl": _number(0.0),
     "runtime_dir": _optional_text,
     "revoke_ttl": _number(0.0),
     "revoke_limit": _integer(0),

@@ -25,6 +25,7 @@ from celery_sticky.signals import pins_lost
 from celery_sticky.stores import open_directory, open_store
 from celery_sticky.worker.claim import Claim, runtime_dir
 from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.dead_bounds import DeadBounds
 from celery_sticky.worker.director import Director
 from celery_sticky.worker.lease import Lease
 from celery_sticky.worker.member import Member
@@ -100,7 +101,9 @@ class _Maker:
             keyspaces=tuple(self._keyspaces),
             worker=self._worker.hostname,
             max_waiting=settings.max_waiting,
+            max_waiting_bytes=settings.max_waiting_bytes,
             max_attempts=settings.max_attempts,
+            dead_bounds=DeadBounds(settings.dead_limit, settings.dead_ttl),
             broker_grace=settings.broker_grace,
             directed=self._directed,
             unclaimed=lambda keyspace: self._part.directors[keyspace].wake(),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from celery_sticky.errors import StickyError
 from celery_sticky.queues import Dead
 from celery_sticky.worker.envelope import DamagedMessage, parse
 
+PAGE = 200
 every_option = click.option("--all", "every", is_flag=True, help="All of them.")
 
 
@@ -36,18 +38,10 @@ class Found:
         return f"{self.keyspace}/{self.dead.id}"
 
     def facts(self) -> dict[str, Any]:
-        """Return what was written down when it was buried, and where that says nothing, what the message says."""
+        """Return what was written down when it was buried; a list reads no bodies."""
         info = json.loads(self.dead.info)
-        try:
-            headers = parse(self.dead.body).headers
-        except DamagedMessage:
-            headers = {}
-        stamp = headers.get("sticky")
-        said = {"task": headers.get("task"), "id": headers.get("id")}
-        said["key"] = stamp.get("key") if isinstance(stamp, dict) else None
         wanted = ("task", "id", "key", "reason", "at", "worker")
-        found = {name: info.get(name) or said.get(name) for name in wanted}
-        return {"name": self.name, "keyspace": self.keyspace, **found}
+        return {"name": self.name, "keyspace": self.keyspace, **{name: info.get(name) for name in wanted}}
 
 
 @click.group()
@@ -60,12 +54,15 @@ def dead() -> None:
 
 @dead.command("list", cls=CeleryCommand)
 @keyspace_option
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(min=1), help="List so many at most.")
+@click.option("--after", metavar="ID", help="List those that were buried after this one.")
 @json_option
 @click.pass_context
-def list_(ctx: click.Context, keyspace: str | None, as_json: bool) -> None:
-    """List buried messages, oldest first."""
+def list_(ctx: click.Context, keyspace: str | None, limit: int, after: str | None, as_json: bool) -> None:
+    """List buried messages, oldest first, a page at a time."""
     with Session(ctx.obj.app) as session:
-        facts = {"messages": [found.facts() for found in _all(session, keyspace)]}
+        page = list(islice(_all(session, keyspace, after), limit + 1))
+    facts = {"messages": [found.facts() for found in page[:limit]], "more": len(page) > limit}
     show(ctx.obj, facts, _draw_list, as_json=as_json)
 
 
@@ -78,7 +75,8 @@ def show_(ctx: click.Context, name: str, keyspace: str | None, as_json: bool) ->
     """Show a buried message with its headers and arguments."""
     with Session(ctx.obj.app) as session:
         (found,) = _named(session, name, keyspace)
-    show(ctx.obj, {**found.facts(), **_contents(found.dead.body)}, _draw_one, as_json=as_json)
+        whole = session.queues.dead_message(found.keyspace, found.dead.id) or found.dead
+    show(ctx.obj, {**found.facts(), **_contents(whole.body or b"")}, _draw_one, as_json=as_json)
 
 
 @dead.command(cls=CeleryCommand)
@@ -118,14 +116,26 @@ def drop(ctx: click.Context, name: str | None, every: bool, keyspace: str | None
     show(ctx.obj, {"dropped": done}, lambda _: [f"dropped: {', '.join(done) or 'nothing'}"], as_json=as_json)
 
 
-def _all(session: Session, keyspace: str | None) -> list[Found]:
-    return [Found(name, dead) for name in session.only(keyspace) for dead in session.queues.dead(name)]
+def _all(session: Session, keyspace: str | None, after: str | None = None) -> Iterator[Found]:
+    """List a page at a time, so that what was listed may be dropped or retried meanwhile."""
+    names = session.only(keyspace)
+    if after is not None:
+        start, _, after = after.rpartition("/")
+        names = names[names.index(start) :] if start in names else names
+    for name in names:
+        last = after or ""
+        while page := session.queues.dead(name, after=last, limit=PAGE):
+            yield from (Found(name, dead) for dead in page)
+            last = page[-1].id
+            if len(page) < PAGE:
+                break
+        after = None
 
 
-def _chosen(session: Session, name: str | None, keyspace: str | None, *, every: bool) -> list[Found]:
+def _chosen(session: Session, name: str | None, keyspace: str | None, *, every: bool) -> Iterable[Found]:
     if every == (name is not None):
         raise click.UsageError("give an ID, or --all")
-    return _all(session, keyspace) if name is None else _named(session, name, keyspace)
+    return list(_all(session, keyspace)) if name is None else _named(session, name, keyspace)
 
 
 def _named(session: Session, name: str, keyspace: str | None) -> list[Found]:
@@ -171,6 +181,8 @@ def _draw_list(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
         )
         made.add_row(*map(Text, row))
     yield made
+    if facts["more"]:
+        yield f"there are more: --after {facts['messages'][-1]['name']}"
 
 
 def _draw_one(facts: Mapping[str, Any]) -> Iterable[RenderableType]:

@@ -11,6 +11,7 @@ from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 from rich.text import Text
 
+from celery_sticky.cli.access import access_findings
 from celery_sticky.cli.checkup import (
     Finding,
     Level,
@@ -50,6 +51,8 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
     examined = {what: _examine(connection) for what, connection in servers.items()}
     away = {what for what, facts in examined.items() if "error" in facts}
     looks = [server_findings(what, facts, session.settings) for what, facts in examined.items()]
+    prefix = session.settings.key_prefix
+    looks += [guarded(what, access_findings(what, at, prefix)) for what, at in servers.items() if what not in away]
     if not away:
         looks += [
             guarded("slot queues", _queue_findings(session)),

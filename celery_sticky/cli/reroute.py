@@ -28,7 +28,10 @@ def retry_message(session: Session, keyspace: str, dead: Dead) -> str:
         DamagedMessage: it is no message at all: it stays buried.
         ValueError: somebody else has retried or dropped it.
     """
-    envelope = parse(dead.body)
+    whole = session.queues.dead_message(keyspace, dead.id)
+    if whole is None or whole.body is None:
+        raise ValueError("it is not there any more")
+    envelope = parse(whole.body)
     key, home = _key_of(session, keyspace, envelope)
     slots = session.slots_of(home, session.store(home).read())
     stamp = Stamp(key, home, slot_for(key, slots), slots, time.time())

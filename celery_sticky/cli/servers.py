@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -17,6 +18,8 @@ from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
 from celery_sticky.redis_errors import NO_CLUSTER
 
+OURS = re.compile(r":(flight|deferred|fence|marks|big|ahead|body:.*)$")
+"""What a key of a slot queue has behind the name of the queue."""
 Facts = Mapping[str, Any]
 NEARLY_FULL = 0.9
 CONFIG = ("maxmemory-policy", "appendonly", "save", "min-replicas-to-write", "min-replicas-max-lag")
@@ -155,7 +158,10 @@ def leftovers(session: Session) -> Iterable[Finding]:
 def _leftovers(session: Session) -> Iterable[Finding]:
     if not is_redis(session.broker):
         return
-    standing = _standing(session)
+    yield from _former_steps(session)
+    standing, broken = _standing(session)
+    for (keyspace, slot), error in sorted(broken.items(), key=str):
+        yield wrong(f"keyspace {keyspace}: slot {slot} stands still: {error}. Repair or delete that key")
     for keyspace in sorted({keyspace for keyspace, _ in standing}):
         yield from guarded(f"slot queues of keyspace {keyspace}", _left_in(session, keyspace, standing))
 
@@ -181,8 +187,32 @@ def _left_in(session: Session, keyspace: str, standing: Counter[tuple[str, Slot]
         yield wrong(f"keyspace {keyspace}: {inside} messages wait, and no worker takes part in it")
 
 
-def _standing(session: Session) -> Counter[tuple[str, Slot]]:
-    """Count the messages of all slot queues at the broker, also of keyspaces this app does not know."""
+def _former_steps(session: Session) -> Iterable[Finding]:
+    """Look for lists of priorities that no sender with these settings uses: `priority_steps` were changed."""
+    layout = Layout.of(session.broker, session.settings.key_prefix)
+    client = client_from_connection(session.broker, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    pattern = f"{_literal(layout.key_prefix + layout.prefix)}.*{_literal(layout.separator)}*"
+    try:
+        with translate_errors(BrokerUnavailable):
+            lists = [
+                name.removesuffix(":ahead").rpartition(layout.separator)[2] for name in client.scan_iter(match=pattern)
+            ]
+    finally:
+        close_client(client)
+    former = Counter(step for step in lists if step not in map(str, layout.steps))
+    if former:
+        yield wrong(
+            f"{former.total()} slot queues hold messages of priorities {', '.join(sorted(former))}, which are none of "
+            f"priority_steps {list(layout.steps)}: give all senders and workers the same. A worker fetches such "
+            "messages when it opens their slot"
+        )
+
+
+def _standing(session: Session) -> tuple[Counter[tuple[str, Slot]], dict[tuple[str, Slot], str]]:
+    """Count the messages of all slot queues at the broker, also of keyspaces this app does not know.
+
+    Returns the counts, and the slots of which a record cannot be used, with the reason.
+    """
     prefix = session.settings.key_prefix
     layout = Layout.of(session.broker, prefix)
     client = client_from_connection(session.broker, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
@@ -191,17 +221,20 @@ def _standing(session: Session) -> Counter[tuple[str, Slot]]:
         with translate_errors(BrokerUnavailable):
             for found in client.scan_iter(match=f"{_literal(layout.key_prefix + prefix)}.*", count=1000):
                 name = found.removeprefix(layout.key_prefix).partition(layout.separator)[0]
-                name = name.removesuffix(":flight").removesuffix(":deferred")
+                name = OURS.sub("", name)
                 if (slot_id := slot_of_queue(name, prefix)) is not None:
                     named.add(slot_id)
     finally:
         close_client(client)
     counted: Counter[tuple[str, Slot]] = Counter()
+    broken: dict[tuple[str, Slot], str] = {}
     for keyspace in {keyspace for keyspace, _ in named}:
         for slot, depth in session.queues.depth(keyspace, [slot for name, slot in named if name == keyspace]).items():
+            if depth.broken:
+                broken[keyspace, slot] = depth.broken
             if total := depth.waiting + depth.deferred + depth.in_flight:
                 counted[keyspace, slot] = total
-    return counted
+    return counted, broken
 
 
 def _literal(text: str) -> str:

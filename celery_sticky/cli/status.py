@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from celery_sticky.cli.answers import ask, beating
-from celery_sticky.cli.failures import attempt
+from celery_sticky.cli.failures import FAILURES, attempt, said
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
 from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
@@ -109,7 +109,8 @@ def _keyspace(
         "deferred": sum(depth.deferred for depth in depths.values()),
         "in_flight": sum(depth.in_flight for depth in depths.values()),
         "oldest_seconds": max(ages, default=None),
-        "dead": attempt(failed, f"dead queue of keyspace {keyspace}", lambda: len(session.queues.dead(keyspace))),
+        **_dead(session, keyspace),
+        "broken": [{"slot": slot, "error": depth.broken} for slot, depth in depths.items() if depth.broken],
         "members": [
             {
                 "name": member.name,
@@ -129,6 +130,13 @@ def _keyspace(
         else [],
         "moving": _moving(view) if view else [],
     }
+
+
+def _dead(session: Session, keyspace: str) -> dict[str, Any]:
+    try:
+        return {"dead": session.queues.dead_count(keyspace), "dead_error": None}
+    except FAILURES as error:
+        return {"dead": None, "dead_error": said(error)}
 
 
 def _life(said: dict[str, Any] | None, incarnation: str, alive: set[str]) -> dict[str, Any]:
@@ -154,6 +162,10 @@ def _problems(found: Mapping[str, Any]) -> Iterable[str]:
     for member in found["members"]:
         if not member["alive"]:
             yield f"keyspace {name}: {member['name']} neither answers nor beats"
+    for one in found["broken"]:
+        yield f"keyspace {name}: slot {one['slot']} stands still: {one['error']}"
+    if found["dead_error"]:
+        yield f"keyspace {name}: {found['dead_error']}"
     if found["unowned"] and (found["waiting"] or found["deferred"]):
         yield f"keyspace {name}: messages wait, and {found['unowned']} of {found['slots']} slots have no owner"
 

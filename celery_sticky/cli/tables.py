@@ -13,8 +13,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celery_sticky.worker.envelope import DamagedMessage, parse
-
 Facts = Mapping[str, Any]
 WIDTH_IN_A_FILE = 120
 
@@ -68,11 +66,6 @@ def dash(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
-def age_of(body: bytes | None, now: float) -> float | None:
-    """Return how long ago a message was sent, where its stamp tells."""
-    try:
-        stamp = parse(body).headers.get("sticky") if body is not None else None
-    except DamagedMessage:
-        return None
-    at = stamp.get("at") if isinstance(stamp, dict) else None
-    return max(0.0, now - at) if isinstance(at, int | float) else None
+def age_of(at: float | None, now: float) -> float | None:
+    """Return how many seconds ago something was, where that is known; clocks of two machines may differ."""
+    return max(0.0, now - at) if at is not None else None

@@ -72,6 +72,8 @@ class Entry:
     """Of `attempts`, those marked in queues that it was moved from."""
     withdrawn: bool = False
     """It was taken out of its line: its message goes elsewhere."""
+    size: int = 0
+    """Bytes of the message."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,8 @@ class Gate:
         """Entries that are ready, handed out or started."""
         self.out = 0
         """Entries handed out or started: what the execution pool holds."""
+        self.bytes = 0
+        """Bytes of the entries that have not started."""
 
     # -- slots ---------------------------------------------------------------------------------
 
@@ -158,7 +162,7 @@ class Gate:
         state = self._slots.get(entry.slot)
         if state is None or not state.live:
             return False
-        state.unstarted[entry] = None
+        self._hold(state, entry)
         line = self._lines.get(entry.key)
         if line is None:
             self._lines[entry.key] = deque((entry,))
@@ -317,7 +321,7 @@ class Gate:
             self._leave_line(entry)
             self._tidy(entry.slot, state)
             return False
-        state.unstarted[entry] = None
+        self._hold(state, entry)
         if counted:
             entry.attempts, entry.marked = entry.attempts or 0, False
         elif entry.orphan or entry.adrift:
@@ -330,7 +334,7 @@ class Gate:
     def forget(self, entry: Entry) -> None:
         """The broker has refused to mark the start: the message is not ours any more."""
         if entry.stage is Stage.READY:
-            del self._slots[entry.slot].unstarted[entry]
+            self._let_go(self._slots[entry.slot], entry)
             self._leave_unstarted(entry)
             self._prune(entry.key)
 
@@ -377,13 +381,22 @@ class Gate:
         else:
             self._unmarked.append(entry)
 
-    def _move_to_running(self, state: _Slot, entry: Entry) -> None:
+    def _hold(self, state: _Slot, entry: Entry) -> None:
+        state.unstarted[entry] = None
+        self.bytes += entry.size
+
+    def _let_go(self, state: _Slot, entry: Entry) -> None:
         del state.unstarted[entry]
+        self.bytes -= entry.size
+
+    def _move_to_running(self, state: _Slot, entry: Entry) -> None:
+        self._let_go(state, entry)
         state.running[entry] = None
 
     def _forget_unstarted(self, state: _Slot) -> None:
         for entry in state.unstarted:
             self._leave_unstarted(entry)
+            self.bytes -= entry.size
         for entry in state.unstarted:
             self._prune(entry.key)
         state.unstarted.clear()

@@ -7,12 +7,15 @@ its queue, in flight (fetched, not settled), deferred (waits for its time), dead
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from celery_sticky.keys import DIRECT, Slot
+
+_SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,10 @@ class Fetched:
     """Wanted slots (keyspace, slot) whose queue is empty now; `idle` names those of them that get a message."""
     lost: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots whose fence is not this tenure any more."""
+    broken: dict[tuple[str, Slot], str] = field(default_factory=dict)
+    """Slots (keyspace, slot) of which a record cannot be used -> which and why; the others are not held up."""
+    failed: list[tuple[Verdict, str]] = field(default_factory=list)
+    """Verdicts that could not be carried out, and why (a broken record, no memory): send them again later."""
     due: dict[tuple[str, Slot], float] = field(default_factory=dict)
     """Wanted slots with deferred messages -> when the next comes due, seconds since the epoch."""
 
@@ -138,8 +145,13 @@ class Depth:
     waiting: int
     deferred: int
     in_flight: int
-    oldest: bytes | None
-    """The envelope that is next, or None; its age can be read from its stamp."""
+    oldest: float | None
+    """When the message that is next was sent, by its stamp (seconds since the epoch).
+
+    None: there is no such message, it has no stamp, or the messages of this queue are too big to be read for it.
+    """
+    broken: str = ""
+    """Which record of the slot cannot be used, and why; the counts are 0 then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +162,8 @@ class Dead:
     """`<slot>-<tag>`, unique in its keyspace."""
     info: str
     """The JSON object given when it was buried."""
-    body: bytes
+    body: bytes | None = None
+    """The envelope; None in a list."""
 
 
 class SlotQueues(Protocol):
@@ -173,6 +186,7 @@ class SlotQueues(Protocol):
         Raises:
             Fenced: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
                 and at least this open count. Nothing changed.
+            SlotBroken: a record of the slot cannot be used; open again later, with the next count.
             BrokerUnavailable: it may have happened; open again with the next count.
         """
 
@@ -181,6 +195,10 @@ class SlotQueues(Protocol):
 
         Within a slot messages come in priority order (0 first), then in the order in which the broker took them.
         Deferred messages whose time is not after `now` (seconds since the epoch) first go to the back of their queue.
+
+        What one round trip does is bounded in bytes and time: it may bring fewer than wanted where messages are big or
+        many come due at once, but brings something while there is anything; such a slot is not `drained`. The order is
+        kept: what came due earlier than another message was published or came due is brought before it.
 
         Raises:
             BrokerUnavailable: any part of it may have happened; open the slots again.
@@ -204,10 +222,27 @@ class SlotQueues(Protocol):
         """Stop waiting for this slot in `idle`. What is in flight stays so until the next `open`."""
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """Return how much stands in these slots, whoever owns them."""
+        """Return how much stands in these slots, whoever owns them; no bodies are read that could be big."""
 
-    def dead(self, keyspace: str) -> Sequence[Dead]:
-        """Return the buried messages of a keyspace, oldest first."""
+    def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
+        """List buried messages of a keyspace without their bodies, oldest first.
+
+        At most `limit` (None: all) of those that were buried after the one with the id `after` ("": from the first).
+        This and the other verbs for buried messages raise `SlotBroken` if a record of them cannot be used.
+        """
+
+    def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:
+        """Return a buried message with its body, or None if there is no such one."""
+
+    def dead_count(self, keyspace: str) -> int:
+        """Return how many messages of a keyspace are buried."""
+
+    def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
+        """Drop the oldest buried messages: those beyond `limit` (0: no limit), and those buried before a time.
+
+        One bounded step: returns how many were dropped, and there may be more to drop if that is not 0. `before` is in
+        seconds since the epoch and compared with `at` of the message's info.
+        """
 
     def exhume(self, keyspace: str, dead_id: str) -> bool:
         """Put a buried message at the back of its slot queue, its marks forgotten; False if there is no such one."""
@@ -217,6 +252,12 @@ class SlotQueues(Protocol):
 
     def close(self) -> None:
         """Let go of every connection. May be called twice."""
+
+
+def sent_at(body: bytes | None) -> float | None:
+    """Return when a message was sent (seconds since the epoch), where its stamp tells; the rest is not read."""
+    found = _SENT_AT.search(body) if body is not None else None
+    return float(found[1]) if found is not None else None
 
 
 def dead_slot(dead_id: str) -> Slot | None:

@@ -5,6 +5,7 @@ A `MemoryBroker` is what a server would be; any number of `MemoryQueues` are its
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from bisect import bisect
@@ -28,6 +29,7 @@ from celery_sticky.queues.base import (
     Verdict,
     Want,
     dead_slot,
+    sent_at,
 )
 
 STEPS = (0, 3, 6, 9)
@@ -158,11 +160,37 @@ class MemoryQueues:
         with self.broker.changed:
             return {number: _depth(self.broker.slot(keyspace, number)) for number in slots}
 
-    def dead(self, keyspace: str) -> Sequence[Dead]:
+    def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """List in the order of burial."""
         with self.broker.changed:
+            found = [Dead(name, info) for name, (info, _) in self.broker.dead.get(keyspace, {}).items()]
+        names = [one.id for one in found]
+        start = names.index(after) + 1 if after in names else 0
+        return found[start:] if limit is None else found[start : start + limit]
+
+    def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:
+        """Look it up."""
+        with self.broker.changed:
+            found = self.broker.dead.get(keyspace, {}).get(dead_id)
+            return Dead(dead_id, found[0], found[1].body) if found is not None else None
+
+    def dead_count(self, keyspace: str) -> int:
+        """Count."""
+        with self.broker.changed:
+            return len(self.broker.dead.get(keyspace, {}))
+
+    def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
+        """Drop from the oldest on, until one may stay."""
+        with self.broker.changed:
             found = self.broker.dead.get(keyspace, {})
-            return [Dead(name, info, message.body) for name, (info, message) in found.items()]
+            dropped = 0
+            for name, (info, _) in list(found.items()):
+                at = json.loads(info).get("at")
+                if not (0 < limit < len(found) or (isinstance(at, int | float) and at < before)):
+                    break
+                del found[name]
+                dropped += 1
+            return dropped
 
     def exhume(self, keyspace: str, dead_id: str) -> bool:
         """Put it back, its marks forgotten."""
@@ -240,4 +268,4 @@ def _refuses(fence: Tenure, tenure: Tenure) -> bool:
 
 def _depth(slot: _Slot) -> Depth:
     waiting = slot.waiting
-    return Depth(len(waiting), len(slot.deferred), len(slot.flight), waiting[0].body if waiting else None)
+    return Depth(len(waiting), len(slot.deferred), len(slot.flight), sent_at(waiting[0].body) if waiting else None)

@@ -26,6 +26,7 @@ from celery_sticky.testing.queue_steps import (
     mark,
     settle,
     take,
+    take_all,
     tenure,
     unknown,
     unmark,
@@ -79,12 +80,12 @@ class FenceContract(QueueFixtures):
     ) -> None:
         expected = [b"%d" % i for i in range(1300)]
         publish(*expected)
-        assert bodies(take(queues, FIRST, limit=5000)) == expected
+        assert bodies(take_all(queues, FIRST)) == expected
         queues.open(AGAIN, ())
-        brought = take(queues, AGAIN, limit=5000)
+        brought = take_all(queues, AGAIN)
         assert bodies(brought) == expected
         settle(queues, *[defer(d, NOW + 1) for d in brought.deliveries])
-        assert bodies(take(queues, AGAIN, limit=5000, now=NOW + 2)) == expected
+        assert bodies(take_all(queues, AGAIN, now=NOW + 2)) == expected
 
     def test_delivery_tags_grow_for_ever(self, queues: SlotQueues, publish: Publish) -> None:
         publish(b"1", b"2")

@@ -175,12 +175,44 @@ class SettleContract(QueueFixtures):
         publish(*[b"%d" % i for i in range(count)])
         brought = take(queues, FIRST, limit=count).deliveries
         settle(queues, *[bury(d, f'{{"reason": "{d.body.decode()}"}}') for d in reversed(brought)])
-        dead = connect().dead("default")
-        assert [d.body for d in dead] == [b"%d" % i for i in reversed(range(count))]
+        reader = connect()
+        dead = reader.dead("default")
+        assert [d.body for d in dead] == [None] * count, "a list brings no bodies"
+        whole = [reader.dead_message("default", d.id) for d in dead]
+        assert [d.body for d in whole if d] == [b"%d" % i for i in reversed(range(count))]
+        assert [d.info for d in whole if d] == [d.info for d in dead]
+        assert reader.dead_count("default") == count and reader.dead_count("orders") == 0
         assert {d.id for d in dead} == {f"7-{d.tag.number}" for d in brought}
         assert dead[0].info == f'{{"reason": "{count - 1}"}}'
         queues.open(NEXT, ())
         assert take(queues, NEXT).deliveries == []
+
+    def test_buried_messages_are_listed_by_pages(self, queues: SlotQueues, publish: Publish) -> None:
+        publish(*[b"%d" % i for i in range(5)])
+        settle(queues, *[bury(d) for d in take(queues, FIRST).deliveries])
+        every = queues.dead("default")
+        assert queues.dead("default", limit=2) == every[:2]
+        assert queues.dead("default", after=every[1].id, limit=2) == every[2:4]
+        assert queues.dead("default", after=every[3].id, limit=2) == every[4:]
+        assert queues.dead("default", after=every[4].id) == []
+        assert queues.dead_message("default", "7-99") is None
+
+    def test_the_oldest_buried_messages_are_dropped_beyond_a_number_or_an_age(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        publish(*[b"%d" % i for i in range(6)])
+        brought = take(queues, FIRST).deliveries
+        settle(queues, *[bury(d, f'{{"at": {NOW + i}}}') for i, d in enumerate(brought)])
+
+        def left() -> list[int]:
+            return [int(d.id.rpartition("-")[2]) - brought[0].tag.number for d in queues.dead("default")]
+
+        assert queues.trim_dead("default", limit=0, before=0.0) == 0
+        assert queues.trim_dead("default", limit=4, before=0.0) == 2
+        assert left() == [2, 3, 4, 5]
+        assert queues.trim_dead("default", limit=0, before=NOW + 4) == 2
+        assert left() == [4, 5]
+        assert queues.trim_dead("default", limit=2, before=NOW) == 0
 
     def test_an_exhumed_message_goes_to_the_back_of_its_queue_once(self, queues: SlotQueues, publish: Publish) -> None:
         publish(b"1", b"2", priority=3)
@@ -209,11 +241,15 @@ class SettleContract(QueueFixtures):
     def test_depth_counts_what_stands_in_a_slot_whoever_owns_it(
         self, queues: SlotQueues, publish: Publish, connect: Connect
     ) -> None:
-        publish(b"1", b"2", b"3", b"4")
+        publish(
+            b"1", b"2", b"3", b'{"body": "W10=", "headers": {"id": "1", "sticky": {"v": 1, "at": 12.5, "key": "a"}}}'
+        )
         publish(b"5", priority=3)
         first, *_ = take(queues, FIRST, limit=3).deliveries
         settle(queues, defer(first, NOW + 1))
-        assert connect().depth("default", [7, 8]) == {7: Depth(2, 1, 2, b"4"), 8: Depth(0, 0, 0, None)}
+        assert connect().depth("default", [7, 8]) == {7: Depth(2, 1, 2, 12.5), 8: Depth(0, 0, 0, None)}
+        take(queues, FIRST, limit=1)
+        assert connect().depth("default", [7]) == {7: Depth(1, 1, 3, None)}, "no stamp, no age"
         assert len(connect().depth("default", range(200))) == 200
 
     def test_idle_names_a_drained_slot_that_gets_a_message_once(self, queues: SlotQueues, broker: Broker) -> None:

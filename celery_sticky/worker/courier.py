@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Collection, Hashable
 from typing import Protocol, TypeVar
 
-from celery_sticky.errors import BrokerUnavailable, Fenced, StickyError
+from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken, StickyError
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.queues.base import Delivery, SlotQueues
+from celery_sticky.worker.dead_bounds import DeadBounds
 from celery_sticky.worker.desk import Desk, End, Item
 from celery_sticky.worker.envelope import Envelope, parse
 from celery_sticky.worker.native import Section, start_thread
@@ -63,7 +64,9 @@ class Courier:
         keyspaces: Collection[str],
         worker: str,
         max_waiting: int,
+        max_waiting_bytes: int,
         max_attempts: int,
+        dead_bounds: DeadBounds,
         broker_grace: float,
         directed: Collection[str] = (),
         unclaimed: Callable[[str], None] = lambda _: None,
@@ -77,8 +80,10 @@ class Courier:
             worker=worker,
             concurrency=lambda: self._host.concurrency(),
             max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
             max_attempts=max_attempts,
         )
+        self._dead_bounds = dead_bounds
         self._queues: SlotQueues | None = None
         self._running = True
         self._idling = False
@@ -279,15 +284,22 @@ class Courier:
                 logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, fenced)
                 with self._lock:
                     self._desk.fenced(tenure, fenced.epoch)
+            except SlotBroken as broken:
+                with self._lock:
+                    self._desk.open_failed(tenure, str(broken), time.time())
             else:
                 with self._lock:
                     self._desk.opened(tenure, kept)
 
     def _turn(self, queues: SlotQueues) -> None:
         desk = self._desk
+        now = time.time()
+        if desk.opens_at is not None:
+            with self._lock:
+                desk.open_again(now)
         if desk.to_open:
             self._open_slots(queues)
-        now = time.time()
+            now = time.time()
         with self._lock:
             verdicts = desk.verdicts(now)
             wants = desk.wants(now, company=bool(verdicts))
@@ -297,6 +309,7 @@ class Courier:
             fetched = queues.fetch(wants, verdicts, now)
             with self._lock:
                 desk.take_in(fetched, now)
+                desk.mended(wants, fetched)
                 refused, desk.refused = desk.refused, []
             if refused:
                 self._host.refused(refused)
@@ -309,6 +322,7 @@ class Courier:
                 self._host.ready()
         elif decided and desk.gate.has_ready:
             self._host.ready()
+        self._dead_bounds.keep(queues, self._keyspaces, now)
         # Busy or not, look which of the empty slots have got a message since.
         woken = queues.idle(self._idle_for(now) if self._idling else 0.0)
         with self._lock:
@@ -319,13 +333,14 @@ class Courier:
 
     def _idle_for(self, now: float) -> float:
         desk = self._desk
-        ends = [now + (0.25 if desk.gate.has_ready else IDLE)]
-        ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due) if end is not None]
+        ends = [now + (0.25 if desk.gate.has_ready else IDLE), self._dead_bounds.next_look]
+        ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due, desk.opens_at) if end is not None]
         return max(0.0, min(ends) - now)
 
     def _admit(self, delivery: Delivery, now: float) -> None:
         slot = (delivery.tenure.keyspace, delivery.tenure.slot)
         entry = Entry(slot, delivery.tag, None, Item(delivery, UNREAD), attempts=delivery.attempts)
+        entry.size = len(delivery.body)
         try:
             envelope = parse(delivery.body)
             entry.content = Item(delivery, envelope)

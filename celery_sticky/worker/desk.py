@@ -7,7 +7,7 @@ one lock around every call, so that reports come in the order in which things ca
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage
 from celery_sticky.queues.base import Act, Delivery, Fetched, Tag, Tenure, Verdict, Want
+from celery_sticky.worker.broken_slots import BrokenSlots
 from celery_sticky.worker.envelope import Envelope, restamped
 from celery_sticky.worker.key_claims import KeyClaims
 from celery_sticky.worker.message_memory import MessageMemory
@@ -30,6 +31,8 @@ AHEAD = 32
 """Runnable messages kept beyond what the pool can run at a time."""
 MOST_HOPS = 16
 """How often a message may be passed on in a row while neither members nor pins have changed."""
+STANDS_STILL = "Nothing of it is fetched until that key is repaired or deleted"
+UNSETTLED = "A task that has ended there keeps its message and its key until the broker takes this"
 LONE_MARKS = 2
 """The last marks of a message, at its last start and when it is buried: no other marked one runs beside it."""
 
@@ -69,16 +72,20 @@ class Desk:
         concurrency: Callable[[], int],
         max_waiting: int,
         max_attempts: int,
+        max_waiting_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self.gate = Gate()
         self.claims = KeyClaims(self.gate)
         self.outbox = Outbox()
         self.rounds = Rounds()
         self.to_open: dict[SlotId, Tenure] = {}
+        self._broken, self._unsettled = BrokenSlots(STANDS_STILL), BrokenSlots(UNSETTLED)
+        self._open_at: dict[SlotId, tuple[float, Tenure]] = {}
         self.refused: list[tuple[Envelope, StickyError]] = []
         """Messages that were buried unstarted, and why, until somebody takes them from here."""
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
+        self._max_waiting_bytes = max_waiting_bytes
         self._tenures: dict[SlotId, Tenure] = {}
         self._fences: dict[SlotId, Tenure] = {}
         self._stopping: set[SlotId] = set()
@@ -93,6 +100,7 @@ class Desk:
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """A slot is to be opened; reports `Opened` or `OpenRefused`."""
         self._stopping.discard(slot)
+        self._open_at.pop(slot, None)
         self.to_open[slot] = self._next_tenure(slot, epoch, incarnation)
 
     def stop(self, slot: SlotId, now: float) -> None:
@@ -102,7 +110,7 @@ class Desk:
                 # A mark counts as a start. Handed over a few times before its turn, a message would pass for poison.
                 self.gate.end(entry)
                 self._put(entry, End(Act.UNMARK), now)
-        self.to_open.pop(slot, None)
+        self._forget_opening(slot)
         self.rounds.forget(slot)
         self._stopping.add(slot)
         if self.gate.lose(slot):
@@ -110,7 +118,7 @@ class Desk:
 
     def close(self, slot: SlotId) -> None:
         """Forget a slot that is somebody else's already; what runs of it keeps its key locked until it ends."""
-        self.to_open.pop(slot, None)
+        self._forget_opening(slot)
         self.rounds.forget(slot)
         self._stopping.discard(slot)
         self.gate.lose(slot)
@@ -135,7 +143,9 @@ class Desk:
     def reopen_all(self, now: float) -> None:
         """The connection is a new one: every slot is to be opened again, and unanswered verdicts go again."""
         self.outbox.back(now)
-        for slot, tenure in (self._tenures | self.to_open).items():
+        postponed = {slot: tenure for slot, (_, tenure) in self._open_at.items()}
+        self._open_at.clear()
+        for slot, tenure in (self._tenures | postponed | self.to_open).items():
             self._reopen(slot, tenure)
 
     def next_to_open(self) -> tuple[Tenure, tuple[Tag, ...]] | None:
@@ -153,6 +163,7 @@ class Desk:
         self._fences[slot] = tenure
         self._newest[slot] = 0
         self.gate.set_adrift(slot, kept)
+        self._broken.mended((slot,))
         wanted = self.to_open.get(slot) is tenure  # else stopped, closed or opened anew meanwhile
         if wanted:
             del self.to_open[slot]
@@ -173,6 +184,32 @@ class Desk:
         self.rounds.forget(slot)
         self.gate.lose(slot)
         self._report(tenure.keyspace, OpenRefused(tenure.slot, fence))
+
+    def open_failed(self, tenure: Tenure, reason: str, now: float) -> None:
+        """The broker could not open this one slot: it is tried again later, with the next count."""
+        slot = (tenure.keyspace, tenure.slot)
+        at = self._broken.note(slot, reason, now)
+        if self.to_open.get(slot) is tenure:
+            del self.to_open[slot]
+            self._open_at[slot] = (at, tenure)
+
+    def open_again(self, now: float) -> None:
+        """Open slots again whose time has come."""
+        for slot, (at, tenure) in list(self._open_at.items()):
+            if at <= now:
+                del self._open_at[slot]
+                self._reopen(slot, tenure)
+
+    @property
+    def opens_at(self) -> float | None:
+        """When a slot is opened that could not be, or None."""
+        return min((at for at, _ in self._open_at.values()), default=None)
+
+    def _forget_opening(self, slot: SlotId) -> None:
+        self.to_open.pop(slot, None)
+        self._open_at.pop(slot, None)
+        self._broken.forget(slot)
+        self._unsettled.forget(slot)
 
     def _next_tenure(self, slot: SlotId, epoch: int, incarnation: str) -> Tenure:
         count = self._counts[slot] = self._counts.get(slot, 0) + 1
@@ -242,6 +279,7 @@ class Desk:
 
     def verdicts(self, now: float) -> list[Verdict]:
         """Return the verdicts that go now."""
+        self.outbox.come_due(now)
         due = self.gate.unmarked(self._concurrency(), wary=max(0, self._max_attempts - LONE_MARKS))
         marks = [self._put(entry, End(Act.MARK), now) for entry in due]
         goes_at = self.outbox.goes_at
@@ -252,7 +290,7 @@ class Desk:
     def wants(self, now: float, *, company: bool) -> list[Want]:
         """Return what to fetch now. `company`: the round trip is made in any case."""
         self.rounds.come_due(now)
-        if not self.rounds.any:
+        if not self.rounds.any or self.gate.bytes >= self._max_waiting_bytes:
             return []
         gate, concurrency = self.gate, self._concurrency()
         window = concurrency + AHEAD
@@ -321,6 +359,14 @@ class Desk:
         self.rounds.drained(fetched.drained)
         for slot, due in fetched.due.items():
             self.rounds.note_due(slot, due)
+        for slot, reason in fetched.broken.items():
+            at = self._broken.note(slot, reason, now)
+            if self.gate.is_open(slot):
+                self.rounds.drained((slot,))
+                self.rounds.note_due(slot, at)
+        for verdict, reason in fetched.failed:
+            at = self._unsettled.note((verdict.tenure.keyspace, verdict.tenure.slot), reason, now)
+            self.outbox.postpone(verdict, at)
         for slot in fetched.lost:
             # Somebody has moved the fence: open again, and learn from the answer who owns the slot.
             if tenure := self._tenures.get(slot):
@@ -342,6 +388,16 @@ class Desk:
         if gone_back:
             kept = [d for d in fetched.deliveries if (d.tenure.keyspace, d.tenure.slot) not in gone_back]
             fetched.deliveries[:] = kept
+
+    def mended(self, wants: Iterable[Want], fetched: Fetched) -> None:
+        """Note which slots that were broken have been worked on."""
+        if self._broken.any:
+            slots = ((want.tenure.keyspace, want.tenure.slot) for want in wants)
+            self._broken.mended(slot for slot in slots if slot not in fetched.broken)
+        if self._unsettled.any:
+            failed = {(verdict.tenure.keyspace, verdict.tenure.slot) for verdict, _ in fetched.failed}
+            slots = ((verdict.tenure.keyspace, verdict.tenure.slot) for verdict in fetched.confirmed)
+            self._unsettled.mended(slot for slot in slots if slot not in failed)
 
     def admit(self, entry: Entry, due: float | None, now: float) -> None:
         """Let a delivery in, or settle it at once: it is not due yet, or has ended here under a tenure that was lost.

@@ -23,9 +23,10 @@ class Outbox:
         """By act too: a message may be passed on before its mark has gone, and both then go together."""
         self._unanswered: set[Entry] = set()
         self._since = 0.0
+        self._postponed: list[tuple[float, Entry, Verdict]] = []
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._sent)
+        return len(self._waiting) + len(self._sent) + len(self._postponed)
 
     def put(self, entry: Entry, verdict: Verdict, now: float) -> bool:
         """Take a verdict in; True if it is the first to wait."""
@@ -43,7 +44,25 @@ class Outbox:
     @property
     def goes_at(self) -> float | None:
         """When the verdicts that wait go at the latest, or None when there are none."""
-        return self._since + LINGER if self._waiting else None
+        ends = [at for at, _, _ in self._postponed]
+        if self._waiting:
+            ends.append(self._since + LINGER)
+        return min(ends, default=None)
+
+    def come_due(self, now: float) -> None:
+        """Have postponed verdicts go again whose time has come."""
+        due = [one for one in self._postponed if one[0] <= now]
+        if due:
+            self._postponed = [one for one in self._postponed if one[0] > now]
+            self._waiting.extendleft((entry, verdict) for _, entry, verdict in reversed(due))
+            self._since = min(self._since, now) if len(self._waiting) > len(due) else now - LINGER
+
+    def postpone(self, verdict: Verdict, until: float) -> None:
+        """The broker could not carry this verdict out: it goes again then (seconds since the epoch)."""
+        entry, unanswered = self.answered(verdict)
+        if unanswered:
+            self._unanswered.add(entry)
+        self._postponed.append((until, entry, verdict))
 
     def take(self, stamp: Callable[[Entry, Verdict], Verdict]) -> list[Verdict]:
         """Return everything that waits, each made out by `stamp` to the tenure the slot has now."""
@@ -67,7 +86,8 @@ class Outbox:
         return entry, unanswered
 
     def back(self, now: float) -> None:
-        """The answer was lost: whatever was sent goes again, before the rest."""
+        """The answer was lost: whatever was sent goes again, before the rest; what was postponed goes too."""
+        self.come_due(float("inf"))
         if self._sent:
             self._unanswered.update(entry for entry, _ in self._sent.values())
             self._waiting.extendleft(reversed(self._sent.values()))

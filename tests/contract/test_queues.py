@@ -16,6 +16,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.redis import Layout, RedisQueues
 from celery_sticky.redis_clients import client_from_connection
 from celery_sticky.testing.queue_contract import QueueContract
+from celery_sticky.testing.queue_steps import FIRST, NEXT, bodies, take
 from celery_sticky.testing.server import ValkeyServer
 
 
@@ -99,9 +100,9 @@ class TestRedisWithoutPushes(QueueContract):
     def broker(self, embedded: ValkeyServer) -> Iterator[OnRedis]:
         broker = OnRedis(embedded.url)
         broker.client.flushall()
-        broker.client.execute_command("ACL", "SETUSER", "default", "-client|tracking")
+        broker.client.execute_command("ACL", "SETUSER", "default", "-client")
         yield broker
-        broker.client.execute_command("ACL", "SETUSER", "default", "+client|tracking")
+        broker.client.execute_command("ACL", "SETUSER", "default", "+client")
 
     def test_it_knows_that_nothing_is_pushed(self, broker: OnRedis, connect: Callable[[], RedisQueues]) -> None:
         queues = connect()
@@ -124,6 +125,24 @@ class TestOldProtocol(QueueContract):
 def test_other_priority_steps_and_another_separator_of_the_transport_are_honoured(redis_url: str) -> None:
     broker = OnRedis(redis_url, priority_steps=[0, 5], sep="::")
     assert broker.layout.lists("default", 1) == [f"{PREFIX}.default.1", f"{PREFIX}.default.1::5"]
+
+
+def test_messages_of_former_priority_steps_are_fetched_in_their_order(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, now = OnRedis(redis_url), OnRedis(redis_url, priority_steps=[0, 5])
+    for priority in (9, 6, 3, 0):
+        before.publish("default", 7, b"%d" % priority, priority)
+    now.publish("default", 7, b"5", 5)
+    queues = now.driver()
+    queues.open(FIRST, ())
+    assert "none of priority_steps [0, 5]" in caplog.text
+    fetched = take(queues, FIRST)
+    assert [d.priority for d in fetched.deliveries] == [0, 3, 5, 6, 9]
+    assert bodies(fetched) == [b"0", b"3", b"5", b"6", b"9"] and fetched.drained
+    queues.open(NEXT, ())
+    assert [d.priority for d in take(queues, NEXT).deliveries] == [0, 3, 5, 6, 9]
+    queues.close()
 
 
 @pytest.mark.parametrize("steps", [[3, 0], [0, "3"], [0, 0]])

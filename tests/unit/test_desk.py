@@ -25,7 +25,9 @@ ACK = End(Act.ACK)
 class Worker:
     """A desk whose courier does everything at once. Bodies are `<key>:<n>`."""
 
-    def __init__(self, broker: MemoryBroker, incarnation: str = "w-0", max_attempts: int = 2) -> None:
+    def __init__(
+        self, broker: MemoryBroker, incarnation: str = "w-0", max_attempts: int = 2, max_waiting_bytes: int = 1 << 20
+    ) -> None:
         self.reports: list[Event] = []
         self.concurrency = 2
         self.incarnation = incarnation
@@ -36,6 +38,7 @@ class Worker:
             worker="w",
             concurrency=lambda: self.concurrency,
             max_waiting=100,
+            max_waiting_bytes=max_waiting_bytes,
             max_attempts=max_attempts,
         )
 
@@ -83,7 +86,8 @@ class Worker:
         for delivery in fetched.deliveries:
             body = delivery.body.decode()
             item = Item(delivery, Envelope({"task": "task", "id": body}, {}, "", "", b""))
-            self.desk.admit(Entry(SLOT, delivery.tag, body[0], item, attempts=delivery.attempts), None, NOW)
+            entry = Entry(SLOT, delivery.tag, body[0], item, attempts=delivery.attempts, size=len(delivery.body))
+            self.desk.admit(entry, None, NOW)
 
     def start(self) -> dict[str, Entry]:
         started = {}
@@ -509,3 +513,89 @@ def test_a_burial_whose_answer_was_lost_does_not_bury_what_a_person_puts_back(br
     assert worker.queues.exhume("ks", dead.id)
     worker.desk.look_into(SLOT)
     assert "b:1" in worker.run_all()
+
+
+def test_no_more_is_fetched_while_what_waits_is_too_many_bytes_and_one_message_always_fits() -> None:
+    broker = MemoryBroker()
+    for body in (b"a:" + b"1" * 500, b"a:2", b"a:3"):
+        broker.publish(SLOT, body)
+    worker = Worker(broker, max_waiting_bytes=100)
+    worker.open(1)
+    assert worker.desk.gate.bytes == 0 and worker.desk.wants(NOW, company=True)
+    broker.publish(SLOT, b"a:4")
+    worker.turn()
+    worker.turn()
+    assert worker.desk.gate.bytes >= 500
+    broker.publish(SLOT, b"b:1")
+    worker.desk.look_into(SLOT)
+    assert worker.desk.wants(NOW, company=True) == []
+    (started,) = worker.start().values()
+    assert worker.desk.gate.bytes < 100 and worker.desk.wants(NOW, company=True)
+    worker.desk.again(started, counted=False)
+    assert worker.desk.gate.bytes >= 500
+    worker.desk.stop(SLOT, NOW)
+    assert worker.desk.gate.bytes == 0
+
+
+# -- A slot the broker cannot work on ------------------------------------------------------------
+
+
+def test_a_slot_that_cannot_be_opened_is_tried_again_later_with_the_next_count(
+    broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(broker)
+    desk = worker.desk
+    desk.open(SLOT, 1, "w-0")
+    tenure, _ = desk.next_to_open() or pytest.fail("nothing to open")
+    desk.open_failed(tenure, "key x is a string, not a list", NOW)
+    assert desk.next_to_open() is None and desk.opens_at is not None and desk.opens_at > NOW
+    assert "slot 1 of keyspace ks: key x is a string, not a list." in caplog.text
+    desk.open_again(NOW)
+    assert desk.next_to_open() is None
+    pauses = []
+    for _ in range(10):
+        now = desk.opens_at or 0.0
+        desk.open_again(now)
+        again, _ = desk.next_to_open() or pytest.fail("nothing to open")
+        assert again.open_count > tenure.open_count
+        desk.open_failed(again, "key x is a string, not a list", now)
+        pauses.append((desk.opens_at or 0.0) - now)
+    assert pauses == sorted(pauses) and 20 < pauses[-1] <= 31
+    desk.open_again(desk.opens_at or 0.0)
+    worker.open_all()
+    worker.turn()
+    assert sorted(worker.start()) == ["a:1", "b:1"]
+
+
+def test_a_broken_slot_is_not_asked_for_until_its_pause_is_over(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    desk = worker.desk
+    desk.take_in(Fetched(broken={SLOT: "key x is a string, not a list"}), NOW)
+    assert desk.wants(NOW, company=True) == []
+    (want,) = desk.wants(NOW + 1.0, company=True)
+    desk.mended([want], Fetched())
+    assert desk.wants(NOW, company=True) == [want]
+
+
+def test_a_verdict_that_the_broker_has_no_room_for_goes_again_and_its_key_waits(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    entries = worker.start()
+    worker.desk.end(entries["a:1"], ACK, NOW)
+    (verdict,) = worker.desk.verdicts(NOW + 60)
+    worker.desk.take_in(Fetched(failed=[(verdict, "the server is full")]), NOW)
+    assert worker.desk.verdicts(NOW) == [] and len(worker.desk.outbox) == 1
+    assert (worker.desk.outbox.goes_at or 0) > NOW
+    worker.turn()
+    assert sorted(worker.start()) == ["a:2"], "it went again, and freed its key"
+
+
+def test_a_stopped_slot_forgets_that_it_was_to_be_opened_again(broker: MemoryBroker) -> None:
+    desk = Worker(broker).desk
+    desk.open(SLOT, 1, "w-0")
+    tenure, _ = desk.next_to_open() or pytest.fail("nothing to open")
+    desk.open_failed(tenure, "no", NOW)
+    desk.stop(SLOT, NOW)
+    assert desk.opens_at is None

@@ -26,6 +26,7 @@ from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.waiting import wait_until
 from celery_sticky.worker import direct_queues, direction, key_claims, lost_pins
 from celery_sticky.worker.courier import Courier
+from celery_sticky.worker.dead_bounds import DeadBounds
 from celery_sticky.worker.desk import End
 from celery_sticky.worker.director import Director
 from celery_sticky.worker.envelope import Envelope
@@ -89,6 +90,8 @@ class Worker:
             keyspaces=(KS,),
             worker=name,
             max_waiting=100,
+            max_waiting_bytes=1 << 20,
+            dead_bounds=DeadBounds(0, 0.0),
             max_attempts=5,
             broker_grace=30.0,
             directed=(KS,),

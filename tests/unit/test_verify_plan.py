@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_sticky.cli.verify.ground import Terms
 from celery_sticky.cli.verify.plan import CASCADE, FAULTS, GRACEFUL, KINDS, Plan, make_plan
-from celery_sticky.cli.verify.run import impossible, names_of
+from celery_sticky.cli.verify.run import OF_BROKER, impossible, names_of
 from celery_sticky.cli.verify.site import Mode
 
 
@@ -92,27 +92,24 @@ def test_what_cannot_be_had_is_left_out_with_the_reason() -> None:
     assert made.left_out == {"clock": "no library"}
 
 
+OWN = {*OF_BROKER, "failover"}
+
+
 @pytest.mark.parametrize(
     ("terms", "faults"),
     [
-        (
-            Terms(broker="redis://h/0"),
-            {"broker-restart", "broker-freeze", "broker-rollback", "failover", "store-rollback"},
-        ),
-        (
-            Terms(broker="redis://h/0", store="redis://i/0"),
-            {"broker-restart", "broker-freeze", "broker-rollback", "failover", "store-rollback"},
-        ),
+        (Terms(broker="redis://h/0"), {*OWN, "store-rollback"}),
+        (Terms(broker="redis://h/0", store="redis://i/0"), {*OWN, "store-rollback"}),
         (
             Terms(broker="sentinel://h"),
-            {"broker-restart", "broker-freeze", "broker-rollback", "failover", "store-rollback", "partition"},
+            {*OWN, "store-rollback", "partition"},
         ),
         (Terms(faults=("failover", "kill")), set()),
         (Terms(faults=("failover", "partition")), {"failover"}),
         (Terms(store="redis://i/0"), {"store-rollback"}),
         (Terms(pool="threads"), {"child-kill"}),
         (Terms(workers=2), {"cascade"}),
-        (Terms(mode=Mode.HASH), {"store-rollback"}),
+        (Terms(mode=Mode.HASH), {"store-rollback", "wrong-type"}),
         (Terms(), set()),
     ],
 )

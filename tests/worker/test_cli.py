@@ -128,6 +128,18 @@ def test_doctor_finds_messages_that_no_worker_will_fetch(fleet: Callable[..., Fl
     assert texts[1] == "keyspace default: 1 messages wait, and no worker takes part in it"
 
 
+def test_doctor_sees_a_prefix_with_a_colon_and_lists_of_former_priority_steps(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(conf={**CONF, "sticky_key_prefix": "shop:eu"})
+    celery(made, "sticky", "init")
+    with made.app.connection_for_write() as connection:
+        client = connection.default_channel.client
+        client.lpush(queue_name("default", SLOTS + 3, "shop:eu"), "1")
+        client.lpush(queue_name("default", 2, "shop:eu") + "\x06\x165", "2")
+    texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if one["level"] == "wrong"]
+    assert any("slot queues hold messages of priorities 5" in text for text in texts)
+    assert any(f"1 messages stand in 1 slot queues from number {SLOTS + 3} on" in text for text in texts)
+
+
 def test_doctor_finds_messages_that_were_left_when_a_keyspace_became_plain_again(fleet: Callable[..., Fleet]) -> None:
     made = fleet(conf=CONF)
     celery(made, "sticky", "init")

@@ -19,6 +19,7 @@ from celery_sticky.cli.verify.load import SLOW
 from celery_sticky.cli.verify.plan import Step
 from celery_sticky.cli.verify.record import EVERYBODY, Done, Frozen
 from celery_sticky.cli.verify.site import Mode
+from celery_sticky.keys import queue_name
 from celery_sticky.testing import processes
 from celery_sticky.testing.waiting import wait_until
 from celery_sticky.testing.worker import WorkerProcess
@@ -49,7 +50,7 @@ class Faults:
         done = Done(step, since=now(), before=self._eyes.view())
         act: Callable[[Step, Done], None] = getattr(self, "_" + step.fault.replace("-", "_"))
         act(step, done)
-        if step.fault not in ("oom", "burst", "slow", "clock", "child-kill"):
+        if step.fault not in ("oom", "burst", "slow", "big", "clock", "child-kill"):
             self._settle(done)
         done.until = now()
         return done
@@ -245,6 +246,29 @@ class Faults:
         done.forgot_until = now()
         pair.restore()
 
+    def _broker_full(self, step: Step, done: Done) -> None:
+        server = self._ground.broker
+        assert server is not None
+        done.hit.add(EVERYBODY)
+        with server.client() as client:
+            client.config_set("maxmemory", 1)
+            time.sleep(step.detail["seconds"])  # the fault itself: senders are refused, workers go on
+            client.config_set("maxmemory", 0)
+
+    def _wrong_type(self, step: Step, done: Done) -> None:
+        server, site = self._ground.broker, self._ground.site
+        assert server is not None
+        done.hit.add(EVERYBODY)
+        slots = self._draw.sample(range(site.slots), site.slots)
+        with server.client() as client:
+            queues = (site.prefix + queue_name(site.keyspace, slot) for slot in slots)
+            key = next((f"{queue}:flight" for queue in queues if client.set(f"{queue}:flight", "oops", nx=True)), None)
+            if key is None:
+                done.note = "every slot had messages in flight at that moment"
+                return
+            time.sleep(step.detail["seconds"])  # the fault itself
+            client.delete(key)
+
     def _store_rollback(self, step: Step, done: Done) -> None:
         server = self._ground.store
         assert server is not None
@@ -268,6 +292,9 @@ class Faults:
 
     def _burst(self, step: Step, done: Done) -> None:
         self._order({"send": "burst", **step.detail})
+
+    def _big(self, step: Step, done: Done) -> None:
+        self._order({"send": "big", **step.detail})
 
     def _slow(self, step: Step, done: Done) -> None:
         self._order({"send": "slow", "seconds": SLOW, **step.detail})

@@ -106,6 +106,10 @@ class Sender:
             case "slow":
                 for _ in range(order["tasks"]):
                     self.send(RECORD, f"k{self._random.randrange(self._load.keys)}", order["seconds"])
+            case "big":
+                padding = "x" * (order["megabytes"] << 20)
+                for _ in range(order["tasks"]):
+                    self.send(RECORD, f"k{self._random.randrange(self._load.keys)}", 0.01, headers={"padding": padding})
             case "oom":
                 key = f"oom{order['number']}"
                 for task in (RECORD, POISON, RECORD):

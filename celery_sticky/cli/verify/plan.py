@@ -14,8 +14,9 @@ SUDDEN = (
     *("broker-restart", "broker-freeze", "clock", "store-rollback"),
     "broker-rollback",
     "failover",
+    *("broker-full", "wrong-type"),
 )
-ORDERS = ("oom", "burst", "slow")
+ORDERS = ("oom", "burst", "slow", "big")
 """What senders are told to send at a moment."""
 KINDS = ("eta", "retry", "raise")
 """What senders mix into the load all the time."""
@@ -118,6 +119,9 @@ def _length(fault: str, patience: float, workers: int) -> float:
         "broker-freeze": 3.0,
         "broker-rollback": 4.0,
         "failover": 8.0,
+        "broker-full": 3.0,
+        "wrong-type": 5.0,
+        "big": 2.0,
         "clock": 3.0,
         "oom": 2.0,
     }.get(fault, 1.0)
@@ -222,6 +226,15 @@ class _Cast:
 
     def _failover(self) -> Step:
         return Step(0, "failover")
+
+    def _broker_full(self) -> Step:
+        return Step(0, "broker-full", detail={"seconds": round(self._draw.uniform(1.0, 3.0), 1)})
+
+    def _wrong_type(self) -> Step:
+        return Step(0, "wrong-type", detail={"seconds": round(self._draw.uniform(0.5, 2.0), 1)})
+
+    def _big(self) -> Step:
+        return Step(0, "big", detail={"tasks": 4, "megabytes": self._draw.choice((1, 3, 10))})
 
     def _clock(self) -> Step:
         return Step(0, "clock", (self._one(),), detail={"seconds": self._draw.choice(SKEWS)})

@@ -85,7 +85,9 @@ def names_of(workers: int) -> tuple[str, ...]:
     return tuple(f"w{number}" for number in range(1, workers + 1))
 
 
-ONE_ADDRESS = {"partition", "broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type"}
+OF_BROKER = ("broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type")
+"""Faults of a broker that verify has started."""
+ONE_ADDRESS = {"partition", *OF_BROKER}
 """Faults of a broker, or of the way to it, that is always at one address: a Sentinel would give it another."""
 
 
@@ -93,7 +95,7 @@ def impossible(terms: Terms) -> dict[str, str]:
     """Return the faults that a run on these terms cannot do, with the reason."""
     found = {}
     if terms.broker is not None:
-        for fault in ("broker-restart", "broker-freeze", "broker-rollback", "failover"):
+        for fault in (*OF_BROKER, "failover"):
             found[fault] = "the broker is not a server that verify started"
         if terms.store is None:
             found["store-rollback"] = "the store is not a server that verify started"
@@ -105,6 +107,7 @@ def impossible(terms: Terms) -> dict[str, str]:
         )
     if terms.mode is not Mode.STICKY:
         found["store-rollback"] = "plain Celery has no store"
+        found["wrong-type"] = "plain Celery has no records of slots"
     if not all(can_proxy(url) for url in (terms.broker, terms.store) if url is not None):
         found["partition"] = "its proxy can stand only before servers at a redis:// address"
     if terms.workers < CASCADE:

@@ -1,21 +1,40 @@
--- How much stands in some slot queues.
+-- How much stands in some slot queues. No body is read here: it may be big, and Lua copies it several times.
 --
 -- KEYS  the queues
--- ARGV  separator, priority steps (JSON list of strings)
--- Reply for each queue, flat: waiting, deferred, in flight, the message that is next (nil: none)
+-- ARGV  separator, priority steps (JSON list of strings), bytes of a message up to which it may be read for its age
+-- Reply for each queue, flat: waiting, deferred, in flight, the list whose front is next ('': none, or it may be big),
+--       '' or why it cannot be told
 
-local separator, steps = ARGV[1], cjson.decode(ARGV[2])
+local separator, steps, small = ARGV[1], cjson.decode(ARGV[2]), tonumber(ARGV[3])
+local SAMPLES = 5
+
+local function is_small(list, length)
+    local told, bytes = pcall(redis.call, 'MEMORY', 'USAGE', list, 'SAMPLES', SAMPLES)
+    return told and type(bytes) == 'number' and bytes / length <= small
+end
+
+local function depth(queue)
+    local waiting, front, in_front = 0, nil, 0
+    for _, priority in ipairs(steps) do
+        local list = list_of(queue, separator, priority)
+        for _, name in ipairs({list .. ':ahead', list}) do
+            local length = redis.call('LLEN', name)
+            if length > 0 and not front then
+                front, in_front = name, length
+            end
+            waiting = waiting + length
+        end
+    end
+    local deferred, in_flight = redis.call('ZCARD', queue .. ':deferred'), redis.call('HLEN', queue .. ':flight')
+    return {waiting, deferred, in_flight, front and is_small(front, in_front) and front or ''}
+end
+
 local reply = {}
 for _, queue in ipairs(KEYS) do
-    local waiting, oldest = 0, false
-    for _, priority in ipairs(steps) do
-        local list = priority == '0' and queue or queue .. separator .. priority
-        waiting = waiting + redis.call('LLEN', list)
-        oldest = oldest or redis.call('LINDEX', list, -1)
+    local done, found = pcall(depth, queue)
+    for i = 1, 4 do
+        reply[#reply + 1] = done and found[i] or 0
     end
-    reply[#reply + 1] = waiting
-    reply[#reply + 1] = redis.call('ZCARD', queue .. ':deferred')
-    reply[#reply + 1] = redis.call('HLEN', queue .. ':flight')
-    reply[#reply + 1] = oldest
+    reply[#reply + 1] = done and '' or explained(found, queue, separator, steps)
 end
 return reply

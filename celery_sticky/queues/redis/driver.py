@@ -9,23 +9,40 @@ lists are read again and again instead, with growing pauses.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 import redis
 
-from celery_sticky.errors import BrokerUnavailable, Fenced
+from celery_sticky.errors import Fenced, SlotBroken
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.gate import SlotId
-from celery_sticky.queues.base import Act, Dead, Depth, Fetched, Guarantees, Tag, Tenure, Verdict, Want, dead_slot
+from celery_sticky.queues.base import (
+    Act,
+    Dead,
+    Depth,
+    Fetched,
+    Guarantees,
+    Tag,
+    Tenure,
+    Verdict,
+    Want,
+    dead_slot,
+    sent_at,
+)
+from celery_sticky.queues.redis.bodies import Bodies
+from celery_sticky.queues.redis.dead_queue import DeadQueue
 from celery_sticky.queues.redis.drained import Drained
-from celery_sticky.queues.redis.exchange import arguments, arrange, field_of, read
+from celery_sticky.queues.redis.exchange import Answer, Said, arguments, arrange, field_of, read, split
 from celery_sticky.queues.redis.layout import Layout
-from celery_sticky.queues.redis.resp import Argument, ServerError
+from celery_sticky.queues.redis.resp import Argument, pack
 from celery_sticky.queues.redis.scripts import Script
+from celery_sticky.queues.redis.server import Server
 from celery_sticky.queues.redis.wire import Wire
-from celery_sticky.redis_errors import describe
+
+logger = logging.getLogger("celery_sticky.queues")
 
 SWEEP_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
@@ -33,7 +50,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 LOOKED_AT = 4
 """Slots that are read in the same go as they are fetched from: so few are likely to be empty after it."""
 DEPTH_CHUNK = 64
-DEAD_PAGE = 200
+REFUSED, GOES_ON, FAILED = 0, 2, 3
+"""What an opening answers that has not come to its end."""
+OPEN_STEP = 300
+"""Deliveries that are named to go back with one request."""
+SMALL = 64 * 1024
+"""Bytes up to which a message is read to tell its age."""
 
 
 class RedisQueues:
@@ -46,10 +68,13 @@ class RedisQueues:
         self._drained = Drained(layout)
         self._wire = Wire(client, socket_timeout, self._drained.hear)
         self._checked_on = 0
+        self._warned = False
         self._pause = FIRST_PAUSE
         self._next_check = 0.0
+        self._server = Server(self._wire)
+        self._bodies = Bodies(self._server, layout)
+        self._dead = DeadQueue(self._server, layout, self._bodies)
         self._open, self._fetch, self._depth = Script.load("open"), Script.load("fetch"), Script.load("depth")
-        self._dead, self._exhume, self._drop = Script.load("dead"), Script.load("exhume"), Script.load("drop")
 
     @property
     def pushed(self) -> bool:
@@ -58,38 +83,106 @@ class RedisQueues:
 
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
         """See `SlotQueues.open`."""
-        fields = {field_of(tag): tag for tag in keep}
-        said: list[Argument] = [self._layout.separator, tenure.epoch, tenure.incarnation, tenure.open_count, *fields]
-        reply = self._run(self._open, [self._layout.queue(tenure.keyspace, tenure.slot)], said)
-        if reply[0] == 0:
+        fields, queue = {field_of(tag): tag for tag in keep}, self._layout.queue(tenure.keyspace, tenure.slot)
+        said: list[Argument] = [self._layout.separator, self._layout.steps_json]
+        said += (tenure.epoch, tenure.incarnation, tenure.open_count, len(fields), *fields)
+        reply = self._server.run(self._open, [queue], said)
+        back = self._in_flight(queue, fields) if reply[0] == GOES_ON else []
+        while reply[0] == GOES_ON:
+            reply = self._server.run(self._open, [queue], [*said, *back[:OPEN_STEP]])
+            back = back[cast(int, reply[1]) :] if reply[0] == GOES_ON else []
+        if reply[0] == REFUSED:
             raise Fenced(cast(int, reply[1]), cast(bytes, reply[2]).decode())
+        if reply[0] == FAILED:
+            raise SlotBroken(cast(bytes, reply[1]).decode(errors="replace"))
         self._drained.remove((tenure.keyspace, tenure.slot))
-        return [fields[cast(bytes, name).decode()] for name in reply[1:]]
+        if reply[1] and not self._warned:
+            self._warned = True
+            logger.warning(
+                "key %s holds messages of a priority that is none of priority_steps %s: they are fetched too. "
+                "Give all senders and workers the same priority_steps",
+                cast(bytes, reply[1]).decode(),
+                list(self._layout.steps),
+            )
+        return [fields[cast(bytes, name).decode()] for name in reply[2:]]
+
+    def _in_flight(self, queue: str, keep: Collection[str]) -> list[str]:
+        """Return the fields of all that goes back, the last fetched first. The fence is set: none is added any more."""
+        (names,) = self._server.ask(pack("HKEYS", f"{queue}:flight"))
+        fields = {name.decode() for name in cast(list[bytes], names)} - set(keep)
+        return sorted(fields, key=lambda name: int(name.partition(":")[0]), reverse=True)
 
     def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
         """See `SlotQueues.fetch`."""
         if not wants and not verdicts:
             return Fetched()
+        said, failed = self._bodies.upload(verdicts)
+        answers, left = list[Answer](), said
+        while not answers or left:
+            count = split(left)
+            last = count == len(left)  # what is wanted goes with the last verdicts, or if there are none
+            answers.append(self._trip(wants if last else [], left[:count], now))
+            left = [*answers[-1].later, *left[count:]]
+            wants = [] if last else wants
+        fetched = self._together(answers)
+        fetched.failed += failed
+        self._forget_unused(said, fetched)
+        self._bodies.read_all(fetched.deliveries)
+        for tenure, name in [one for answer in answers for one in answer.too_big][:1]:
+            self._set_aside(tenure, name, fetched)
+        self._note(verdicts, fetched)
+        return fetched
+
+    def _trip(self, wants: Sequence[Want], verdicts: Sequence[Said], now: float) -> Answer:
         slots = [(want.tenure.keyspace, want.tenure.slot) for want in wants]
         for slot in slots:
             self._drained.remove(slot)
         parts = arrange(wants, verdicts)
         keys = [self._layout.queue(part.tenure.keyspace, part.tenure.slot) for part in parts]
         look = [self._drained.request(slots)] if 0 < len(slots) <= LOOKED_AT and self._wire.tracking else []
-        reply, *counts = self._call(self._fetch, keys, arguments(parts, self._layout, now), look)
-        fetched = read(parts, cast(Sequence[object], reply))
+        reply, *counts = self._server.call(self._fetch, keys, arguments(parts, self._layout, now), look)
+        answer = read(parts, cast(Sequence[object], reply))
         for slot, want in zip(slots, wants, strict=True):
-            if slot in fetched.drained:
+            if slot in answer.fetched.drained:
                 self._drained.add(slot, want.tenure)
         if counts == [0]:
             self._drained.unchecked.difference_update(slots)
+        return answer
+
+    @staticmethod
+    def _together(answers: Sequence[Answer]) -> Fetched:
+        fetched = answers[0].fetched
+        for answer in answers[1:]:
+            for name in ("deliveries", "confirmed", "refused", "failed"):
+                getattr(fetched, name).extend(getattr(answer.fetched, name))
+            for name in ("marks", "drained", "lost", "broken", "due"):
+                getattr(fetched, name).update(getattr(answer.fetched, name))
+        return fetched
+
+    def _forget_unused(self, said: Sequence[Said], fetched: Fetched) -> None:
+        if any(body for _, body in said):
+            unused = {id(verdict) for verdict in fetched.refused} | {id(verdict) for verdict, _ in fetched.failed}
+            for one in said:
+                if id(one[0]) in unused:
+                    self._bodies.forget(one)
+
+    def _set_aside(self, tenure: Tenure, name: str, fetched: Fetched) -> None:
+        """One of them a round trip: the others are asked for again."""
+        try:
+            delivery = self._bodies.set_aside(tenure, name)
+        except SlotBroken as broken:
+            fetched.broken[tenure.keyspace, tenure.slot] = str(broken)
+            return
+        if delivery is not None:
+            fetched.deliveries.append(delivery)
+
+    def _note(self, verdicts: Sequence[Verdict], fetched: Fetched) -> None:
         for verdict in verdicts:
             if verdict.act is Act.MOVE:
                 self._drained.got((verdict.tenure.keyspace, verdict.to))  # the server does not tell of our own changes
         if fetched.deliveries and not self._wire.tracking:
             self._pause = FIRST_PAUSE
             self._next_check = min(self._next_check, time.monotonic() + FIRST_PAUSE)
-        return fetched
 
     def idle(self, timeout: float) -> set[SlotId]:
         """See `SlotQueues.idle`."""
@@ -117,37 +210,51 @@ class RedisQueues:
         for start in range(0, len(numbers), DEPTH_CHUNK):
             chunk = numbers[start : start + DEPTH_CHUNK]
             keys = [self._layout.queue(keyspace, slot) for slot in chunk]
-            reply = self._run(self._depth, keys, [self._layout.separator, self._layout.steps_json])
+            said: list[Argument] = [self._layout.separator, self._layout.steps_json, SMALL]
+            reply = self._server.run(self._depth, keys, said)
+            fronts = self._fronts(cast(list[bytes], reply[3::5]))
             for i, slot in enumerate(chunk):
-                waiting, deferred, in_flight = cast(list[int], reply[4 * i : 4 * i + 3])
-                depths[slot] = Depth(waiting, deferred, in_flight, cast(bytes | None, reply[4 * i + 3]))
+                waiting, deferred, in_flight = cast(list[int], reply[5 * i : 5 * i + 3])
+                front, error = cast(list[bytes], reply[5 * i + 3 : 5 * i + 5])
+                oldest = sent_at(fronts.get(front))
+                depths[slot] = Depth(waiting, deferred, in_flight, oldest, error.decode(errors="replace"))
         return depths
 
-    def dead(self, keyspace: str) -> Sequence[Dead]:
+    def _fronts(self, lists: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        """Return the message that is next in each of these lists."""
+        named = [name for name in lists if name]
+        if not named:
+            return {}
+        fronts = cast(list[bytes | None], self._server.ask(*[pack("LINDEX", name, -1) for name in named]))
+        return dict(zip(named, fronts, strict=True))
+
+    def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """See `SlotQueues.dead`."""
-        found, position = list[Dead](), b"0"
-        while True:
-            page = cast(list[bytes], self._run(self._dead, [self._layout.dead(keyspace)], [position, DEAD_PAGE]))
-            for name, info, value in zip(page[1::4], page[2::4], page[3::4], strict=True):
-                found.append(Dead(name.decode(), info.decode(), value.partition(b":")[2]))
-            if len(page) < 4 * DEAD_PAGE:
-                return found
-            position = page[-4]
+        return self._dead.page(keyspace, after, limit)
+
+    def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:
+        """See `SlotQueues.dead_message`."""
+        return self._dead.read(keyspace, dead_id)
+
+    def dead_count(self, keyspace: str) -> int:
+        """See `SlotQueues.dead_count`."""
+        return self._dead.count(keyspace)
+
+    def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
+        """See `SlotQueues.trim_dead`."""
+        return self._dead.trim(keyspace, limit, before)
 
     def exhume(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.exhume`."""
         slot = dead_slot(dead_id)
-        if slot is None:
-            return False
-        keys = [self._layout.dead(keyspace), self._layout.queue(keyspace, slot)]
-        done = self._run_one(self._exhume, keys, [self._layout.separator, dead_id]) == 1
-        if done:
+        done = slot is not None and self._dead.exhume(keyspace, dead_id, slot)
+        if done and slot is not None:
             self._drained.got((keyspace, slot))  # the server does not tell of our own changes
         return done
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.drop`."""
-        return self._run_one(self._drop, [self._layout.dead(keyspace)], [dead_id]) == 1
+        return self._dead.drop(keyspace, dead_id)
 
     def close(self) -> None:
         """See `SlotQueues.close`."""
@@ -163,8 +270,8 @@ class RedisQueues:
             slots = list(self._drained.unchecked) if self._wire.tracking else []
         if not slots:
             return
-        if cast(int, self._ask(self._drained.request(slots))[0]):
-            counts = self._ask(*[self._drained.request([slot]) for slot in slots])
+        if cast(int, self._server.ask(self._drained.request(slots))[0]):
+            counts = self._server.ask(*[self._drained.request([slot]) for slot in slots])
             for slot, count in zip(slots, counts, strict=True):
                 if count:
                     self._drained.got(slot)
@@ -173,27 +280,3 @@ class RedisQueues:
             self._checked_on = self._wire.connects
             self._next_check = now + (SWEEP_SECONDS if self._wire.tracking else self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-
-    def _run(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> Sequence[object]:
-        return cast(Sequence[object], self._run_one(script, keys, said))
-
-    def _run_one(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> object:
-        return self._call(script, keys, said)[0]
-
-    def _call(
-        self, script: Script, keys: Sequence[Argument], said: Sequence[Argument], after: Sequence[bytes] = ()
-    ) -> list[object]:
-        """Return the replies to a script and to what is asked after it; its own alone if it had to be sent again."""
-        replies = self._wire.call(script.request(keys, said), *after)
-        if isinstance(replies[0], ServerError) and str(replies[0]).startswith("NOSCRIPT"):
-            replies = self._wire.call(script.full_request(keys, said))
-        return [self._answered(reply) for reply in replies]
-
-    def _ask(self, *requests: bytes) -> list[object]:
-        return [self._answered(reply) for reply in self._wire.call(*requests)]
-
-    def _answered(self, reply: object) -> object:
-        if isinstance(reply, ServerError):
-            self._wire.drop()  # it may be a replica now: connecting anew asks Sentinel again
-            raise BrokerUnavailable(f"Redis: {describe(str(reply))}")
-        return reply

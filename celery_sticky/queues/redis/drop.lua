@@ -1,9 +1,14 @@
--- Delete a buried message for ever.
+-- Delete buried messages for ever, a bounded number of them.
 --
 -- KEYS  dead
--- ARGV  dead id
--- Reply 1, or 0 if there is no such message
+-- ARGV  dead ids
+-- Reply how many there were
 
-redis.call('HDEL', KEYS[1] .. ':info', ARGV[1])
-redis.call('ZREM', KEYS[1] .. ':order', ARGV[1])
-return redis.call('HDEL', KEYS[1], ARGV[1])
+write_first()
+
+local dead, dropped = KEYS[1], 0
+for _, id in ipairs(ARGV) do
+    drop_dead(dead, id)
+    dropped = dropped + redis.call('ZREM', dead .. ':order', id)
+end
+return dropped

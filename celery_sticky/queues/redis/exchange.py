@@ -11,6 +11,13 @@ from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument
 
 NOTHING_WANTED = -1
+NOT_NOW = -1
+REQUEST_BYTES = 1024 * 1024
+"""Bytes of bodies that one request carries."""
+REQUEST_VERDICTS = 256
+
+Said = tuple[Verdict, bytes]
+"""A verdict, and the body that goes with it as the script takes it: empty for none, or a reference."""
 
 
 @dataclass(slots=True)
@@ -19,18 +26,40 @@ class Part:
 
     tenure: Tenure
     limit: int = NOTHING_WANTED
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[Said] = field(default_factory=list)
 
 
-def arrange(wants: Sequence[Want], verdicts: Sequence[Verdict]) -> list[Part]:
+@dataclass(slots=True)
+class Answer:
+    """What came of one trip."""
+
+    fetched: Fetched = field(default_factory=Fetched)
+    later: list[Said] = field(default_factory=list)
+    """Verdicts that the script had no time for."""
+    too_big: list[tuple[Tenure, str]] = field(default_factory=list)
+    """Lists in whose front stands a message too big for a script."""
+
+
+def arrange(wants: Sequence[Want], verdicts: Sequence[Said]) -> list[Part]:
     """Sort what is to be said by tenure, in the order of the wants."""
     parts = {want.tenure: Part(want.tenure, max(want.limit, 0)) for want in wants}
-    for verdict in verdicts:
-        part = parts.get(verdict.tenure)
+    for said in verdicts:
+        tenure = said[0].tenure
+        part = parts.get(tenure)
         if part is None:
-            part = parts[verdict.tenure] = Part(verdict.tenure)
-        part.verdicts.append(verdict)
+            part = parts[tenure] = Part(tenure)
+        part.verdicts.append(said)
     return list(parts.values())
+
+
+def split(verdicts: Sequence[Said]) -> int:
+    """Return how many of the verdicts go with one request: the rest would make it too long for a script."""
+    size = 0
+    for number, said in enumerate(verdicts[:REQUEST_VERDICTS]):
+        size += len(said[1])
+        if number and size > REQUEST_BYTES:
+            return number
+    return min(len(verdicts), REQUEST_VERDICTS)
 
 
 def arguments(parts: Sequence[Part], layout: Layout, now: float) -> list[Argument]:
@@ -39,8 +68,8 @@ def arguments(parts: Sequence[Part], layout: Layout, now: float) -> list[Argumen
     for part in parts:
         tenure = part.tenure
         said += (tenure.epoch, tenure.incarnation, tenure.open_count, part.limit, len(part.verdicts))
-        for verdict in part.verdicts:
-            _say(said, verdict, layout)
+        for verdict, body in part.verdicts:
+            _say(said, verdict, body, layout)
     return said
 
 
@@ -49,7 +78,7 @@ def field_of(tag: Tag) -> str:
     return f"{tag.number}:{tag.opening}"
 
 
-def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
+def _say(said: list[Argument], verdict: Verdict, body: bytes, layout: Layout) -> None:
     name = field_of(verdict.tag)
     match verdict.act:
         case Act.ACK:
@@ -59,49 +88,66 @@ def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
         case Act.UNMARK:
             said += ("u" + name, verdict.starts)
         case Act.DEFER:
-            said += ("d" + name, repr(verdict.due), verdict.body or b"")
+            said += ("d" + name, repr(verdict.due), body)
         case Act.MOVE:
-            said += ("f" + name, layout.queue(verdict.tenure.keyspace, verdict.to), verdict.body or b"")
+            said += ("f" + name, layout.queue(verdict.tenure.keyspace, verdict.to), body)
         case Act.BURY:
             slot, keyspace = verdict.tenure.slot, verdict.tenure.keyspace
             said += ("b" + name, layout.dead(keyspace), f"{slot}-{verdict.tag.number}", verdict.info)
 
 
-def read(parts: Sequence[Part], reply: Sequence[object]) -> Fetched:
+def read(parts: Sequence[Part], reply: Sequence[object]) -> Answer:
     """Return what the script answered to these parts."""
-    fetched = Fetched()
-    answers = iter(reply)
+    answer, answers = Answer(), iter(reply)
     for part in parts:
-        held = next(answers) == 1
-        if held:
-            for verdict in part.verdicts:
-                _settled(fetched, verdict, cast(int, next(answers)))
+        held = next(answers)
+        if isinstance(held, bytes):
+            _broken(answer, part, held)
+        elif held == 1:
+            for said in part.verdicts:
+                _settled(answer, said, next(answers))
+            if part.limit != NOTHING_WANTED:
+                _brought(answer, part.tenure, answers)
         else:
-            fetched.refused += part.verdicts
-        if part.limit == NOTHING_WANTED:
-            continue
-        if held:
-            _brought(fetched, part.tenure, answers)
-        else:
-            fetched.lost.add((part.tenure.keyspace, part.tenure.slot))
-    return fetched
+            answer.fetched.refused += [verdict for verdict, _ in part.verdicts]
+            if part.limit != NOTHING_WANTED:
+                answer.fetched.lost.add((part.tenure.keyspace, part.tenure.slot))
+    return answer
 
 
-def _settled(fetched: Fetched, verdict: Verdict, answer: int) -> None:
-    if answer == 0:
+def _broken(answer: Answer, part: Part, reason: bytes) -> None:
+    text = reason.decode(errors="replace")
+    answer.fetched.failed += [(verdict, text) for verdict, _ in part.verdicts]
+    if part.limit != NOTHING_WANTED:
+        answer.fetched.broken[part.tenure.keyspace, part.tenure.slot] = text
+
+
+def _settled(answer: Answer, said: Said, told: object) -> None:
+    verdict, fetched = said[0], answer.fetched
+    if isinstance(told, bytes):
+        fetched.failed.append((verdict, told.decode(errors="replace")))
+    elif told == NOT_NOW:
+        answer.later.append(said)
+    elif told == 0:
         fetched.refused.append(verdict)
+    else:
+        fetched.confirmed.append(verdict)
+        if verdict.act is Act.MARK:
+            fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag] = cast(int, told)
+
+
+def _brought(answer: Answer, tenure: Tenure, answers: Iterator[object]) -> None:
+    fetched, place = answer.fetched, (tenure.keyspace, tenure.slot)
+    empty = next(answers)
+    if isinstance(empty, bytes):
+        fetched.broken[place] = empty.decode(errors="replace")
         return
-    fetched.confirmed.append(verdict)
-    if verdict.act is Act.MARK:
-        fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag] = answer
-
-
-def _brought(fetched: Fetched, tenure: Tenure, answers: Iterator[object]) -> None:
-    place = (tenure.keyspace, tenure.slot)
-    if next(answers) == 1:
+    if empty == 1:
         fetched.drained.add(place)
     if due := next(answers):
         fetched.due[place] = float(cast(bytes, due))
+    if too_big := next(answers):
+        answer.too_big.append((tenure, cast(bytes, too_big).decode()))
     count = cast(int, next(answers))
     if not count:
         return

@@ -3,10 +3,17 @@
     <queue>                       list     messages of priority 0; the right end is the front
     <queue><sep>3 … 6 … 9         list     messages of the other priority steps
     <queue>:fence                 hash     epoch, incarnation, count: the tenure; seq: the number of the last delivery;
-                                           marks, deferred: there if the slot may have some
+                                           marks, deferred, big: there if the slot may have some;
+                                           opening: not all that was in flight is back in its queue yet;
+                                           heavy, light: one of its messages was too big for a script, or was not;
+                                           former: priorities of lists that are no step any more;
+                                           cut: the time before which deferred messages come before the lists
+    <list>:ahead                  list     while there is a cut: what comes before that list
     <queue>:flight                hash     <number>:<opening> → <priority>:<body>
     <queue>:deferred              zset     <number>:<priority>:<body>, scored with its due time
-    <queue>:marks                 hash     SHA-1 of a suspect's body → starts marked
+    <queue>:marks                 hash     SHA-1 of a suspect's body (its ends, if long) → starts
+    <queue>:body:…                list     one body that is too big for a script; its reference is in its place
+    <queue>:big                   set      keys of the bodies whose references stand in this slot
     <prefix>.<keyspace>:dead      hash     id → <priority>:<body>
     <prefix>.<keyspace>:dead:info hash     id → the JSON object given when it was buried
     <prefix>.<keyspace>:dead:order zset    id, scored with its position
@@ -66,6 +73,11 @@ class Layout:
         """Return the keys of the lists of a slot queue, one a priority step."""
         queue = self.queue(keyspace, slot)
         return [f"{queue}{self.separator}{step}" if step else queue for step in self.steps]
+
+    def priority_of(self, keyspace: str, slot: Slot, list_key: str) -> int:
+        """Return the priority step of a list of a slot queue."""
+        step = list_key.removesuffix(":ahead").removeprefix(self.queue(keyspace, slot)).removeprefix(self.separator)
+        return int(step or 0)
 
     def dead(self, keyspace: str) -> str:
         """Return the key of the buried messages of a keyspace."""

@@ -1,12 +1,20 @@
--- Set the fence of one slot queue to a tenure and put what is in flight back where it came from.
+-- Set the fence of one slot queue to a tenure and put what is in flight back where it came from, a bounded part at a time.
 --
 -- KEYS  queue
--- ARGV  separator, epoch, incarnation, open count, then the fields of the deliveries that stay in flight
--- Reply {1} and which of these fields were found, or {0, epoch, incarnation} of the fence that refuses.
+-- ARGV  separator, priority steps (JSON list of strings), epoch, incarnation, open count, number of deliveries that stay
+--       in flight and their fields, then the fields of those that go back next, the last fetched first
+-- Reply {1, list} and which of the fields that stay were found; the list is one of a priority that is no step any more
+--       ('': there is none): such lists are fetched from too;
+--       {2, n}: not all is back, nothing is fetched before. Of those named to go back the first n are: name the others;
+--       {0, epoch, incarnation} of the fence that refuses; {3, error}
 
-local queue, separator = KEYS[1], ARGV[1]
-local epoch, incarnation, count = ARGV[2], ARGV[3], ARGV[4]
+write_first()
+
+local queue, separator, steps = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
+local epoch, incarnation, count = ARGV[3], ARGV[4], ARGV[5]
 local fence_key, flight_key = queue .. ':fence', queue .. ':flight'
+local STAY = 6 + tonumber(ARGV[6])
+local FEW = 256 -- in flight: so many are looked through here
 
 local function refused(fence)
     local held = tonumber(fence[1]) or -1
@@ -20,46 +28,101 @@ local function number_of(field)
     return tonumber(string.match(field, '^%d+'))
 end
 
-local fence = redis.call('HMGET', fence_key, 'epoch', 'incarnation', 'count')
-if fence[1] and refused(fence) then
-    return {0, tonumber(fence[1]), fence[2]}
+local function set_fence(fence)
+    -- Those of another incarnation may have been started. An opening that was broken off leaves the rest to the next.
+    local suspects = fence[4] == 'suspects' or (fence[2] and fence[2] ~= incarnation)
+    redis.call('HDEL', fence_key, 'marks', 'deferred', 'big', 'former')
+    redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count,
+        'opening', suspects and 'suspects' or 'plain')
+    return suspects
 end
 
--- A server that is out of memory lets a script grow nothing until the script has removed something.
-redis.call('HDEL', fence_key, 'epoch', 'incarnation', 'count', 'marks', 'deferred')
-redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count)
-
-local keep = {}
-for i = 5, #ARGV do
-    keep[ARGV[i]] = true
-end
-local values, fields, reply = {}, {}, {1}
-local flight = redis.call('HGETALL', flight_key)
-for i = 1, #flight, 2 do
-    if keep[flight[i]] then
-        reply[#reply + 1] = flight[i]
-    else
-        fields[#fields + 1] = flight[i]
-        values[flight[i]] = flight[i + 1]
+-- Return the fields of what goes back, the last fetched first, and of what stays.
+local function in_flight()
+    local keep, kept, back = {}, {}, {}
+    for i = 7, STAY do
+        keep[ARGV[i]] = true
     end
+    for _, field in ipairs(redis.call('HKEYS', flight_key)) do
+        local to = keep[field] and kept or back
+        to[#to + 1] = field
+    end
+    table.sort(back, function(a, b) return number_of(a) > number_of(b) end)
+    return back, kept
 end
 
--- The right end of a list is its front: push the last fetched first, so that the first fetched comes to stand in front.
-table.sort(fields, function(a, b) return number_of(a) > number_of(b) end)
-local suspects = fence[2] and fence[2] ~= incarnation
-for _, field in ipairs(fields) do
-    local priority, body = string.match(values[field], '^(%d+):(.*)$')
-    redis.call('HDEL', flight_key, field)
-    redis.call('RPUSH', priority == '0' and queue or queue .. separator .. priority, body)
+-- The right end of a list is its front: pushed last, the first fetched comes to stand in front.
+local function put_back(field, suspects, ahead)
+    local value = redis.call('HGET', flight_key, field)
+    if not value then
+        return
+    end
+    local priority, body = string.match(value, '^(%d+):(.*)$')
+    redis.call('RPUSH', list_of(queue, separator, priority) .. ahead, body)
     if suspects then
-        redis.call('HSETNX', queue .. ':marks', redis.sha1hex(body), 0)
+        redis.call('HSETNX', queue .. ':marks', digest_of(body), 0)
     end
+    redis.call('HDEL', flight_key, field)
 end
 
--- Spares each fetch a look into what hardly any slot has; `fetch` keeps these up.
-for _, name in ipairs({'marks', 'deferred'}) do
-    if redis.call('EXISTS', queue .. ':' .. name) == 1 then
-        redis.call('HSET', fence_key, name, 1)
+-- Whoever changes `priority_steps` leaves messages in lists that are none of the new steps.
+local function note_former_steps()
+    local known, former, found = {}, {}, ''
+    for _, priority in ipairs(steps) do
+        known[priority] = true
     end
+    for priority = 1, 9 do
+        local list = list_of(queue, separator, tostring(priority))
+        if not known[tostring(priority)] and redis.call('EXISTS', list) == 1 then
+            former[#former + 1], found = tostring(priority), list
+        end
+    end
+    if #former > 0 then
+        redis.call('HSET', fence_key, 'former', cjson.encode(former))
+    end
+    return found
 end
-return reply
+
+local function open()
+    local fence = redis.call('HMGET', fence_key, 'epoch', 'incarnation', 'count', 'opening', 'cut')
+    local going_on = fence[4] and fence[1] == epoch and fence[2] == incarnation and fence[3] == count
+    if fence[1] and not going_on and refused(fence) then
+        return {0, tonumber(fence[1]), fence[2]}
+    end
+    local suspects = fence[4] == 'suspects'
+    if not going_on then
+        suspects = set_fence(fence)
+    end
+    redis.call('HLEN', queue .. ':marks') -- what has a wrong type fails here, before anything has moved
+    local bytes, ahead = 0, fence[5] and ':ahead' or ''
+    local function put_back_all(fields)
+        for i, field in ipairs(fields) do
+            bytes = bytes + redis.call('HSTRLEN', flight_key, field)
+            if bytes > BUDGET and i > 1 then
+                return i - 1
+            end
+            put_back(field, suspects, ahead)
+        end
+        return #fields
+    end
+    if #ARGV > STAY then
+        return {2, put_back_all({unpack(ARGV, STAY + 1)})}
+    elseif redis.call('HLEN', flight_key) > FEW + ARGV[6] then
+        return {2, 0}
+    end
+    local back, kept = in_flight()
+    if put_back_all(back) < #back then
+        return {2, 0}
+    end
+    redis.call('HDEL', fence_key, 'opening')
+    -- Spares each fetch a look into what hardly any slot has; `fetch` keeps these up.
+    for _, name in ipairs({'marks', 'deferred', 'big'}) do
+        if redis.call('EXISTS', queue .. ':' .. name) == 1 then
+            redis.call('HSET', fence_key, name, 1)
+        end
+    end
+    return {1, note_former_steps(), unpack(kept)}
+end
+
+local done, reply = pcall(open)
+return done and reply or {3, explained(reply, queue, separator, steps)}

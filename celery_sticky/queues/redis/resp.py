@@ -112,17 +112,33 @@ class Reader:
         return line
 
     def _take(self, size: int) -> bytes:
+        """Return the next `size` bytes and drop the line end behind them."""
+        if size + 2 > len(self._data) - self._at:
+            return self._take_in_pieces(size)
         end = self._at + size
-        while len(self._data) < end + 2:
-            self._receive()
-            end = self._at + size
         data = self._data[self._at : end]
         self._at = end + 2
         return data
 
+    def _take_in_pieces(self, size: int) -> bytes:
+        # Joined once, when all is here: a body that comes in a thousand pieces is not copied a thousand times.
+        pieces = [self._data[self._at : self._at + size]]
+        missing = size - len(pieces[0])
+        self._data, self._at = self._data[self._at + len(pieces[0]) :], 0
+        while missing > 0:
+            pieces.append(self._received(min(missing, RECEIVE_BYTES)))
+            missing -= len(pieces[-1])
+        while len(self._data) < 2:
+            self._receive()
+        self._at = 2
+        return b"".join(pieces)
+
     def _receive(self) -> None:
-        data = self._sock.recv(RECEIVE_BYTES)
+        self._data = self._data[self._at :] + self._received(RECEIVE_BYTES)
+        self._at = 0
+
+    def _received(self, most: int) -> bytes:
+        data = self._sock.recv(most)
         if not data:
             raise ConnectionError("the server closed the connection")
-        self._data = self._data[self._at :] + data
-        self._at = 0
+        return data

@@ -20,8 +20,8 @@ class Script:
 
     @classmethod
     def load(cls, verb: str) -> Self:
-        """Read `<verb>.lua`."""
-        source = files(__package__).joinpath(f"{verb}.lua").read_bytes()
+        """Read `<verb>.lua`, behind what all of them share."""
+        source = b"\n".join(files(__package__).joinpath(name).read_bytes() for name in ("prelude.lua", f"{verb}.lua"))
         return cls(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 
     def request(self, keys: Sequence[Argument], arguments: Sequence[Argument]) -> bytes:

@@ -1,0 +1,174 @@
+"""Bodies too big for a script: each lies in a list of its own, and a reference to it goes through the scripts.
+
+Lua copies a body several times, 2 to 3 ms a megabyte, while the server does nothing else. So a big message is set aside
+by plain commands the first time it is fetched, which costs about what a plain pop of it does; from then on flight,
+deferred messages, dead messages and other queues hold its reference, and its body does not move any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from typing import cast
+
+from celery_sticky.errors import SlotBroken
+from celery_sticky.queues.base import Act, Delivery, Tag, Tenure, Verdict
+from celery_sticky.queues.redis.exchange import Said, field_of
+from celery_sticky.queues.redis.layout import Layout
+from celery_sticky.queues.redis.resp import Argument, ServerError, pack
+from celery_sticky.queues.redis.scripts import Script
+from celery_sticky.queues.redis.server import Server
+
+BIG = 256 * 1024
+"""Bytes beyond which a body does not go through a script; the scripts say the same."""
+REFERENCE = b"\0sticky-body:"
+END = 4096
+"""Bytes of either end of a body that name it."""
+UNUSED_SECONDS = 3600
+"""How long an uploaded body stays that no script has taken."""
+
+
+def referred(body: bytes) -> bytes | None:
+    """Return the key of the body that this one refers to, or None if it is a body itself."""
+    return body.removeprefix(REFERENCE) if body.startswith(REFERENCE) else None
+
+
+def digest_of(body: bytes) -> str:
+    """Return the name of a message in the record of its counted starts, as the scripts do."""
+    if len(body) > 2 * END:
+        body = b"%d:%b%b" % (len(body), body[:END], body[-END:])
+    return hashlib.sha1(body, usedforsecurity=False).hexdigest()
+
+
+def _parts(tenure: Tenure) -> list[bytes]:
+    return [str(part).encode() for part in (tenure.epoch, tenure.incarnation, tenure.open_count)]
+
+
+class Bodies:
+    """The big bodies of slot queues. Used by one thread."""
+
+    def __init__(self, server: Server, layout: Layout) -> None:
+        self._server, self._layout = server, layout
+        self._aside = Script.load("aside")
+
+    def read(self, body: bytes) -> bytes:
+        """Return a body, fetched if this is a reference; one that is gone is empty."""
+        while (key := referred(body)) is not None:
+            (found,) = self._server.wire.call(pack("LINDEX", key, 0))
+            body = found if isinstance(found, bytes) else b""
+        return body
+
+    def read_all(self, deliveries: list[Delivery]) -> None:
+        """Put the bodies in the place of their references."""
+        for number, delivery in enumerate(deliveries):
+            if (key := referred(delivery.body)) is not None:
+                (found,) = self._server.wire.call(pack("LINDEX", key, 0))
+                body = found if isinstance(found, bytes) else b""
+                deliveries[number] = self._light(delivery._replace(body=body), key.decode())
+
+    def upload(self, verdicts: Sequence[Verdict]) -> tuple[list[Said], list[tuple[Verdict, str]]]:
+        """Return what to tell the script, and which verdicts the server has no room for."""
+        said, failed = list[Said](), list[tuple[Verdict, str]]()
+        for verdict in verdicts:
+            if verdict.body is None or len(verdict.body) <= BIG:
+                said.append((verdict, verdict.body or b""))
+                continue
+            key = self._key(verdict)
+            reply, _ = self._server.wire.call(pack("RPUSH", key, verdict.body), pack("EXPIRE", key, UNUSED_SECONDS))
+            if isinstance(reply, ServerError) and str(reply).startswith("OOM"):
+                failed.append((verdict, f"the server is full: {reply}"))
+                continue
+            self._server.answered(reply)
+            said.append((verdict, REFERENCE + key.encode()))
+        return said, failed
+
+    def forget(self, said: Said) -> None:
+        """Delete an uploaded body that the script has not taken."""
+        if (key := referred(said[1])) is not None:
+            self._server.ask(pack("UNLINK", key))
+
+    def set_aside(self, tenure: Tenure, list_key: str) -> Delivery | None:
+        """Fetch the message in front of a list by plain commands, under the tenure's fence; None: nothing is there.
+
+        Raises:
+            SlotBroken: a record has a wrong type.
+            BrokerUnavailable: it may have happened.
+        """
+        queue = self._layout.queue(tenure.keyspace, tenure.slot)
+        seq = self._watch(tenure)
+        if seq is None:
+            return None
+        tag = Tag(seq + 1, tenure.opening)
+        key = f"{queue}:body:{field_of(tag)}"
+        priority = self._layout.priority_of(tenure.keyspace, tenure.slot, list_key)
+        value = b"%d:%b%b" % (priority, REFERENCE, key.encode())
+        body = self._move(queue, list_key, key, tag, value, _parts(tenure))
+        return self._light(Delivery(tenure, tag, priority, body, None), key) if body is not None else None
+
+    def _watch(self, tenure: Tenure) -> int | None:
+        """Watch the fence, and return the number of the last delivery; None: it is not this tenure's, or unusable."""
+        queue = self._layout.queue(tenure.keyspace, tenure.slot)
+        _, fence, kind = self._server.ask(
+            pack("WATCH", f"{queue}:fence"),
+            pack("HMGET", f"{queue}:fence", "epoch", "incarnation", "count", "opening", "seq"),
+            pack("TYPE", f"{queue}:flight"),
+        )
+        *held, opening, seq = cast(list[bytes | None], fence)
+        if held == _parts(tenure) and opening is None and kind in ("hash", "none"):
+            return int(seq or 0)
+        self._server.ask(pack("UNWATCH"))
+        return None
+
+    def _light(self, delivery: Delivery, key: str) -> Delivery:
+        """Return the delivery with its body. One that was set aside and is small after all is put in its place again.
+
+        So is a reference that was: nothing else knows of references to references.
+        """
+        if not 0 < len(delivery.body) <= BIG:
+            return delivery
+        attempts = delivery.attempts
+        if self._watch(delivery.tenure) is not None:
+            queue = self._layout.queue(delivery.tenure.keyspace, delivery.tenure.slot)
+            value = b"%d:%b" % (delivery.priority, delivery.body)
+            *_, done = self._server.ask(
+                pack("MULTI"),
+                pack("HSET", f"{queue}:flight", field_of(delivery.tag), value),
+                pack("UNLINK", key),
+                pack("SREM", f"{queue}:big", key),
+                *([] if referred(delivery.body) else [pack("HSET", f"{queue}:fence", "light", 1)]),
+                pack("HGET", f"{queue}:marks", digest_of(delivery.body)),
+                pack("EXEC"),
+            )
+            marks = cast(list[bytes | None], done)[-1] if done is not None else None
+            attempts = int(marks) if marks is not None else attempts
+        return delivery._replace(body=self.read(delivery.body), attempts=attempts)
+
+    def _move(self, queue: str, list_key: str, key: str, tag: Tag, value: bytes, ours: Sequence[bytes]) -> bytes | None:
+        replies = self._server.wire.call(
+            pack("MULTI"),
+            pack("HSET", f"{queue}:fence", "seq", tag.number, "big", 1),
+            pack("HSET", f"{queue}:flight", field_of(tag), value),
+            pack("SADD", f"{queue}:big", key),
+            pack("LMOVE", list_key, key, "RIGHT", "LEFT"),
+            pack("EXEC"),
+        )
+        done = replies[-1]
+        if done is None:
+            return None  # the fence has changed meanwhile: nothing happened
+        if isinstance(done, ServerError):
+            if not any(str(reply).startswith("OOM") for reply in replies if isinstance(reply, ServerError)):
+                self._server.answered(done)
+            said: list[Argument] = [*ours, tag.number, field_of(tag), value]
+            return cast(bytes | None, self._server.run_one(self._aside, [queue, list_key, key], said))
+        body = cast(list[object], done)[-1]
+        if not isinstance(body, bytes):  # purged meanwhile, or of a wrong type
+            self._server.ask(pack("HDEL", f"{queue}:flight", field_of(tag)), pack("SREM", f"{queue}:big", key))
+        if isinstance(body, ServerError):
+            raise SlotBroken(f"key {list_key}: {body}")
+        return cast(bytes | None, body)
+
+    def _key(self, verdict: Verdict) -> str:
+        tenure = verdict.tenure
+        slot = verdict.to if verdict.act is Act.MOVE else tenure.slot
+        return f"{self._layout.queue(tenure.keyspace, slot)}:body:{uuid.uuid4().hex}"

@@ -1,0 +1,83 @@
+-- Stands in front of every script: what they share.
+--
+-- No script reads or moves a body of more than BIG bytes: Lua copies it several times, 2 to 3 ms a megabyte. A bigger one
+-- lies in a list of its own, `<queue>:body:…`, and a reference to it goes through queue, flight, deferred and dead.
+
+local BIG = 262144
+local BUDGET = 524288 -- bytes that one script reads, 2 to 5 ms; what is left over comes with the next request
+local REFERENCE = '\0sticky-body:'
+
+-- A server that is out of memory lets a script write nothing that may grow until it has written something else. None of
+-- these scripts grows what is stored by more than a few bytes a message, and all of them lead to messages that go.
+local function write_first()
+    redis.call('DEL', KEYS[1] .. ':nothing')
+end
+
+local function list_of(queue, separator, priority)
+    return priority == '0' and queue or queue .. separator .. priority
+end
+
+local function body_of(value)
+    return string.sub(value, string.find(value, ':', 1, true) + 1)
+end
+
+-- Name a message in the record of its counted starts. SHA-1 in Lua takes 5 ms a megabyte, so of a long body only both
+-- ends are taken: an envelope has the id of its task and the number of its publishing there.
+local END = 4096
+local function digest_of(body)
+    if #body > 2 * END then
+        body = #body .. ':' .. string.sub(body, 1, END) .. string.sub(body, -END)
+    end
+    return redis.sha1hex(body)
+end
+
+-- Return the key of the body that a body refers to, or nil.
+local function referred(body)
+    if string.sub(body, 1, #REFERENCE) == REFERENCE then
+        return string.sub(body, #REFERENCE + 1)
+    end
+end
+
+-- Bodies whose reference stands in a slot are registered there: what a purge leaves behind is found by that.
+local function register_body(queue, key)
+    redis.call('SADD', queue .. ':big', key)
+    redis.call('HSET', queue .. ':fence', 'big', 1)
+end
+
+local function text_of(err)
+    return type(err) == 'table' and tostring(err.err) or tostring(err)
+end
+
+-- Return the error with the key it is about: a server says only that some key has a wrong type.
+local function explained(err, queue, separator, steps, others)
+    local wanted = {{queue .. ':fence', 'hash'}, {queue .. ':flight', 'hash'}, {queue .. ':deferred', 'zset'},
+                    {queue .. ':marks', 'hash'}, {queue .. ':big', 'set'}}
+    for _, priority in ipairs(steps) do
+        local list = list_of(queue, separator, priority)
+        wanted[#wanted + 1] = {list, 'list'}
+        wanted[#wanted + 1] = {list .. ':ahead', 'list'}
+    end
+    for _, other in ipairs(others or {}) do
+        wanted[#wanted + 1] = other
+    end
+    for _, one in ipairs(wanted) do
+        local told, found = pcall(redis.call, 'TYPE', one[1])
+        local kind = told and (type(found) == 'table' and found.ok or found)
+        if kind and kind ~= 'none' and kind ~= one[2] then
+            return 'key ' .. one[1] .. ' is a ' .. kind .. ', not a ' .. one[2]
+        end
+    end
+    return text_of(err)
+end
+
+local MOST_REFERENCE = 1024 -- bytes: longer values are no reference, and need not be read to know that
+
+local function drop_dead(dead, id)
+    local key = redis.call('HSTRLEN', dead, id) <= MOST_REFERENCE and redis.call('HGET', dead, id)
+    key = key and referred(body_of(key))
+    if key then
+        redis.call('UNLINK', key)
+    end
+    redis.call('HDEL', dead, id)
+    redis.call('HDEL', dead .. ':info', id)
+end

@@ -1,0 +1,54 @@
+"""Requests and scripts over the driver's one connection, and what the server's refusals mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from celery_sticky.errors import BrokerUnavailable, SlotBroken
+from celery_sticky.queues.redis.resp import Argument, ServerError
+from celery_sticky.queues.redis.scripts import Script
+from celery_sticky.queues.redis.wire import Wire
+from celery_sticky.redis_errors import describe
+
+
+class Server:
+    """Used by one thread."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+
+    def run(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> Sequence[object]:
+        """Run a script that answers a list.
+
+        Raises:
+            SlotBroken: a key has a wrong type.
+            BrokerUnavailable: no answer, or the server refused.
+        """
+        return cast(Sequence[object], self.run_one(script, keys, said))
+
+    def run_one(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> object:
+        """Run a script that answers one thing; raises as `run`."""
+        return self.call(script, keys, said)[0]
+
+    def call(
+        self, script: Script, keys: Sequence[Argument], said: Sequence[Argument], after: Sequence[bytes] = ()
+    ) -> list[object]:
+        """Return the replies to a script and to what is asked after it; its own alone if it had to be sent again."""
+        replies = self.wire.call(script.request(keys, said), *after)
+        if isinstance(replies[0], ServerError) and str(replies[0]).startswith("NOSCRIPT"):
+            replies = self.wire.call(script.full_request(keys, said))
+        return [self.answered(reply) for reply in replies]
+
+    def ask(self, *requests: bytes) -> list[object]:
+        """Send requests in one go; raises as `run` if one is refused."""
+        return [self.answered(reply) for reply in self.wire.call(*requests)]
+
+    def answered(self, reply: object) -> object:
+        """Return the reply, unless it is a refusal."""
+        if isinstance(reply, ServerError) and "WRONGTYPE" in str(reply):
+            raise SlotBroken(str(reply))
+        if isinstance(reply, ServerError):
+            self.wire.drop()  # it may be a replica now: connecting anew asks Sentinel again
+            raise BrokerUnavailable(f"Redis: {describe(str(reply))}")
+        return reply

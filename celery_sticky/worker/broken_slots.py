@@ -1,0 +1,69 @@
+"""Slots that the broker could not work on: each is tried again with growing pauses, and told of once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from celery_sticky.ownership.gate import SlotId
+
+logger = logging.getLogger("celery_sticky.courier")
+
+FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0
+"""Seconds between two tries of a broken slot."""
+REPEAT = 60.0
+"""Seconds between two log lines about one slot."""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    text: str
+    pause: float
+    retry_at: float
+    said_at: float
+
+
+class BrokenSlots:
+    """Guarded by the courier's lock. `now` is in seconds since the epoch."""
+
+    def __init__(self, meaning: str) -> None:
+        self._meaning = meaning
+        self._troubles: dict[SlotId, _Trouble] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self._troubles)
+
+    def note(self, slot: SlotId, text: str, now: float) -> float:
+        """A slot could not be worked on; return when to try again."""
+        trouble = self._troubles.get(slot)
+        if trouble is None:
+            trouble = self._troubles[slot] = _Trouble("", FIRST_PAUSE, now, now - REPEAT)
+        elif now >= trouble.retry_at:
+            trouble.pause = min(2 * trouble.pause, LAST_PAUSE)
+        trouble.retry_at = max(trouble.retry_at, now + trouble.pause)
+        if trouble.text != text or now >= trouble.said_at + REPEAT:
+            trouble.text, trouble.said_at = text, now
+            logger.error(
+                "slot %s of keyspace %s: %s. %s; the other slots go on. Tried again within %g s",
+                slot[1],
+                slot[0],
+                text,
+                self._meaning,
+                LAST_PAUSE,
+            )
+        return trouble.retry_at
+
+    def mended(self, slots: Iterable[SlotId]) -> None:
+        """These were worked on, or are none of ours any more."""
+        if not self._troubles:
+            return
+        for slot in slots:
+            if self._troubles.pop(slot, None) is not None:
+                logger.info("slot %s of keyspace %s works again", slot[1], slot[0])
+
+    def forget(self, slot: SlotId) -> None:
+        """This slot is none of ours any more."""
+        self._troubles.pop(slot, None)

@@ -1,0 +1,70 @@
+"""Keeps the dead queues of a worker's keyspaces within their bounds, and warns where they have none and grow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from celery_sticky.errors import SlotBroken
+from celery_sticky.queues.base import SlotQueues
+
+logger = logging.getLogger("celery_sticky.dead")
+
+MANY = 10_000
+"""Buried messages of one keyspace that are worth a warning."""
+LOOK = 30.0
+"""Seconds between two looks."""
+
+
+class DeadBounds:
+    """Used by the courier's thread. Any number of workers may do this at the same time."""
+
+    def __init__(self, limit: int, ttl: float) -> None:
+        self.next_look = 0.0
+        """When to look again, in seconds since the epoch."""
+        self._limit, self._ttl = limit, ttl
+        self._dropped: dict[str, int] = {}
+        self._warned: set[str] = set()
+
+    def keep(self, queues: SlotQueues, keyspaces: Collection[str], now: float) -> None:
+        """Drop one bounded step of what is beyond the bounds; nothing if it is not time yet.
+
+        Raises:
+            BrokerUnavailable: the broker does not answer.
+        """
+        if now < self.next_look:
+            return
+        self.next_look = now + LOOK
+        for keyspace in keyspaces:
+            try:
+                if self._limit or self._ttl:
+                    self._trim(queues, keyspace, now)
+                self._warn(queues, keyspace)
+            except SlotBroken as error:
+                logger.error("keyspace %s: %s. Nothing can be buried there until it is repaired", keyspace, error)
+
+    def _trim(self, queues: SlotQueues, keyspace: str, now: float) -> None:
+        before = now - self._ttl if self._ttl else 0.0
+        if dropped := queues.trim_dead(keyspace, limit=self._limit, before=before):
+            self._dropped[keyspace] = self._dropped.get(keyspace, 0) + dropped
+            self.next_look = now  # there may be more: go on with the next turn
+        elif total := self._dropped.pop(keyspace, 0):
+            logger.warning(
+                "keyspace %s: dropped its %d oldest buried messages, which were beyond sticky_dead_limit or "
+                "sticky_dead_ttl",
+                keyspace,
+                total,
+            )
+
+    def _warn(self, queues: SlotQueues, keyspace: str) -> None:
+        count = queues.dead_count(keyspace)
+        if count < MANY:
+            self._warned.discard(keyspace)
+        elif keyspace not in self._warned:
+            self._warned.add(keyspace)
+            logger.warning(
+                "keyspace %s: %d messages are buried, and each takes memory at the broker. Look with "
+                "'celery sticky dead list', retry or drop them, or set sticky_dead_limit or sticky_dead_ttl",
+                keyspace,
+                count,
+            )

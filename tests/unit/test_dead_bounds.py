@@ -1,0 +1,55 @@
+"""The dead queue within its bounds: what is dropped, what is said."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from celery_sticky.queues import Act, Tenure, Verdict, Want
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.worker import dead_bounds
+from celery_sticky.worker.dead_bounds import LOOK, DeadBounds
+
+TENURE = Tenure("ks", 1, 1, "a", 1)
+
+
+def buried(count: int, at: float = 0.0) -> MemoryQueues:
+    broker = MemoryBroker()
+    for _ in range(count):
+        broker.publish(("ks", 1), b"x")
+    queues = MemoryQueues(broker)
+    queues.open(TENURE, ())
+    brought = queues.fetch([Want(TENURE, count)], [], 0.0).deliveries
+    queues.fetch([], [Verdict(Act.BURY, TENURE, d.tag, info=f'{{"at": {at + i}}}') for i, d in enumerate(brought)], 0.0)
+    return queues
+
+
+def test_the_oldest_go_until_the_limit_is_kept_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    queues, bounds = buried(10), DeadBounds(4, 0.0)
+    bounds.keep(queues, ["ks"], 100.0)
+    bounds.keep(queues, ["ks"], 100.0)
+    assert queues.dead_count("ks") == 4
+    assert "dropped its 6 oldest" in caplog.text
+
+
+def test_what_is_too_old_goes_at_the_next_look() -> None:
+    queues, bounds = buried(10, at=100.0), DeadBounds(0, 50.0)
+    bounds.keep(queues, ["ks"], 150.0)
+    assert queues.dead_count("ks") == 10
+    bounds.keep(queues, ["ks"], 151.0)
+    assert queues.dead_count("ks") == 10, "it is not time to look again"
+    bounds.keep(queues, ["ks"], 155.0 + LOOK)
+    assert queues.dead_count("ks") == 0
+
+
+def test_without_bounds_nothing_goes_and_many_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_bounds, "MANY", 10)
+    queues, bounds = buried(10), DeadBounds(0, 0.0)
+    with caplog.at_level(logging.WARNING):
+        for look in range(3):
+            bounds.keep(queues, ["ks"], 1000.0 * look)
+    assert caplog.text.count("10 messages are buried") == 1
+    assert queues.dead_count("ks") == 10

@@ -59,6 +59,8 @@ class Settings:
     """What `assign` functions may know of this worker."""
     broker_grace: float = 30.0
     """How long a worker without its broker, or its job host, keeps its slots while others are there to take them."""
+    loop_timeout: float | None = 30.0
+    """How long Celery's loop may be silent before the worker gives its slots away; None or 0: it is not watched."""
     runtime_dir: str | None = None
     """The folder for this machine's lock files; None: chosen by the worker."""
     revoke_ttl: float = 10800.0
@@ -170,6 +172,10 @@ def _number(least: float, most: float = math.inf) -> _Reader:
     return read
 
 
+def _optional_seconds(name: str, value: Any) -> float | None:
+    return None if value is None else _number(0.0)(name, value) or None
+
+
 def _integer(least: int, most: float = math.inf) -> _Reader:
     def read(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -268,6 +274,7 @@ _READERS: Mapping[str, _Reader] = {
     "weight": _integer(0),
     "attributes": _attributes,
     "broker_grace": _number(0.0),
+    "loop_timeout": _optional_seconds,
     "runtime_dir": _optional_text,
     "revoke_ttl": _number(0.0),
     "revoke_limit": _integer(0),

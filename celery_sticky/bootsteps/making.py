@@ -12,6 +12,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_sticky.bootsteps.hooks import WorkerHooks
 from celery_sticky.bootsteps.jobs import make_jobs
+from celery_sticky.bootsteps.loop_check import runs_task
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.refusals import Refusals
 from celery_sticky.errors import InvalidSettings
@@ -27,6 +28,7 @@ from celery_sticky.worker.claim import Claim, runtime_dir
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.director import Director
 from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.loop_watch import LoopWatch
 from celery_sticky.worker.member import Member
 
 
@@ -61,6 +63,8 @@ class _Maker:
             has_processes=issubclass(worker.pool_cls, PreforkPool),
             courier=self._courier(lease),
         )
+        if self._settings.loop_timeout:
+            part.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, runs_task)
         part.refusals = Refusals(worker.app, worker.hostname)
         part.store_url = self._where.as_uri()
         for name in self._directed:
@@ -111,6 +115,10 @@ class _Maker:
         else:
             self._part.members[keyspace].post(event)
 
+    def _report_loop(self, event: Event) -> None:
+        for member in self._part.members.values():
+            member.post(event)
+
     def _member(self, name: str, hooks: WorkerHooks) -> Member:
         settings, part = self._settings, self._part
         claim = Claim(runtime_dir(settings.runtime_dir), f"{part.store_url} {settings.key_prefix}", name, part.hostname)
@@ -140,6 +148,7 @@ class _Maker:
             margin=settings.lease_margin,
             settle=settings.settle,
             broker_grace=settings.broker_grace,
+            loop_timeout=settings.loop_timeout or 0.0,
             weight=settings.weight,
             attributes=_attributes(settings, keyspace),
             jitter=int(origin, 16) % 1000 / 1000,

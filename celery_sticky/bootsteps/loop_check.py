@@ -7,12 +7,14 @@ is a plain one, from its next pass.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from celery import bootsteps
 
+from celery_sticky.bootsteps.shield import take_back
 from celery_sticky.worker.loop_watch import LoopWatch
 from celery_sticky.worker.native import original, start_thread
 
@@ -30,8 +32,10 @@ class LoopCheck(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        part = getattr(consumer.controller, "sticky", None)
-        self._watch: Any = part.loop_watch if part is not None else None
+        self._part: Any = getattr(consumer.controller, "sticky", None)
+        self._watch: Any = self._part.loop_watch if self._part is not None else None
+        self._owed: deque[None] = deque()
+        """One for each release that the pool's semaphore is owed: filled by the watch's thread, paid by the loop."""
         self._connected: Any = None
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -57,6 +61,7 @@ class LoopCheck(bootsteps.StartStopStep):
             watch.ask = lambda: consumer.call_soon(self._answer)
             return
         watch.ask = self._poke
+        watch.while_silent = lambda: self._take_back(consumer)
 
     def stop(self, consumer: Any) -> None:
         """Celery's connection is lost: until it is back nothing can be started."""
@@ -82,8 +87,17 @@ class LoopCheck(bootsteps.StartStopStep):
         while self._reader.recv(4096):
             self._answer()
 
+    def _take_back(self, consumer: Any) -> None:
+        # What only waits for the loop to write it to a process must not hold a slot that is given away.
+        courier = self._part.courier
+        taken = take_back(consumer.pool, self._part.runs, lambda run: not courier.is_open(run.entry.slot))
+        self._owed.extend([None] * taken)
+
     def _answer(self) -> None:
         consumer = self._connected
+        while self._owed and consumer is not None:
+            self._owed.pop()
+            consumer.controller._quick_release()
         self._watch.answer(NOT_CONNECTED if consumer is None else pool_lacks(consumer.pool))
 
 

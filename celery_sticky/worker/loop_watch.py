@@ -41,6 +41,8 @@ class LoopWatch:
         self._interval = timeout / LOOKS
         self.ask: Callable[[], None] | None = None
         """Pokes the loop and does not wait; None until there is a loop."""
+        self.while_silent: Callable[[], None] = lambda: None
+        """Called in the watch's thread after each look at a loop that was reported."""
         self._answered = False
         self._answered_at = self._looked_at = time.monotonic()
         self._last_good = time.time()
@@ -99,7 +101,8 @@ class LoopWatch:
             self._silent = not self._silent
             self._why = self._lack or SILENT
             self._tell()
-        self._lack = ""
+        if self._silent:
+            self.while_silent()
         if self.ask is not None:
             self.ask()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -11,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from celery_sticky.assignment import how_to_agree
-from celery_sticky.cli.answers import ask
+from celery_sticky.cli.answers import ask, stall_text
 from celery_sticky.cli.session import Session
 from celery_sticky.jobs import misplaced
 from celery_sticky.keyed import KeySpec
@@ -47,10 +48,14 @@ def note(text: str) -> Finding:
 
 def member_findings(session: Session, timeout: float) -> Iterable[Finding]:
     """Compare members with each other and with this app's configuration."""
-    names = Counter(name for name, _ in ask(session.app, None, timeout))
+    answers = ask(session.app, None, timeout)
+    names = Counter(name for name, _ in answers)
     for name, count in names.items():
         if count > 1:
             yield wrong(f"{count} workers are named {name}: give each its own name with -n")
+    for name, said in answers:
+        if (loop := said.get("loop")) and loop["stalled"]:
+            yield wrong(stall_text(name, loop["answer_age"], loop["stalled"]))
     for keyspace in session.keyspaces:
         reading = session.store(keyspace).read()
         view = reading.view
@@ -59,6 +64,10 @@ def member_findings(session: Session, timeout: float) -> Iterable[Finding]:
             continue
         if view.store_id != reading.store_id:
             yield wrong(f"keyspace {keyspace}: the document is of another run of the store; workers replace it")
+        for member in view.members.values():
+            if member.stalled is not None and member.name not in names:
+                since, why = member.stalled
+                yield wrong(f"keyspace {keyspace}: {stall_text(member.name, time.time() - since, why)}")
         yield from _view_findings(session, keyspace, view)
 
 

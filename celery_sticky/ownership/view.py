@@ -52,6 +52,12 @@ class Member:
     state: MemberState = MemberState.ACTIVE
     attributes: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def stalled(self) -> tuple[float, str] | None:
+        """Since when (seconds since the epoch) and why the worker cannot run tasks, or None."""
+        since, _, why = self.attributes.get(STALLED, "").partition(" ")
+        return (float(since), why) if why else None
+
 
 @dataclass(frozen=True, slots=True)
 class View:

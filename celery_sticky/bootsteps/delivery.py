@@ -19,6 +19,7 @@ from celery.utils.imports import symbol_by_name
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_sticky.bootsteps.eta import due_of
+from celery_sticky.bootsteps.limits import limit_rates, no_rate_limits
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
@@ -75,6 +76,7 @@ class Delivery(bootsteps.StartStopStep):
             cancel()
 
         setattr(consumer, name, give_up)  # called by a cold shutdown, and by nothing else
+        limit_rates(consumer, self._part.courier)
         return self
 
     def start(self, consumer: Any) -> None:
@@ -110,7 +112,8 @@ class Delivery(bootsteps.StartStopStep):
         original = task.Request
         task.Request = sticky_request_class(symbol_by_name(original))
         try:
-            return task.start_strategy(consumer.app, consumer)
+            with no_rate_limits(consumer):
+                return task.start_strategy(consumer.app, consumer)
         finally:
             if "Request" in vars(task):
                 del task.Request

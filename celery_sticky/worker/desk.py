@@ -256,7 +256,7 @@ class Desk:
             return []
         gate, concurrency = self.gate, self._concurrency()
         window = concurrency + AHEAD
-        room = min(window - gate.runnable, self._max_waiting - gate.waiting)
+        room = min(window - gate.runnable, self._max_waiting - gate.waiting - len(gate.limited))
         if room <= 0 or (room < window // 2 and gate.runnable > concurrency and not company):
             return []  # a round trip for a handful of messages is a waste while the pool is busy
         # One hot key must not fill the whole waiting room.

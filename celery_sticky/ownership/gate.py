@@ -226,7 +226,7 @@ class Gate:
     def resume(self) -> None:
         """Let entries go on that waited for a rate limit, as far as there are tokens."""
         for entry in self.limited.take():
-            self._be_ready(entry)
+            self._make_ready(entry, paid=True)
 
     def suspects(self, slot: SlotId) -> list[Entry]:
         """Return the entries of `slot` that have not started and whose start has to be marked, or is."""
@@ -390,18 +390,16 @@ class Gate:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _make_ready(self, entry: Entry) -> None:
+    def _make_ready(self, entry: Entry, *, paid: bool = False) -> None:
         if entry.pending:
             entry.stage = Stage.WAITING
             self.waiting += 1
             return
-        if entry.kind in self.limited.buckets:
+        buckets = self.limited.buckets
+        if buckets and not paid and entry.kind in buckets:
             entry.stage = Stage.LIMITED
             self.limited.hold(entry)
             return
-        self._be_ready(entry)
-
-    def _be_ready(self, entry: Entry) -> None:
         entry.stage = Stage.READY
         self.runnable += 1
         if entry.attempts is None or entry.marked:

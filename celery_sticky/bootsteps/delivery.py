@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
+import threading
 import time
 from collections.abc import Collection, Hashable
 from contextlib import suppress
@@ -30,6 +32,7 @@ from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.worker.desk import Item
 from celery_sticky.worker.envelope import Envelope, loads
+from celery_sticky.worker.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
 
@@ -84,11 +87,15 @@ class Delivery(bootsteps.StartStopStep):
         self._strategies = {name: self._strategy(task, consumer) for name, task in consumer.app.tasks.items()}
         self._consumer = consumer
         self._green = consumer.pool.is_green
+        self._free_places = free_places if self._green else lambda _: sys.maxsize
         self._inline = consumer.hub is not None and not self._part.has_processes and not consumer.pool.is_green
         shield_flush(consumer.pool, self._part.runs)
         self._part.refusals.dispatcher = consumer.event_dispatcher
         if not self._started:
             self._started = True
+            if self._green:
+                self._wanted = threading.Event()  # a green one
+                start_thread(self._hand_out, "sticky-hand-out")
             self._part.courier.start(self)
         elif self._green:
             self.ready()
@@ -169,11 +176,13 @@ class Delivery(bootsteps.StartStopStep):
         return due_of(envelope.headers, self._timezone)
 
     def ready(self) -> None:
-        """Entries may be taken now: by the calling greenlet, or by Celery's loop once it is woken."""
+        """Entries may be taken now: by the greenlet that hands out, or by Celery's loop once it is woken."""
         consumer = self._consumer
         if consumer is None:
             return
-        if consumer.hub is None:
+        if self._green:
+            self._wanted.set()
+        elif consumer.hub is None:
             self._drain()
         else:
             self._wake_loop()
@@ -183,6 +192,14 @@ class Delivery(bootsteps.StartStopStep):
         self._part.refusals.tell(messages)
 
     # -- in Celery's loop ----------------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        # A greenlet of its own: the pool makes whoever asks for a place wait for one. Neither the courier may have to,
+        # nor a task that has just ended and still is in its place.
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            self._drain()
 
     def _wake_loop(self) -> None:
         if self._posted:
@@ -220,7 +237,7 @@ class Delivery(bootsteps.StartStopStep):
         if consumer is None:
             return 0
         room = consumer.pool.num_processes or 1
-        entries = part.courier.take(room + (SPARE if part.has_processes else 0))
+        entries = part.courier.take(room + (SPARE if part.has_processes else 0), self._free_places(consumer.pool))
         for entry in entries:
             self._hand(consumer, part, entry)
         return len(entries)
@@ -258,6 +275,13 @@ class Delivery(bootsteps.StartStopStep):
         except DecodeError as error:
             consumer.on_decode_error(message, error)
             run.bury(f"the body cannot be decoded: {error}")
+
+
+def free_places(pool: Any) -> int:
+    """Return how many greenlets can be started now: tasks without a key are in the same pool."""
+    greenlets = pool._pool  # gevent's Pool or eventlet's GreenPool, whose counters Celery itself keeps
+    places: int = (greenlets._semaphore if hasattr(greenlets, "_semaphore") else greenlets.sem).counter
+    return max(0, places)
 
 
 def _decode_once(message: Any) -> None:

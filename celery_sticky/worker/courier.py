@@ -7,6 +7,7 @@ decided at its `desk`. One lock guards the desk; it is never held across I/O.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Protocol, TypeVar
@@ -159,10 +160,10 @@ class Courier:
 
     # -- for the Celery side -------------------------------------------------------------------
 
-    def take(self, most: int) -> list[Entry]:
-        """Hand out entries so that at most `most` are with the pool."""
+    def take(self, most: int, at_once: int = sys.maxsize) -> list[Entry]:
+        """Hand out entries so that at most `most` are with the pool; no more than `at_once` of them now."""
         with self._lock:
-            return self._desk.take(most, lambda slot: self._trusted(slot[0]))
+            return self._desk.take(most, lambda slot: self._trusted(slot[0]), at_once)
 
     def start_entry(self, entry: Entry, turn: int) -> bool:
         """Reserve the start of an entry; False: it must not start, forget it."""

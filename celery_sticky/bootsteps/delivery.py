@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 import threading
 import time
 from collections.abc import Collection, Hashable
@@ -23,6 +22,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from celery_sticky.bootsteps.eta import due_of
 from celery_sticky.bootsteps.limits import limit_rates, no_rate_limits
 from celery_sticky.bootsteps.part import Part
+from celery_sticky.bootsteps.places import free_places
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
 from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
@@ -87,7 +87,6 @@ class Delivery(bootsteps.StartStopStep):
         self._strategies = {name: self._strategy(task, consumer) for name, task in consumer.app.tasks.items()}
         self._consumer = consumer
         self._green = consumer.pool.is_green
-        self._free_places = free_places if self._green else lambda _: sys.maxsize
         self._inline = consumer.hub is not None and not self._part.has_processes and not consumer.pool.is_green
         shield_flush(consumer.pool, self._part.runs)
         self._part.refusals.dispatcher = consumer.event_dispatcher
@@ -237,7 +236,7 @@ class Delivery(bootsteps.StartStopStep):
         if consumer is None:
             return 0
         room = consumer.pool.num_processes or 1
-        entries = part.courier.take(room + (SPARE if part.has_processes else 0), self._free_places(consumer.pool))
+        entries = part.courier.take(room + (SPARE if part.has_processes else 0), free_places(consumer.pool))
         for entry in entries:
             self._hand(consumer, part, entry)
         return len(entries)
@@ -275,13 +274,6 @@ class Delivery(bootsteps.StartStopStep):
         except DecodeError as error:
             consumer.on_decode_error(message, error)
             run.bury(f"the body cannot be decoded: {error}")
-
-
-def free_places(pool: Any) -> int:
-    """Return how many greenlets can be started now: tasks without a key are in the same pool."""
-    greenlets = pool._pool  # gevent's Pool or eventlet's GreenPool, whose counters Celery itself keeps
-    places: int = (greenlets._semaphore if hasattr(greenlets, "_semaphore") else greenlets.sem).counter
-    return max(0, places)
 
 
 def _decode_once(message: Any) -> None:

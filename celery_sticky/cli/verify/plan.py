@@ -13,6 +13,7 @@ SUDDEN = (
     *("kill", "cascade", "stop", "child-kill", "partition"),
     *("broker-restart", "broker-freeze", "clock", "store-rollback"),
     "broker-rollback",
+    "loop-hang",
 )
 ORDERS = ("oom", "burst", "slow")
 """What senders are told to send at a moment."""
@@ -116,6 +117,7 @@ def _length(fault: str, patience: float, workers: int) -> float:
         "broker-restart": 3.0,
         "broker-freeze": 3.0,
         "broker-rollback": 4.0,
+        "loop-hang": 2 * patience + 2,
         "clock": 3.0,
         "oom": 2.0,
     }.get(fault, 1.0)
@@ -217,6 +219,9 @@ class _Cast:
 
     def _broker_rollback(self) -> Step:
         return Step(0, "broker-rollback", detail={"seconds": round(self._draw.uniform(0.5, 2.5), 1)})
+
+    def _loop_hang(self) -> Step:
+        return Step(0, "loop-hang", (self._one(),))
 
     def _clock(self) -> Step:
         return Step(0, "clock", (self._one(),), detail={"seconds": self._draw.choice(SKEWS)})

@@ -352,11 +352,7 @@ class Machine:
         self._joining_sent = None
         self._beat_at = float("inf")
         self._read_at = now
-        why = (
-            "it left because it could run nothing"
-            if self._sent_away
-            else "evicted, or the document is a fresh one"
-        )
+        why = "it left because it could run nothing" if self._sent_away else "evicted, or the document is a fresh one"
         effects.append(Say(f"no longer a member: {why}"))
 
     def _on_store_lost(self, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:

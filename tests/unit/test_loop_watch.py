@@ -118,9 +118,7 @@ def test_a_loop_that_turns_but_can_run_nothing_is_reported_with_what_it_lacks(lo
     wait_until(lambda: loop.reports[1:] == [LoopAnswers()], 10, "it can run tasks again")
 
 
-def test_a_process_that_stood_still_as_a_whole_has_not_been_silent(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_stood_still_as_a_whole_has_not_been_silent(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     looks(loop.watch, 2)
     loop.watch._looked_at -= 100 * TIMEOUT  # SIGSTOP, SIGCONT
     looks(loop.watch, 3)

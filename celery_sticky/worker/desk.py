@@ -192,7 +192,7 @@ class Desk:
     # -- runs ----------------------------------------------------------------------------------
 
     def take(self, most: int, may: Callable[[SlotId], bool], at_once: int = sys.maxsize) -> list[Entry]:
-        """Hand out at most `at_once` entries whose slot `may` start tasks now; at most `most` are then with the pool."""
+        """Hand out up to `at_once` entries whose slot `may` start tasks now; at most `most` are then with the pool."""
         entries = self.gate.take(min(at_once, most - self.gate.out), may)
         for entry in entries:
             # What ran when its slot was opened anew, and came to no end, runs again under a tenure that is not the one

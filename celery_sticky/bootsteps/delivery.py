@@ -22,7 +22,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from celery_sticky.bootsteps.eta import due_of
 from celery_sticky.bootsteps.limits import limit_rates, no_rate_limits
 from celery_sticky.bootsteps.part import Part
-from celery_sticky.bootsteps.places import free_places
+from celery_sticky.bootsteps.places import free_places, places
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
 from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
@@ -131,7 +131,7 @@ class Delivery(bootsteps.StartStopStep):
     def concurrency(self) -> int:
         """Return how many tasks the pool runs at a time, now."""
         consumer = self._consumer
-        return int(consumer.pool.num_processes or 1) if consumer is not None else 1
+        return (places(consumer.pool) or 1) if consumer is not None else 1
 
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
         """Return what the task of this message locks while it runs.
@@ -235,7 +235,7 @@ class Delivery(bootsteps.StartStopStep):
         consumer, part = self._consumer, self._part
         if consumer is None:
             return 0
-        room = consumer.pool.num_processes or 1
+        room = places(consumer.pool) or 1
         entries = part.courier.take(room + (SPARE if part.has_processes else 0), free_places(consumer.pool))
         for entry in entries:
             self._hand(consumer, part, entry)

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_sticky.bootsteps.places import places
 from celery_sticky.bootsteps.shield import take_back
 from celery_sticky.worker.loop_watch import LoopWatch
 from celery_sticky.worker.native import original, start_thread
@@ -107,7 +108,7 @@ def pool_lacks(pool: Any) -> str:
     up = getattr(getattr(pool, "_pool", None), "_all_inqueues", None)
     if up is not None and not up:
         return NO_PROCESS
-    return "" if pool.num_processes else NO_PLACE
+    return "" if places(pool) else NO_PLACE
 
 
 def runs_task(frame: FrameType) -> bool:

@@ -12,19 +12,26 @@ from typing import Any
 from celery.worker import state as worker_state
 
 
+def places(pool: Any) -> int:
+    """Return how many tasks the pool runs at a time, now."""
+    if pool.is_green:
+        return int(pool._pool.size)  # up to Celery 5.6 gevent's `num_processes` are the greenlets that run
+    return int(pool.num_processes or 0)
+
+
 def free_places(pool: Any) -> int:
     """Return how many tasks may be handed to the pool now."""
     if pool.is_green:
         return _free_greenlets(pool._pool)
     if (executor := getattr(pool, "executor", None)) is not None:
-        return _free_threads(pool.num_processes, executor)
+        return _free_threads(places(pool), executor)
     return sys.maxsize
 
 
 def _free_greenlets(greenlets: Any) -> int:
     # gevent's Pool or eventlet's GreenPool, whose counters Celery itself keeps when the pool grows or shrinks.
-    places: int = (greenlets._semaphore if hasattr(greenlets, "_semaphore") else greenlets.sem).counter
-    return max(0, places)
+    free: int = (greenlets._semaphore if hasattr(greenlets, "_semaphore") else greenlets.sem).counter
+    return max(0, free)
 
 
 def _free_threads(threads: int, executor: Any) -> int:

@@ -35,7 +35,7 @@ def test_a_rate_limit_does_not_hold_other_keys(kinds: Callable[..., KindsFleet],
     for one in range(6):
         assert fleet.runs(f"{key}-{one}") == [one, one + 6]
     starts = sorted(event.at for one in range(6) for event in fleet.starts(f"{key}-{one}"))
-    assert (starts[-1] - starts[0]) / 1e9 >= (MANY - 1) / 4 - 0.2, "four a second, over all keys"
+    assert (starts[-1] - starts[0]) / 1e9 >= (MANY - 1) / 4 * 0.7, "four a second, over all keys"
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -239,6 +239,7 @@ def _take_part(app: Any) -> None:
     """Add our steps and options to the app's workers. By name: other processes need not import a worker."""
     app.steps["worker"].add("celery_sticky.bootsteps.membership:Membership")
     app.steps["consumer"].add("celery_sticky.bootsteps.delivery:Delivery")
+    app.steps["consumer"].add("celery_sticky.bootsteps.loop_check:LoopCheck")
     app.steps["consumer"].add("celery_sticky.bootsteps.handover:Handover")
     app.user_options["worker"].add(_KEYSPACES_OPTION)
     app.user_options["worker"].add(_WITHOUT_OPTION)

@@ -65,6 +65,8 @@ class Settings:
     """How many buried messages of a keyspace are kept; the oldest are dropped. 0: all."""
     dead_ttl: float = 0.0
     """How long buried messages are kept. 0: for ever."""
+    loop_timeout: float | None = 30.0
+    """How long Celery's loop may be silent before the worker gives its slots away; None or 0: it is not watched."""
     runtime_dir: str | None = None
     """The folder for this machine's lock files; None: chosen by the worker."""
     revoke_ttl: float = 10800.0
@@ -176,6 +178,10 @@ def _number(least: float, most: float = math.inf) -> _Reader:
     return read
 
 
+def _optional_seconds(name: str, value: Any) -> float | None:
+    return None if value is None else _number(0.0)(name, value) or None
+
+
 def _integer(least: int, most: float = math.inf) -> _Reader:
     def read(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -277,6 +283,7 @@ _READERS: Mapping[str, _Reader] = {
     "broker_grace": _number(0.0),
     "dead_limit": _integer(0),
     "dead_ttl": _number(0.0),
+    "loop_timeout": _optional_seconds,
     "runtime_dir": _optional_text,
     "revoke_ttl": _number(0.0),
     "revoke_limit": _integer(0),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Collection, Hashable
 from contextlib import suppress
@@ -19,7 +20,9 @@ from celery.utils.imports import symbol_by_name
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_sticky.bootsteps.eta import due_of
+from celery_sticky.bootsteps.limits import limit_rates, no_rate_limits
 from celery_sticky.bootsteps.part import Part
+from celery_sticky.bootsteps.places import free_places, places
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
 from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
@@ -30,6 +33,7 @@ from celery_sticky.ownership.events import BrokerUp
 from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.worker.desk import Item
 from celery_sticky.worker.envelope import Envelope, loads
+from celery_sticky.worker.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
 
@@ -76,6 +80,7 @@ class Delivery(bootsteps.StartStopStep):
             cancel()
 
         setattr(consumer, name, give_up)  # called by a cold shutdown, and by nothing else
+        limit_rates(consumer, self._part.courier)
         return self
 
     def start(self, consumer: Any) -> None:
@@ -88,6 +93,9 @@ class Delivery(bootsteps.StartStopStep):
         self._part.refusals.dispatcher = consumer.event_dispatcher
         if not self._started:
             self._started = True
+            if self._green:
+                self._wanted = threading.Event()  # a green one
+                start_thread(self._hand_out, "sticky-hand-out")
             self._part.courier.start(self)
             for member in self._part.members.values():
                 member.post(BrokerUp())  # should the courier not reach it, it says so
@@ -113,7 +121,8 @@ class Delivery(bootsteps.StartStopStep):
         original = task.Request
         task.Request = sticky_request_class(symbol_by_name(original))
         try:
-            return task.start_strategy(consumer.app, consumer)
+            with no_rate_limits(consumer):
+                return task.start_strategy(consumer.app, consumer)
         finally:
             if "Request" in vars(task):
                 del task.Request
@@ -125,7 +134,7 @@ class Delivery(bootsteps.StartStopStep):
     def concurrency(self) -> int:
         """Return how many tasks the pool runs at a time, now."""
         consumer = self._consumer
-        return int(consumer.pool.num_processes or 1) if consumer is not None else 1
+        return (places(consumer.pool) or 1) if consumer is not None else 1
 
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
         """Return what the task of this message locks while it runs.
@@ -169,11 +178,13 @@ class Delivery(bootsteps.StartStopStep):
         return due_of(envelope.headers, self._timezone)
 
     def ready(self) -> None:
-        """Entries may be taken now: by the calling greenlet, or by Celery's loop once it is woken."""
+        """Entries may be taken now: by the greenlet that hands out, or by Celery's loop once it is woken."""
         consumer = self._consumer
         if consumer is None:
             return
-        if consumer.hub is None:
+        if self._green:
+            self._wanted.set()
+        elif consumer.hub is None:
             self._drain()
         else:
             self._wake_loop()
@@ -183,6 +194,14 @@ class Delivery(bootsteps.StartStopStep):
         self._part.refusals.tell(messages)
 
     # -- in Celery's loop ----------------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        # A greenlet of its own: the pool makes whoever asks for a place wait for one. Neither the courier may have to,
+        # nor a task that has just ended and still is in its place.
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            self._drain()
 
     def _wake_loop(self) -> None:
         if self._posted:
@@ -219,8 +238,8 @@ class Delivery(bootsteps.StartStopStep):
         consumer, part = self._consumer, self._part
         if consumer is None:
             return 0
-        room = consumer.pool.num_processes or 1
-        entries = part.courier.take(room + (SPARE if part.has_processes else 0))
+        room = places(consumer.pool) or 1
+        entries = part.courier.take(room + (SPARE if part.has_processes else 0), free_places(consumer.pool))
         for entry in entries:
             self._hand(consumer, part, entry)
         return len(entries)

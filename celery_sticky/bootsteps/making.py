@@ -12,6 +12,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_sticky.bootsteps.hooks import WorkerHooks
 from celery_sticky.bootsteps.jobs import make_jobs
+from celery_sticky.bootsteps.loop_check import runs_task
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.refusals import Refusals
 from celery_sticky.errors import InvalidSettings
@@ -28,6 +29,7 @@ from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.dead_bounds import DeadBounds
 from celery_sticky.worker.director import Director
 from celery_sticky.worker.lease import Lease
+from celery_sticky.worker.loop_watch import LoopWatch
 from celery_sticky.worker.member import Member
 
 
@@ -62,6 +64,8 @@ class _Maker:
             has_processes=issubclass(worker.pool_cls, PreforkPool),
             courier=self._courier(lease),
         )
+        if self._settings.loop_timeout:
+            part.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, runs_task)
         part.refusals = Refusals(worker.app, worker.hostname)
         part.store_url = self._where.as_uri()
         broker = worker.app.connection_for_read()
@@ -118,6 +122,10 @@ class _Maker:
         else:
             self._part.members[keyspace].post(event)
 
+    def _report_loop(self, event: Event) -> None:
+        for member in self._part.members.values():
+            member.post(event)
+
     def _member(self, name: str, hooks: WorkerHooks) -> Member:
         settings, part = self._settings, self._part
         claim = Claim(self._folder, f"{part.store_url} {settings.key_prefix}", name, part.hostname)
@@ -147,6 +155,7 @@ class _Maker:
             margin=settings.lease_margin,
             settle=settings.settle,
             broker_grace=settings.broker_grace,
+            loop_timeout=settings.loop_timeout or 0.0,
             weight=settings.weight,
             attributes=_attributes(settings, keyspace),
             jitter=int(origin, 16) % 1000 / 1000,

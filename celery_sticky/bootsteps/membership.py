@@ -68,6 +68,8 @@ class Membership(bootsteps.StartStopStep):
         share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
         self._watch.start()
         warn_of_eviction(self._part.servers, self._part.settings.patience)
+        if self._part.loop_watch is not None:
+            self._part.loop_watch.start()
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
         logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)
         if self._part.jobs is not None:
@@ -89,6 +91,8 @@ class Membership(bootsteps.StartStopStep):
         worker.wait_for_soft_shutdown = leave_and_wait
 
     def _leave(self, **_: Any) -> None:
+        if self._part.loop_watch is not None:
+            self._part.loop_watch.stop()
         for member in self._part.members.values():
             member.leave()
 

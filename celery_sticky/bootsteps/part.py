@@ -11,6 +11,7 @@ from celery_sticky.settings import Settings
 from celery_sticky.worker.courier import Courier
 from celery_sticky.worker.director import Director
 from celery_sticky.worker.lease import Lease, boottime
+from celery_sticky.worker.loop_watch import LoopWatch
 from celery_sticky.worker.member import Member
 from celery_sticky.worker.undertaker import Leaders
 
@@ -35,6 +36,8 @@ class Part:
     """Of the keyspaces that direct keys to workers."""
     refusals: Any = None
     """`bootsteps.refusals.Refusals`: tells whoever waits for what was buried unstarted."""
+    loop_watch: LoopWatch | None = None
+    """Asks Celery's loop for signs of life; None where it is not watched."""
     runs: dict[int, Any] = field(default_factory=dict)
     """The runs whose start is reserved and that have not ended."""
     store_url: str = ""
@@ -58,6 +61,7 @@ class Part:
             "worker": self.hostname,
             "store": self.store_url,
             "tasks": self.courier.counts(),
+            "loop": self.loop_watch.describe() if self.loop_watch is not None else None,
             "keyspaces": {name: self._describe(member) for name, member in self.members.items()},
         }
 

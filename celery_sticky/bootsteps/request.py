@@ -153,7 +153,7 @@ def _watch(result: Any, run: Run) -> None:
     if (future := getattr(result, "f", None)) is not None:
         future.add_done_callback(lambda _: run.let_go())
     elif (link := getattr(result, "link", None)) is not None:
-        link(lambda *_: run.let_go())
+        link(lambda *_: run.leave_pool())
 
 
 def _letting_go(on_success: Any) -> Any:

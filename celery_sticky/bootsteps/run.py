@@ -72,6 +72,11 @@ class Run:
             self._courier.again(self.entry, counted=to_blame)
         self._ended()
 
+    def leave_pool(self) -> None:
+        """The task's greenlet has ended, and with that its place of the pool is free."""
+        self.let_go()
+        self._ended()
+
     def let_go_when_dead(self) -> None:
         """The task has ended once its process is dead."""
         start_native_thread(self._outlive)

@@ -8,6 +8,8 @@ were sent are shielded during the flush, and those that were not are given anoth
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from celery_sticky.bootsteps.run import Run, unaccepted
@@ -44,6 +46,26 @@ def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
 
     shielded.sticky = True  # type: ignore[attr-defined]
     pool.flush = shielded
+
+
+def take_back(pool: Any, runs: dict[int, Run], lost: Callable[[Run], bool]) -> int:
+    """Give runs that are `lost` another turn elsewhere if the pool has written nothing of them; return how many.
+
+    Any thread may call this, whatever Celery's loop does meanwhile: a job that could be taken out of the pool's buffer
+    is one that the loop will never write. For each of them the caller owes the pool's semaphore a release.
+    """
+    buffer: Any = getattr(getattr(pool, "_pool", None), "outbound_buffer", None)
+    taken = 0
+    for run in unaccepted(runs) if buffer else ():
+        job = _job(run)
+        if job is None or not lost(run):
+            continue
+        with suppress(ValueError):
+            buffer.remove(job)
+            job.discard()
+            run.unstart()
+            taken += 1
+    return taken
 
 
 def drop_unaccepted(pool: Any) -> None:

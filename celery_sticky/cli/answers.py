@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from celery_sticky.cli.session import Session
+from celery_sticky.ownership.view import Member
 from celery_sticky.stores import Reading
 
 LOOK_EVERY = 0.1
@@ -26,6 +27,23 @@ def ask(app: Any, names: Iterable[str] | None, timeout: float) -> list[tuple[str
     )
     found = [(name, said) for reply in replies or () for name, said in reply.items()]
     return [(name, said) for name, said in found if isinstance(said, dict) and "keyspaces" in said]
+
+
+def stall_of(member: Member, said: Mapping[str, Any] | None, now: float) -> tuple[float | None, str | None]:
+    """Return how many seconds ago the worker could last run tasks, and what keeps it from that; None where unknown.
+
+    `said`: what it says of itself, if it answered; what it has written into the document tells of one that did not.
+    """
+    if member.stalled is not None:
+        since, why = member.stalled
+        return max(0.0, now - since), why
+    loop = (said or {}).get("loop") or {}
+    return loop.get("answer_age"), loop.get("stalled")
+
+
+def stall_text(name: str, age: float, why: str) -> str:
+    """Return the sentence for a worker that cannot run tasks."""
+    return f"{name} has not been able to run tasks for {age:.0f} s: {why}. Its log has the stack of its main thread"
 
 
 def beating(session: Session, before: Mapping[str, Reading], doubtful: Mapping[str, set[str]]) -> set[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from celery_sticky.assignment import how_to_agree
-from celery_sticky.cli.answers import ask
+from celery_sticky.cli.answers import ask, stall_text
 from celery_sticky.cli.failures import FAILURES, said
 from celery_sticky.cli.session import Session
 from celery_sticky.jobs import misplaced
@@ -56,20 +57,26 @@ def guarded(what: str, findings: Iterable[Finding]) -> Iterable[Finding]:
 
 def member_findings(session: Session, timeout: float) -> Iterable[Finding]:
     """Compare members with each other and with this app's configuration."""
-    yield from guarded("workers cannot be asked", _name_findings(session, timeout))
+    answered = set[str]()
+    yield from guarded("workers cannot be asked", _answer_findings(session, timeout, answered))
     for keyspace in session.keyspaces:
-        yield from guarded(f"keyspace {keyspace}", _keyspace_findings(session, keyspace))
+        yield from guarded(f"keyspace {keyspace}", _keyspace_findings(session, keyspace, answered))
     yield from guarded("revokes", _revoke_findings(session))
 
 
-def _name_findings(session: Session, timeout: float) -> Iterable[Finding]:
-    names = Counter(name for name, _ in ask(session.app, None, timeout))
+def _answer_findings(session: Session, timeout: float, answered: set[str]) -> Iterable[Finding]:
+    answers = ask(session.app, None, timeout)
+    names = Counter(name for name, _ in answers)
+    answered.update(names)
     for name, count in names.items():
         if count > 1:
             yield wrong(f"{count} workers are named {name}: give each its own name with -n")
+    for name, answer in answers:
+        if (loop := answer.get("loop")) and loop["stalled"]:
+            yield wrong(stall_text(name, loop["answer_age"], loop["stalled"]))
 
 
-def _keyspace_findings(session: Session, keyspace: str) -> Iterable[Finding]:
+def _keyspace_findings(session: Session, keyspace: str, answered: Collection[str]) -> Iterable[Finding]:
     reading = session.store(keyspace).read()
     view = reading.view
     if view is None:
@@ -77,6 +84,10 @@ def _keyspace_findings(session: Session, keyspace: str) -> Iterable[Finding]:
         return
     if view.store_id != reading.store_id:
         yield wrong(f"keyspace {keyspace}: the document is of another run of the store; workers replace it")
+    for member in view.members.values():
+        if member.stalled is not None and member.name not in answered:  # who answers has told
+            since, why = member.stalled
+            yield wrong(f"keyspace {keyspace}: {stall_text(member.name, time.time() - since, why)}")
     yield from _view_findings(session, keyspace, view)
 
 

@@ -11,13 +11,13 @@ from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 from rich.text import Text
 
-from celery_sticky.cli.answers import ask, beating
+from celery_sticky.cli.answers import ask, beating, stall_of, stall_text
 from celery_sticky.cli.failures import FAILURES, attempt, said
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
 from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
 from celery_sticky.keys import direct
-from celery_sticky.ownership.view import View
+from celery_sticky.ownership.view import Member, View
 from celery_sticky.queues import Depth
 from celery_sticky.stores import Reading
 
@@ -123,6 +123,7 @@ def _keyspace(
                 "waiting": sum(depth.waiting for depth in owners.get(member.name, ())),
                 "in_flight": sum(depth.in_flight for depth in owners.get(member.name, ())),
                 **_life(_said(answers, keyspace, member.name), member.incarnation, alive),
+                **_stall(member, answers, now),
             }
             for _, member in sorted(view.members.items())
         ]
@@ -146,6 +147,11 @@ def _life(said: dict[str, Any] | None, incarnation: str, alive: set[str]) -> dic
     return {"alive": True, "running": said["running"], "lease_age": said["lease_age"]}
 
 
+def _stall(member: Member, answers: Mapping[str, Any], now: float) -> dict[str, Any]:
+    age, why = stall_of(member, answers.get(member.name), now)
+    return {"answer_age": age, "stalled": why}
+
+
 def _moving(view: View) -> list[dict[str, Any]]:
     pairs = enumerate(zip(view.owner, view.target, strict=True))
     return [
@@ -162,6 +168,8 @@ def _problems(found: Mapping[str, Any]) -> Iterable[str]:
     for member in found["members"]:
         if not member["alive"]:
             yield f"keyspace {name}: {member['name']} neither answers nor beats"
+        if member["stalled"]:
+            yield f"keyspace {name}: {stall_text(member['name'], member['answer_age'], member['stalled'])}"
     for one in found["broken"]:
         yield f"keyspace {name}: slot {one['slot']} stands still: {one['error']}"
     if found["dead_error"]:
@@ -203,10 +211,10 @@ def _messages(found: Mapping[str, Any]) -> str:
 
 
 def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:
-    numbers = ("slots", "giving away", "running", "fetched", "waiting", "lease age")
+    numbers = ("slots", "giving away", "running", "fetched", "waiting", "lease age", "last answer")
     made = table("worker", "state", *numbers, "version", right=numbers)
     for member in members:
-        state = member["state"] if member["alive"] else "silent"
+        state = "silent" if not member["alive"] else "stalled" if member["stalled"] else member["state"]
         lease = seconds(member["lease_age"]) if member["lease_age"] is not None else "beats" if member["alive"] else "-"
         made.add_row(
             member["name"],
@@ -217,6 +225,7 @@ def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:
             str(member["in_flight"]),
             str(member["waiting"]),
             lease,
+            seconds(member["answer_age"]) if member["answer_age"] is not None else "-",
             dash(member["version"]),
         )
     return made

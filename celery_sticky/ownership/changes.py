@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from celery_sticky.ownership.plan import plan
-from celery_sticky.ownership.view import DIRECT_QUEUE, Member, MemberState, View
+from celery_sticky.ownership.view import DIRECT_QUEUE, STALLED, Member, MemberState, View
 
 
 def fresh(
@@ -88,6 +88,14 @@ def leave(view: View, name: str) -> View:
     leaving = replace(_member(view, name), state=MemberState.LEAVING)
     planned = _planned_if_warm(replace(view, members={**view.members, name: leaving}))
     return _next(_without_idle_leaver(planned, name))
+
+
+def stall(view: View, name: str, why: str) -> View:
+    """Note why a member cannot run tasks now, or with an empty `why` that it can."""
+    member = _member(view, name)
+    others = {key: value for key, value in member.attributes.items() if key != STALLED}
+    noted = replace(member, attributes={**others, STALLED: why} if why else others)
+    return _next(replace(view, members={**view.members, name: noted}))
 
 
 def evict(view: View, name: str) -> View:

@@ -125,13 +125,26 @@ class HostUp:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopSilent:
+    """The side that runs tasks has not answered for too long, or answers that it cannot run any."""
+
+    stall: str
+    """Since when (seconds since the epoch) and why: what the member's attribute `STALLED` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopAnswers:
+    """The side that runs tasks answers again."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveAsked:
     """The worker shuts down: give everything away."""
 
 
 Event = (
     Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | BeatHeard | Opened | OpenRefused | Drained
-    | DirectClosed | BrokerDown | BrokerUp | HostDown | HostUp | LeaveAsked
+    | DirectClosed | BrokerDown | BrokerUp | HostDown | HostUp | LoopSilent | LoopAnswers | LeaveAsked
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ covers both `start` and `lose` is what makes a start a reservation: once a slot 
 An entry's life, and what ends it:
 
     WAITING --(its key is free)--> READY --take--> HANDED --start--> STARTED --end--> ENDED --settled--> gone
+       |     --> LIMITED --(a token)-->^
        |                             |                |                 |
        +---- lose / recall: forgotten, the broker still has it ----+    +-- again: READY, the key stays locked
 
@@ -17,10 +18,12 @@ between would show m1 m2 m1. Losing a slot does not unlock a key whose task runs
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from celery_sticky.ownership.limited import Bucket, Limited
 
 SlotId = tuple[str, int | str]
 """Keyspace and slot, or the name of a direct queue."""
@@ -33,6 +36,7 @@ class Stage(StrEnum):
     """Where an entry is in its life."""
 
     WAITING = "waiting"
+    LIMITED = "limited"
     READY = "ready"
     HANDED = "handed"
     STARTED = "started"
@@ -70,6 +74,8 @@ class Entry:
     """The fencing token of the claim."""
     base: int = 0
     """Of `attempts`, those marked in queues that it was moved from."""
+    kind: str = ""
+    """What rate limits go by: the name of its task."""
     withdrawn: bool = False
     """It was taken out of its line: its message goes elsewhere."""
     size: int = 0
@@ -92,6 +98,8 @@ class Gate:
         self._ready: deque[Entry] = deque()
         self._unmarked: deque[Entry] = deque()
         self._counted: list[Entry] = []
+        self.limited = Limited()
+        """Entries at the head of their line that wait for the rate limit of their task."""
         self.freed: list[Entry] = []
         """Entries with a claim that are gone, until somebody takes them from here."""
         self.waiting = 0
@@ -210,6 +218,20 @@ class Gate:
         if entry.stage is Stage.READY:
             self._ready.appendleft(entry)  # what is marked must not wait for what need not be
 
+    def limit(self, buckets: Mapping[str, Bucket]) -> None:
+        """Limit entries of these kinds from now on, those too whose turn has come, and no others."""
+        self.limited.buckets = buckets
+        for turns in (self._ready, self._unmarked):
+            for entry in [one for one in turns if one.stage is Stage.READY and one.kind in buckets]:
+                turns.remove(entry)
+                self.runnable -= 1
+                self._make_ready(entry)
+
+    def resume(self) -> None:
+        """Let entries go on that waited for a rate limit, as far as there are tokens."""
+        for entry in self.limited.take():
+            self._make_ready(entry, paid=True)
+
     def suspects(self, slot: SlotId) -> list[Entry]:
         """Return the entries of `slot` that have not started and whose start has to be marked, or is."""
         state = self._slots.get(slot)
@@ -261,10 +283,13 @@ class Gate:
         """The task of `entry` has let go of its key; False if it had before. The key stays locked until `settled`."""
         if entry.stage is Stage.STARTED:
             pass
-        elif entry.stage in (Stage.HANDED, Stage.READY):
+        elif entry.stage in (Stage.HANDED, Stage.READY, Stage.LIMITED):
             self._move_to_running(self._slots[entry.slot], entry)
-            if entry.stage is Stage.READY:
+            if entry.stage is not Stage.HANDED:
                 self.out += 1
+            if entry.stage is Stage.LIMITED:
+                self.runnable += 1
+                self.limited.drop(entry)
         else:
             return False
         entry.stage = Stage.ENDED
@@ -283,7 +308,7 @@ class Gate:
 
         Its message is settled under this tenure, as that of an ended one, and locks nothing meanwhile.
         """
-        if entry.stage not in (Stage.WAITING, Stage.READY, Stage.HANDED):
+        if entry.stage not in (Stage.WAITING, Stage.LIMITED, Stage.READY, Stage.HANDED):
             return False
         self._move_to_running(self._slots[entry.slot], entry)
         self._leave_unstarted(entry)
@@ -369,10 +394,15 @@ class Gate:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _make_ready(self, entry: Entry) -> None:
+    def _make_ready(self, entry: Entry, *, paid: bool = False) -> None:
         if entry.pending:
             entry.stage = Stage.WAITING
             self.waiting += 1
+            return
+        buckets = self.limited.buckets
+        if buckets and not paid and entry.kind in buckets:
+            entry.stage = Stage.LIMITED
+            self.limited.hold(entry)
             return
         entry.stage = Stage.READY
         self.runnable += 1
@@ -404,6 +434,8 @@ class Gate:
     def _leave_unstarted(self, entry: Entry) -> None:
         if entry.stage is Stage.WAITING:
             self.waiting -= 1
+        elif entry.stage is Stage.LIMITED:
+            self.limited.drop(entry)
         else:
             self.runnable -= 1
             self.out -= entry.stage is Stage.HANDED

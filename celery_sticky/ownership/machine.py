@@ -34,6 +34,8 @@ from celery_sticky.ownership.events import (
     HostDown,
     HostUp,
     LeaveAsked,
+    LoopAnswers,
+    LoopSilent,
     LoseSlots,
     Opened,
     OpenRefused,
@@ -49,7 +51,7 @@ from celery_sticky.ownership.events import (
     ViewChanged,
 )
 from celery_sticky.ownership.holdings import Holdings, SlotState
-from celery_sticky.ownership.view import Member, MemberState, View
+from celery_sticky.ownership.view import STALLED, Member, MemberState, View
 from celery_sticky.ownership.watches import Watches
 
 ANNOUNCED_MEMBERS = 64
@@ -65,6 +67,15 @@ class Phase(StrEnum):
     REFUSED = "refused"
 
 
+class Need(StrEnum):
+    """What a member cannot run tasks or jobs without."""
+
+    BROKER = "broker"
+    HOST = "job host"
+    LOOP = "loop"
+    """Celery's loop and its pool: whatever starts tasks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a member is configured with; times in seconds."""
@@ -78,6 +89,8 @@ class Terms:
     margin: float
     settle: float
     broker_grace: float
+    loop_timeout: float = 0.0
+    """How long the loop may be silent after the broker came back: Celery reconnects at its own pace."""
     weight: int = 1
     attributes: dict[str, str] = field(default_factory=dict)
     dead_incarnation: str = ""
@@ -107,8 +120,9 @@ class Machine:
         self._swap_at = now
         self._retry_at = now
         self._unowned_since: float | None = None
-        self._broker_down_since: float | None = None
-        self._host_down_since: float | None = None
+        self._missing: dict[Need, float] = {}
+        self._broker_up_at = float("-inf")
+        self._stall = ""
         self._sent_away = False
         self._newest = (0, 0)
         self._highest_epoch = 0
@@ -154,6 +168,8 @@ class Machine:
         if self._unowned_since is not None:
             times.append(self._unowned_since + self.terms.settle)
         if self._holdings.outbid(view) or self._holdings.given(view) or self._may_depart(view):
+            times.append(self._swap_at)
+        if self._stall_is_news(view):
             times.append(self._swap_at)
         return [*times, self._leaves_at(view)]
 
@@ -206,15 +222,20 @@ class Machine:
             case Drained(int(slot)):
                 self._holdings.drained(slot, self._view_of_ours, self.incarnation, effects)
             case BrokerDown():
-                self._broker_down_since = now if self._broker_down_since is None else self._broker_down_since
+                self._missing.setdefault(Need.BROKER, now)
             case BrokerUp():
-                self._broker_down_since = None
-                self._sent_away = self._sent_away and self._host_down_since is not None
+                self._broker_up_at = now
+                self._found(Need.BROKER)
             case HostDown():
-                self._host_down_since = now if self._host_down_since is None else self._host_down_since
+                self._missing.setdefault(Need.HOST, now)
             case HostUp():
-                self._host_down_since = None
-                self._sent_away = self._sent_away and self._broker_down_since is not None
+                self._found(Need.HOST)
+            case LoopSilent(stall):
+                self._stall = stall
+                self._missing.setdefault(Need.LOOP, now)
+            case LoopAnswers():
+                self._stall = ""
+                self._found(Need.LOOP)
             case LeaveAsked():
                 self.leaving = True
             case Tick():
@@ -225,6 +246,10 @@ class Machine:
         if not (self._busy or more):
             self._ask_store(now, effects)
         return effects
+
+    def _found(self, need: Need) -> None:
+        self._missing.pop(need, None)
+        self._sent_away = self._sent_away and bool(self._missing)
 
     def _on_read(self, event: ReadDone, now: float, effects: list[Effect]) -> None:
         self._read_at = None
@@ -327,11 +352,7 @@ class Machine:
         self._joining_sent = None
         self._beat_at = float("inf")
         self._read_at = now
-        why = (
-            "it left until its broker and its job host are back"
-            if self._sent_away
-            else "evicted, or the document is a fresh one"
-        )
+        why = "it left because it could run nothing" if self._sent_away else "evicted, or the document is a fresh one"
         effects.append(Say(f"no longer a member: {why}"))
 
     def _on_store_lost(self, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:
@@ -396,9 +417,10 @@ class Machine:
     def _try_join(self, view: View, now: float, effects: list[Effect]) -> None:
         terms = self.terms
         # Evicted meanwhile or not: who would leave for want of its broker does not make the others give slots to it.
-        # A broker that is away may soon be back; a job host may be one that cannot load the app.
+        # A broker that is away may soon be back; a job host may be one that cannot load the app, and a loop hang.
         self._sent_away |= now >= self._grace_ends_at(view)
-        if self._host_down_since is not None or (self._broker_down_since is not None and self._sent_away):
+        missing = self._missing.keys()
+        if missing & {Need.HOST, Need.LOOP} or (Need.BROKER in missing and self._sent_away):
             self._read_at = now + terms.ttl / 3
             return
         if (view.slots, view.hash) != (terms.slots, terms.hash):
@@ -456,6 +478,8 @@ class Machine:
         if now >= self._leaves_at(new):
             self._sent_away = not self.leaving
             new = changes.leave(new, terms.name)
+        if self._stall_is_news(new):
+            new = changes.stall(new, terms.name, self._stall)
         for slot, fence in self._holdings.outbid(new).items():
             new = changes.raise_epoch(new, slot, fence)
         if self._unowned_since is not None and now >= self._unowned_since + terms.settle:
@@ -475,6 +499,10 @@ class Machine:
         leaving = me is not None and me.state is MemberState.LEAVING and me.name not in view.owner
         return leaving and self._direct_closed == self.incarnation
 
+    def _stall_is_news(self, view: View) -> bool:
+        me = view.members.get(self.terms.name)
+        return me is not None and me.attributes.get(STALLED, "") != self._stall
+
     def _leaves_at(self, view: View) -> float:
         """When this member is to become a leaving one."""
         if not self._is_active(view):
@@ -484,12 +512,20 @@ class Machine:
         return self._grace_ends_at(view)
 
     def _grace_ends_at(self, view: View) -> float:
-        """When this member has been without its broker, or its job host, for too long."""
-        since = [since for since in (self._broker_down_since, self._host_down_since) if since is not None]
-        # Without peers nobody could do better: keep the slots and wait.
-        if not since or all(m.name == self.terms.name for m in view.active):
+        """When this member has been without something that it needs for too long."""
+        # Without peers that run tasks nobody could do better: keep the slots and wait.
+        peers = any(m.name != self.terms.name and STALLED not in m.attributes for m in view.active)
+        return min(map(self._patience_ends_at, self._missing), default=float("inf")) if peers else float("inf")
+
+    def _patience_ends_at(self, need: Need) -> float:
+        since = self._missing[need]
+        if need is not Need.LOOP:
+            return since + self.terms.broker_grace
+        # Whoever reports the loop has waited already. While the broker is away for the courier too, it explains the
+        # silence: then `broker_grace` decides, and Celery gets its time to reconnect.
+        if Need.BROKER in self._missing:
             return float("inf")
-        return min(since) + self.terms.broker_grace
+        return max(since, self._broker_up_at + self.terms.loop_timeout)
 
 
 def _one_step(old: View, new: View) -> View:

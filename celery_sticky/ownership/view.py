@@ -29,6 +29,9 @@ _NOBODY = -1
 DIRECT_QUEUE = "direct"
 """The attribute of a member that has a direct queue: leaving, it stays until that is closed, not only its slots."""
 
+STALLED = "stalled"
+"""The attribute of a member that cannot run tasks now: since when (seconds since the epoch), a space, and why."""
+
 
 class MemberState(StrEnum):
     """Whether a member may be the target of slots."""
@@ -48,6 +51,12 @@ class Member:
     weight: int = 1
     state: MemberState = MemberState.ACTIVE
     attributes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stalled(self) -> tuple[float, str] | None:
+        """Since when (seconds since the epoch) and why the worker cannot run tasks, or None."""
+        since, _, why = self.attributes.get(STALLED, "").partition(" ")
+        return (float(since), why) if why else None
 
 
 @dataclass(frozen=True, slots=True)

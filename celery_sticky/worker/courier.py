@@ -7,15 +7,17 @@ decided at its `desk`. One lock guards the desk; it is never held across I/O.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Protocol, TypeVar
 
 from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken, StickyError
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
 from celery_sticky.ownership.gate import Entry, SlotId
+from celery_sticky.ownership.limited import Bucket
 from celery_sticky.queues.base import Delivery, SlotQueues
 from celery_sticky.worker.dead_bounds import DeadBounds
 from celery_sticky.worker.desk import Desk, End, Item
@@ -28,6 +30,8 @@ Answer = TypeVar("Answer")
 
 IDLE = 30.0
 """Seconds the courier idles at most, while nothing wakes it."""
+SHORTEST = 0.001
+"""Seconds it waits at least for a token: a sum of fractions may be a hair short of one."""
 UNREAD = Envelope({}, {}, "", "", b"")
 RETRY_FIRST, RETRY_LAST = 0.05, 2.0
 """Seconds between attempts to reach a lost broker."""
@@ -157,12 +161,18 @@ class Courier:
             self._decided = True
         self._wake()
 
+    def limit(self, buckets: Mapping[str, Bucket]) -> None:
+        """Limit the rate of these kinds of tasks from now on, and of no others. A bucket is used under the lock."""
+        with self._lock:
+            self._desk.gate.limit(buckets)
+        self._wake()
+
     # -- for the Celery side -------------------------------------------------------------------
 
-    def take(self, most: int) -> list[Entry]:
-        """Hand out entries so that at most `most` are with the pool."""
+    def take(self, most: int, at_once: int = sys.maxsize) -> list[Entry]:
+        """Hand out entries so that at most `most` are with the pool; no more than `at_once` of them now."""
         with self._lock:
-            return self._desk.take(most, lambda slot: self._trusted(slot[0]))
+            return self._desk.take(most, lambda slot: self._trusted(slot[0]), at_once)
 
     def start_entry(self, entry: Entry, turn: int) -> bool:
         """Reserve the start of an entry; False: it must not start, forget it."""
@@ -207,6 +217,7 @@ class Courier:
                 "running": running,
                 "runnable": gate.runnable,
                 "waiting": gate.waiting,
+                "limited": len(gate.limited),
                 "unconfirmed": len(self._desk.outbox),
                 "keys": gate.keys,
             }
@@ -318,6 +329,7 @@ class Courier:
             if self._directed:
                 for keyspace in self._directed & {delivery.tenure.keyspace for delivery in fetched.deliveries}:
                     self._unclaimed(keyspace)
+            self._resume_limited()
             if desk.gate.has_ready:
                 self._host.ready()
         elif decided and desk.gate.has_ready:
@@ -328,6 +340,7 @@ class Courier:
         with self._lock:
             self._idling = False
             desk.rounds.note(slot for slot in woken if desk.gate.is_open(slot))
+        self._resume_limited()
         if desk.gate.has_ready:
             self._host.ready()  # what could not start, for want of trust, is tried again
 
@@ -335,7 +348,14 @@ class Courier:
         desk = self._desk
         ends = [now + (0.25 if desk.gate.has_ready else IDLE), self._dead_bounds.next_look]
         ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due, desk.opens_at) if end is not None]
+        if (token_in := desk.gate.limited.due_in()) is not None:
+            ends.append(now + max(token_in, SHORTEST))
         return max(0.0, min(ends) - now)
+
+    def _resume_limited(self) -> None:
+        if self._desk.gate.limited:
+            with self._lock:
+                self._desk.gate.resume()
 
     def _admit(self, delivery: Delivery, now: float) -> None:
         slot = (delivery.tenure.keyspace, delivery.tenure.slot)
@@ -343,7 +363,7 @@ class Courier:
         entry.size = len(delivery.body)
         try:
             envelope = parse(delivery.body)
-            entry.content = Item(delivery, envelope)
+            entry.content, entry.kind = Item(delivery, envelope), envelope.task
             entry.key = self._host.lock_of(slot, envelope)
             due = self._host.due_of(envelope)
             if slot[0] in self._directed:

@@ -7,6 +7,7 @@ one lock around every call, so that reports come in the order in which things ca
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -227,9 +228,9 @@ class Desk:
 
     # -- runs ----------------------------------------------------------------------------------
 
-    def take(self, most: int, may: Callable[[SlotId], bool]) -> list[Entry]:
-        """Hand out entries whose slot `may` start tasks now, so that at most `most` are with the pool."""
-        entries = self.gate.take(most - self.gate.out, may)
+    def take(self, most: int, may: Callable[[SlotId], bool], at_once: int = sys.maxsize) -> list[Entry]:
+        """Hand out up to `at_once` entries whose slot `may` start tasks now; at most `most` are then with the pool."""
+        entries = self.gate.take(min(at_once, most - self.gate.out), may)
         for entry in entries:
             # What ran when its slot was opened anew, and came to no end, runs again under a tenure that is not the one
             # it was fetched under: its epoch is the task's fencing token.
@@ -294,7 +295,7 @@ class Desk:
             return []
         gate, concurrency = self.gate, self._concurrency()
         window = concurrency + AHEAD
-        room = min(window - gate.runnable, self._max_waiting - gate.waiting)
+        room = min(window - gate.runnable, self._max_waiting - gate.waiting - len(gate.limited))
         if room <= 0 or (room < window // 2 and gate.runnable > concurrency and not company):
             return []  # a round trip for a handful of messages is a waste while the pool is busy
         # One hot key must not fill the whole waiting room.

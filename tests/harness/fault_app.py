@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from harness import fault_tasks
+from harness import fault_tasks, hang
 from harness.app import AppConfig, make_app
 from harness.slots_written import write_slots_down
 
@@ -12,3 +12,4 @@ config = AppConfig.from_environ(os.environ)
 app = make_app(config)
 fault_tasks.register(app, config.history)
 write_slots_down(config.history)
+hang.register(config.history)

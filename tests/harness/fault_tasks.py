@@ -33,6 +33,14 @@ def register(app: Celery, history: Path) -> None:
         with recorded(recorder, self, key, n):
             ctypes.PyDLL(None).sleep(seconds)
 
+    @app.task(name="computes", shared=False, key="key", bind=True)
+    def computes(self: Task, key: str, n: int, seconds: float) -> None:
+        """Compute without ever giving way to another greenlet."""
+        with recorded(recorder, self, key, n):
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                pass
+
     @app.task(name="with_grandchild", shared=False, key="key", bind=True)
     def with_grandchild(self: Task, key: str, n: int, seconds: float, note: str) -> None:
         """Start a process that no SIGTERM ends, writing the time into the file `note` again and again; wait for it."""

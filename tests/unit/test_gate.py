@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,6 +25,21 @@ class Tags:
     def entry(self, key: Hashable = "k", slot: SlotId = SLOT, attempts: int | None = None) -> Entry:
         self.last += 1
         return Entry(slot, self.last, key, attempts=attempts)
+
+
+class Tokens:
+    """A bucket that is filled by hand."""
+
+    def __init__(self, tokens: int = 0) -> None:
+        self.tokens = tokens
+
+    def can_consume(self, tokens: int = 1) -> bool:
+        enough = tokens <= self.tokens
+        self.tokens -= tokens * enough
+        return enough
+
+    def expected_time(self, tokens: int = 1) -> float:
+        return float(tokens > self.tokens)
 
 
 @pytest.fixture
@@ -415,6 +431,80 @@ def test_a_slot_waits_for_what_had_ended_before_it_came(gate: Gate, tags: Tags) 
 # -- Everything, in any order ------------------------------------------------------------------
 
 
+# -- Rate limits -------------------------------------------------------------------------------
+
+
+def limited(tags: Tags, key: Hashable, **options: Any) -> Entry:
+    entry = tags.entry(key, **options)
+    entry.kind = "slow"
+    return entry
+
+
+def test_what_waits_for_a_rate_limit_holds_its_own_key_and_no_place(gate: Gate, tags: Tags) -> None:
+    bucket = Tokens()
+    gate.limit({"slow": bucket})
+    first, second, same_key, other = added(
+        gate, limited(tags, "a"), limited(tags, "b"), tags.entry("a"), tags.entry("c")
+    )
+    gate.resume()
+    assert begin(gate) == [other]
+    assert figures(gate) == (1, 1, 1)
+    assert gate.limited.due_in() == 1.0
+    bucket.tokens = 1
+    gate.resume()
+    assert begin(gate) == [first], "in the order in which their turns came"
+    gate.end(first)
+    gate.settled(first)
+    assert begin(gate) == [same_key]
+    assert second.stage is Stage.LIMITED
+    gate.limit({})
+    gate.resume()
+    assert begin(gate) == [second], "the limit was taken away"
+    assert gate.limited.due_in() is None
+
+
+def test_a_limit_that_is_set_later_counts_for_what_was_ready(gate: Gate, tags: Tags) -> None:
+    first, other = added(gate, limited(tags, "a"), tags.entry("b"))
+    gate.limit({"slow": Tokens()})
+    assert begin(gate) == [other]
+    assert first.stage is Stage.LIMITED
+
+
+def test_what_waits_for_a_rate_limit_is_not_marked_before(gate: Gate, tags: Tags) -> None:
+    bucket = Tokens()
+    gate.limit({"slow": bucket})
+    (suspect,) = added(gate, limited(tags, "a", attempts=1))
+    assert list(gate.unmarked(9, 9)) == []
+    bucket.tokens = 1
+    gate.resume()
+    assert list(gate.unmarked(9, 9)) == [suspect]
+
+
+def test_a_start_that_came_to_nothing_costs_another_token(gate: Gate, tags: Tags) -> None:
+    bucket = Tokens(1)
+    gate.limit({"slow": bucket})
+    (entry,) = added(gate, limited(tags, "a"))
+    gate.resume()
+    assert begin(gate) == [entry]
+    gate.again(entry, counted=False)
+    gate.resume()
+    assert begin(gate) == []
+    bucket.tokens = 1
+    gate.resume()
+    assert begin(gate) == [entry]
+
+
+def test_a_lost_slot_forgets_what_waits_for_a_rate_limit(gate: Gate, tags: Tags) -> None:
+    bucket = Tokens()
+    gate.limit({"slow": bucket})
+    added(gate, limited(tags, "a"), limited(tags, "b"))
+    assert gate.lose(SLOT)
+    bucket.tokens = 9
+    gate.resume()
+    assert begin(gate) == []
+    assert (figures(gate), len(gate.limited)) == ((0, 0, 0), 0)
+
+
 class Gates(RuleBasedStateMachine):
     """A gate under everything a courier does, beside a model that only knows each key's own line."""
 
@@ -425,6 +515,7 @@ class Gates(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.gate = Gate()
+        self.bucket = Tokens()
         self.live = dict.fromkeys(self.slots, False)
         self.seen: list[Entry] = []
         self.lines: dict[Hashable, list[Entry]] = {key: [] for key in self.keys}
@@ -465,7 +556,8 @@ class Gates(RuleBasedStateMachine):
     @rule(target=entries, key=st.sampled_from(keys), attempts=st.none() | st.integers(0, 3), data=st.data())
     def add(self, key: str, attempts: int | None, data: st.DataObject) -> Entry:
         choice = self.slots if key == "on both" else (self.slots[key > "a"],)
-        entry = Entry(data.draw(st.sampled_from(choice)), len(self.seen), key, attempts=attempts)
+        kind = data.draw(st.sampled_from(("free", "slow")))
+        entry = Entry(data.draw(st.sampled_from(choice)), len(self.seen), key, attempts=attempts, kind=kind)
         self.seen.append(entry)
         assert self.gate.add(entry) == self.live[entry.slot]
         if self.live[entry.slot]:
@@ -532,6 +624,20 @@ class Gates(RuleBasedStateMachine):
         assert entry not in self.freed
         self.running.add(entry)
 
+    @rule(limited=st.booleans())
+    def limit(self, limited: bool) -> None:
+        self.gate.limit({"slow": self.bucket} if limited else {})
+        ready = [entry for line in self.lines.values() for entry in line if entry.stage is Stage.READY]
+        assert not limited or not any(entry.kind == "slow" and entry.attempts is None for entry in ready)
+
+    @rule(tokens=st.integers(0, 2))
+    def resume(self, tokens: int) -> None:
+        self.bucket.tokens = tokens
+        held = [entry for line in self.lines.values() for entry in line if entry.stage is Stage.LIMITED]
+        self.gate.resume()
+        gone_on = sum(entry.stage is Stage.READY for entry in held)
+        assert gone_on == (min(tokens, len(held)) if self.gate.limited.buckets else len(held))
+
     @rule(entry=entries)
     def put_back(self, entry: Entry) -> None:
         self.gate.put_back(entry, entry.turn)
@@ -543,7 +649,7 @@ class Gates(RuleBasedStateMachine):
 
     @rule(entry=entries)
     def end(self, entry: Entry) -> None:
-        mine = entry.stage in (Stage.READY, Stage.HANDED, Stage.STARTED)
+        mine = entry.stage in (Stage.LIMITED, Stage.READY, Stage.HANDED, Stage.STARTED)
         assert self.gate.end(entry) == mine
         if mine:
             self.running.add(entry)
@@ -578,6 +684,7 @@ class Gates(RuleBasedStateMachine):
         stages = [entry.stage for line in self.lines.values() for entry in line]
         waiting, handed = stages.count(Stage.WAITING), stages.count(Stage.HANDED)
         started = stages.count(Stage.STARTED)
+        assert len(self.gate.limited) == stages.count(Stage.LIMITED)
         assert figures(self.gate) == (waiting, stages.count(Stage.READY) + handed + started, handed + started)
         for slot in self.slots:
             mine = [entry for line in self.lines.values() for entry in line if entry.slot == slot]

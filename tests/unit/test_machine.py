@@ -23,6 +23,8 @@ from celery_sticky.ownership.events import (
     HostDown,
     HostUp,
     LeaveAsked,
+    LoopAnswers,
+    LoopSilent,
     LoseSlots,
     Opened,
     OpenRefused,
@@ -39,8 +41,8 @@ from celery_sticky.ownership.events import (
     ViewChanged,
 )
 from celery_sticky.ownership.holdings import SlotState
-from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, Phase, Terms
-from celery_sticky.ownership.view import Member, MemberState, View
+from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, Need, Phase, Terms
+from celery_sticky.ownership.view import STALLED, Member, MemberState, View
 
 TTL, MARGIN, SETTLE, GRACE = 12.0, 2.0, 3.0, 30.0
 PATIENCE = TTL + MARGIN
@@ -202,13 +204,18 @@ def alone() -> Bench:
     return bench.open_all()
 
 
-def with_peer() -> Bench:
+def with_peer(**others: Any) -> Bench:
     """A member that has opened its half of the slots; `b` has the others."""
-    bench = Bench(document("b")).join()
+    bench = Bench(document("b"), **others).join()
     assert bench.view is not None
     bench.put(changes.release(bench.view, "b", bench.view.giving("b")))
     bench.give(ViewChanged(bench.view.version))
     return bench.open_all()
+
+
+def standing_of(bench: Bench) -> MemberState:
+    """What `bench.standing` is now: mypy takes it for what it was at the last `assert`."""
+    return bench.standing
 
 
 # -- Joining -----------------------------------------------------------------------------------
@@ -903,6 +910,72 @@ def test_a_broker_that_goes_again_while_the_member_leaves_is_no_reason_for_haste
     assert bench.standing is MemberState.LEAVING
 
 
+# -- A loop that runs nothing -------------------------------------------------------------------
+
+
+def test_a_member_whose_loop_is_silent_says_so_and_gives_its_slots_to_its_peers() -> None:
+    bench = with_peer()
+    stopped = kinds(bench.give(LoopSilent("90.0 hangs")), StopSlot)
+    assert standing_of(bench) is MemberState.LEAVING, "whoever reports it has waited already"
+    assert bench.known.members["a"].attributes[STALLED] == "90.0 hangs"
+    for stop in stopped:
+        bench.give(Drained(stop.slot))
+    assert "a" not in bench.known.members
+    assert not kinds(bench.beats(2 * GRACE, "b"), Swap), "it would be given slots again"
+    bench.give(LoopAnswers())
+    bench.beats(TTL / 3 + 1, "b")
+    assert bench.phase is Phase.IN
+    assert STALLED not in bench.known.members["a"].attributes
+
+
+def test_without_peers_a_member_whose_loop_is_silent_keeps_its_slots_and_says_so() -> None:
+    bench = alone()
+    bench.give(LoopSilent("90.0 hangs"))
+    bench.run(GRACE)
+    assert standing_of(bench) is MemberState.ACTIVE
+    assert bench.known.members["a"].attributes[STALLED] == "90.0 hangs"
+    bench.give(LoopAnswers())
+    bench.run(1)
+    assert STALLED not in bench.known.members["a"].attributes
+    assert all(state is SlotState.OPEN for state in bench.machine.slots.values())
+
+
+def test_peers_that_run_nothing_either_are_none() -> None:
+    bench = with_peer()
+    bench.put(changes.stall(bench.known, "b", "90.0 hangs"))
+    bench.beats(TTL, "b")
+    bench.give(LoopSilent("91.0 hangs"))
+    bench.beats(GRACE, "b")
+    assert standing_of(bench) is MemberState.ACTIVE
+    bench.put(changes.stall(bench.known, "b", ""))
+    bench.beats(TTL, "b")
+    assert standing_of(bench) is MemberState.LEAVING
+
+
+def test_a_loop_that_answers_while_its_slots_drain_comes_back_when_they_have() -> None:
+    bench = with_peer()
+    stopped = kinds(bench.give(LoopSilent("90.0 hangs")), StopSlot)
+    bench.give(LoopAnswers())
+    assert standing_of(bench) is MemberState.LEAVING
+    for stop in stopped:
+        bench.give(Drained(stop.slot))
+    bench.beats(TTL, "b")
+    assert standing_of(bench) is MemberState.ACTIVE
+
+
+def test_a_broker_that_is_away_for_the_courier_too_explains_the_silence() -> None:
+    bench = with_peer(loop_timeout=20.0)
+    bench.give(BrokerDown())
+    bench.give(LoopSilent("90.0 hangs"))
+    bench.beats(GRACE - 2, "b")
+    assert standing_of(bench) is MemberState.ACTIVE
+    bench.give(BrokerUp())
+    bench.beats(18, "b")
+    assert standing_of(bench) is MemberState.ACTIVE, "Celery reconnects at its own pace"
+    bench.beats(4, "b")
+    assert standing_of(bench) is MemberState.LEAVING
+
+
 # -- A job host that does not come up ----------------------------------------------------------
 
 
@@ -995,7 +1068,10 @@ EVENTS = st.one_of(
     ),
     st.tuples(st.sampled_from(["opened", "refused", "drained"]), st.integers(0, SLOTS - 1)),
     st.sampled_from(
-        [BrokerDown(), BrokerUp(), HostDown(), HostUp(), LeaveAsked(), BeatHeard("stranger", 3), StoreFailed(0.0)]
+        [
+            *(BrokerDown(), BrokerUp(), HostDown(), HostUp(), LoopSilent("90.0 hangs"), LoopAnswers()),
+            *(LeaveAsked(), BeatHeard("stranger", 3), StoreFailed(0.0)),
+        ]
     ),
     st.floats(0.01, 40.0),
 )
@@ -1062,5 +1138,5 @@ def test_it_never_asks_for_ticks_it_has_no_use_for(happenings: list[Any], start:
     held = {slot for slot, state in bench.machine.slots.items() if state is not SlotState.DRAINED}
     assert held <= (bench.known.owned_by("a") if bench.machine.view else set())
     machine = bench.machine
-    away = machine._sent_away or machine._host_down_since is not None
+    away = machine._sent_away or machine._missing.keys() & {Need.HOST, Need.LOOP}
     assert bench.phase is not Phase.OUT or away, "whoever is out comes in again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from harness.fleet import Fleet
+from harness.hang import ENDS
 
 from celery_sticky.keys import Slot, direct, queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
@@ -80,6 +82,25 @@ def test_status_tells_of_a_live_worker_what_it_owns_and_runs(fleet: Callable[...
     made.workers["w1"].kill_all()
     found = facts(made, "status", "--timeout", "0.1", status=1)
     assert found["problems"] == [f"keyspace default: {member['name']} neither answers nor beats"]
+
+
+def test_a_worker_whose_loop_hangs_is_a_problem_for_status_and_doctor(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(conf={**CONF, "sticky_loop_timeout": 1.0})
+    celery(made, "sticky", "init")
+    worker = made.worker("w1", app="harness.fault_app")
+    (member,) = wait_until(lambda: facts(made, "status")["keyspaces"][0]["members"], 30, "it has joined", 0.2)
+    assert 0 <= member["answer_age"] < 1.0 and member["stalled"] is None
+    worker.kill(signal.SIGUSR2)
+    worker.wait_for_log("Celery's loop does not answer")
+    found = wait_until(lambda: facts(made, "status", "--timeout", "0.1", status=1), 10, "it is a problem")
+    (problem,) = found["problems"]
+    assert problem.startswith(f"keyspace default: {member['name']} has not been able to run tasks for ")
+    assert problem.endswith("s: Celery's loop does not answer. Its log has the stack of its main thread")
+    texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if one["level"] == "wrong"]
+    assert len(texts) == 1 and "has not been able to run tasks for" in texts[0]
+    (made.config.history.parent / ENDS).touch()
+    worker.wait_for_log("answers and can run tasks")
+    wait_until(lambda: celery(made, "sticky", "status").returncode == 0, 10, "all is well again")
 
 
 def test_a_message_buried_for_its_wrong_slot_runs_once_it_is_retried(fleet: Callable[..., Fleet]) -> None:

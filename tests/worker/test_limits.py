@@ -110,6 +110,7 @@ def test_an_eta_waits_in_the_broker_and_not_in_the_worker(workers: KindsFleet, k
         "running": 0,
         "runnable": 0,
         "waiting": 0,
+        "limited": 0,
         "unconfirmed": 0,
         "keys": 0,
     }

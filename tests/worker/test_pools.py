@@ -137,3 +137,43 @@ def test_a_pool_restart_loses_nothing(kinds: Callable[..., KindsFleet], key: str
     fleet.wait_finished(60)
     judgement = fleet.judge()
     assert judgement.ok and judgement.duplicates == (), judgement.describe()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_a_long_task_holds_one_place_of_the_pool_and_no_more(
+    kinds: Callable[..., KindsFleet], key: str, pool: str
+) -> None:
+    fleet = kinds()
+    fleet.worker("w1", pool=pool, concurrency=2)
+    fleet.send(f"{key}-long", 1, 600)
+    fleet.wait_started(f"{key}-long", 1)
+    for result in [fleet.send(f"{key}-{n}", n) for n in range(10)]:
+        result.get(timeout=30)
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_pool_of_one_greenlet_runs_one_task_after_the_other(
+    kinds: Callable[..., KindsFleet], key: str, pool: str
+) -> None:
+    fleet = kinds()
+    fleet.worker("w1", pool=pool, concurrency=1)
+    for result in [fleet.send(f"{key}-{n}", n) for n in range(10)]:
+        result.get(timeout=30)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_a_pool_full_of_tasks_without_a_key_does_not_keep_slots_from_moving(
+    kinds: Callable[..., KindsFleet], key: str, pool: str
+) -> None:
+    fleet = kinds()
+    fleet.worker("w1", pool=pool, concurrency=2)
+    for n in range(2):
+        fleet.send_plain(n, 600)
+    for n in range(2):
+        fleet.wait_started("plain", n)
+    results = [fleet.send(f"{key}-{n}", n) for n in range(2 * SLOTS)]
+    wait_until(lambda: fleet.ask("w1", "sticky")["tasks"]["runnable"] > 0, 20, "they wait for a place")
+    fleet.worker("w2", pool=pool, args=("-Q", "none"))
+    wait_until(lambda: any(result.ready() for result in results), 30, "slots have moved, and tasks run there")
+    moving = SLOTS // 2 - (pool == "threads")  # there one task is reserved, and holds its slot
+    wait_until(lambda: fleet.ask("w2", "sticky")["keyspaces"]["default"]["slots"] >= moving, 30, "all that should")

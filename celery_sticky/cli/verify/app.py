@@ -65,6 +65,7 @@ def _stick(app: Celery, site: Site) -> None:
         sticky_settle=0.5,
         sticky_max_attempts=ATTEMPTS,
         sticky_broker_grace=site.ttl,
+        sticky_loop_timeout=site.ttl,
         sticky_runtime_dir=site.folder,
     )
     sticky = Sticky(app)

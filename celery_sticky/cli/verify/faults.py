@@ -18,7 +18,7 @@ from celery_sticky.cli.verify.ground import Ground, now, session_of
 from celery_sticky.cli.verify.load import SLOW
 from celery_sticky.cli.verify.plan import Step
 from celery_sticky.cli.verify.record import EVERYBODY, Done, Frozen
-from celery_sticky.cli.verify.site import Mode
+from celery_sticky.cli.verify.site import HANG, Mode
 from celery_sticky.keys import queue_name
 from celery_sticky.testing import processes
 from celery_sticky.testing.waiting import wait_until
@@ -194,6 +194,12 @@ class Faults:
         time.sleep(step.detail["seconds"])  # the fault itself
         for proxy in cut:
             proxy.heal()
+
+    def _loop_hang(self, step: Step, done: Done) -> None:
+        (name,) = step.workers
+        done.hit.add(name)
+        self._ground.workers[name].kill(HANG)
+        time.sleep(self._ground.site.hang)  # the fault itself
 
     def _clock(self, step: Step, done: Done) -> None:
         (name,) = step.workers

@@ -15,6 +15,7 @@ SUDDEN = (
     "broker-rollback",
     "failover",
     *("broker-full", "wrong-type"),
+    "loop-hang",
 )
 ORDERS = ("oom", "burst", "slow", "big")
 """What senders are told to send at a moment."""
@@ -122,6 +123,7 @@ def _length(fault: str, patience: float, workers: int) -> float:
         "broker-full": 3.0,
         "wrong-type": 5.0,
         "big": 2.0,
+        "loop-hang": 2 * patience + 2,
         "clock": 3.0,
         "oom": 2.0,
     }.get(fault, 1.0)
@@ -235,6 +237,9 @@ class _Cast:
 
     def _big(self) -> Step:
         return Step(0, "big", detail={"tasks": 4, "megabytes": self._draw.choice((1, 3, 10))})
+
+    def _loop_hang(self) -> Step:
+        return Step(0, "loop-hang", (self._one(),))
 
     def _clock(self) -> Step:
         return Step(0, "clock", (self._one(),), detail={"seconds": self._draw.choice(SKEWS)})

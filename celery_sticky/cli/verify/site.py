@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -15,6 +16,8 @@ from celery_sticky.keys import DEFAULT_KEYSPACE
 VARIABLE = "STICKY_VERIFY"
 """The environment variable that tells a process its `Site`."""
 HOST = "verify"
+HANG = signal.SIGUSR2
+"""Has a worker's loop hang for a while."""
 
 
 class Mode(StrEnum):
@@ -66,6 +69,11 @@ class Site:
     def patience(self) -> float:
         """Seconds after which a silent member is evicted."""
         return self.ttl + self.margin
+
+    @property
+    def hang(self) -> float:
+        """Seconds for which a loop hangs: it is found out after one `ttl`, and others have its slots well before."""
+        return self.ttl * 2.5
 
     @property
     def history(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Collection
 from typing import Any
 
@@ -11,12 +12,14 @@ from celery.signals import worker_ready
 from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.app import make_app
 from celery_sticky.cli.verify.pins import Pins
-from celery_sticky.cli.verify.site import Site
+from celery_sticky.cli.verify.site import HANG, Site
 from celery_sticky.signals import pins_lost, slots_gained, slots_lost
 from celery_sticky.testing.slot_log import SlotLog
+from celery_sticky.worker.native import original, start_native_thread
 
 site = Site.from_environ(os.environ)
 app = make_app(site)
+signal.signal(HANG, signal.SIG_IGN)  # until there is a loop
 log = SlotLog(site.history)
 
 
@@ -28,6 +31,19 @@ def _gained(sender: Any, slots: Collection[int], **_: Any) -> None:
 @slots_lost.connect(weak=False)
 def _lost(sender: Any, slots: Collection[int], **_: Any) -> None:
     log.write("lost", str(sender), slots)
+
+
+def _hang_when_told(consumer: Any) -> None:
+    def hang() -> None:
+        original("time", "sleep")(site.hang)
+
+    # Called by the loop itself, and so between tasks: the signal may come at any moment.
+    signal.signal(HANG, lambda *_: start_native_thread(lambda: consumer.call_soon(hang)))
+
+
+@worker_ready.connect(weak=False)
+def _ready(sender: Any, **_: Any) -> None:
+    _hang_when_told(sender)
 
 
 @worker_ready.connect(weak=False)

@@ -94,7 +94,7 @@ class Pool:
         """See `Host.ready`: the loop is woken."""
         if not self._draining:
             self._draining = True
-            self._process.later(self._process.rng.uniform(0, 0.01), self._drain)
+            self._process.in_loop(self._process.rng.uniform(0, 0.01), self._drain)
 
     # -- the way of a task ---------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Pool:
         self._draining = False
         for entry in self._process.courier.take(self._children):
             run = Run(self._process, entry)
-            self._process.later(self._process.rng.uniform(0, 0.01), partial(self._start, run))
+            self._process.in_loop(self._process.rng.uniform(0, 0.01), partial(self._start, run))
 
     def _start(self, run: Run) -> None:
         if self._process.passes(Point.HANDED):
@@ -166,7 +166,7 @@ class Pool:
     def _lose(self, run: Run) -> None:
         """The child has nothing more to do with it: the main process learns of it."""
         run.over = True
-        self._process.later(self._process.rng.uniform(0, 0.01), partial(self._let_go, run))
+        self._process.in_loop(self._process.rng.uniform(0, 0.01), partial(self._let_go, run))
 
     def _let_go(self, run: Run) -> None:
         if self._process.passes(Point.ENDED):

@@ -15,6 +15,8 @@ from celery_sticky.ownership.events import (
     Effect,
     Event,
     LeaveAsked,
+    LoopAnswers,
+    LoopSilent,
     Opened,
     OpenRefused,
     OpenSlot,
@@ -37,7 +39,7 @@ from celery_sticky.testing.simulator.director import SteppedDirector
 from celery_sticky.testing.simulator.invariants import HELD, Invariant, Violation
 from celery_sticky.testing.simulator.pool import Pool
 from celery_sticky.testing.simulator.scenario import Fault, Kind, Point
-from celery_sticky.testing.simulator.terms import BROKER_GRACE, KEYSPACE, MARGIN, SETTLE, TTL
+from celery_sticky.testing.simulator.terms import BROKER_GRACE, KEYSPACE, LOOP_TIMEOUT, MARGIN, SETTLE, TTL
 from celery_sticky.worker.member import Snapshot, changed
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class Process:
         """The incarnation of the newest membership: what running tasks rely on."""
         self.paused_until = self.frozen_until = 0.0
         """Until then its main process stands still; and the children of its pool."""
+        self.hung_until = 0.0
+        """Until then its loop starts nothing, and hears of no end."""
         self.store_cut_until = self.broker_cut_until = 0.0
         self._armed: list[Fault] = []
         self._inbox: deque[Event] = deque()
@@ -92,6 +96,7 @@ class Process:
             margin=MARGIN,
             settle=SETTLE,
             broker_grace=BROKER_GRACE,
+            loop_timeout=LOOP_TIMEOUT,
             weight=scenario.weights[place] if place >= 0 else 1,
             attributes={DIRECT_QUEUE: "1"} if self.world.directed is not None else {},
             dead_incarnation=dead_incarnation,
@@ -131,6 +136,20 @@ class Process:
     def later(self, delay: float, do: Callable[[], None]) -> None:
         """Do something in the main process after `delay` seconds."""
         self.world.after(delay, partial(self.act, do))
+
+    def in_loop(self, delay: float, do: Callable[[], None]) -> None:
+        """Do something in the loop that runs tasks, after `delay` seconds or when it turns again."""
+        self.later(delay, partial(self._turned, do))
+
+    def _turned(self, do: Callable[[], None]) -> None:
+        if self.world.now < self.hung_until:
+            self.world.at(self.hung_until, partial(self.act, partial(self._turned, do)))
+        else:
+            do()
+
+    def _look_at_the_loop(self) -> None:
+        hangs = self.world.now < self.hung_until
+        self.report(KEYSPACE, LoopSilent("0.0 it hangs") if hangs else LoopAnswers())
 
     def post(self, event: Event) -> None:
         """Tell the member something."""
@@ -323,6 +342,10 @@ class Process:
             case Kind.LEAVE:
                 self.act(lambda: self.post(LeaveAsked()))
                 self.world.after(fault.seconds, self._replace)
+            case Kind.HANG:
+                self.hung_until = max(self.hung_until, until)
+                for look in (now + LOOP_TIMEOUT, until):
+                    self.world.at(look, partial(self.act, self._look_at_the_loop))
             case Kind.CUT_STORE:
                 self.store_cut_until = until
             case Kind.CUT_BROKER:

@@ -36,6 +36,8 @@ class Kind(StrEnum):
     WIPE = "store loses all"
     RESTART = "store restarts"
     FAIL_OVER = "store fails over to older data"
+    HANG = "its loop hangs"
+    """It starts no task and hears of no end, while its heartbeats go on."""
     BROKER_BACK = "broker fails over to older data"
     JOIN = "workers join"
 
@@ -46,6 +48,8 @@ LIKELY = {
 }  # fmt: skip
 BROKER_GOES_BACK = 0.2
 """The share of worlds whose broker fails over to older data, beside their other faults."""
+LOOP_HANGS = 0.2
+"""The share of worlds in which the loop of a worker hangs."""
 LENGTHS = (0.5, 3.0, 9.0, 13.0, 20.0)
 """Seconds around which faults last: the lease is 10 s, its margin 2 s."""
 
@@ -168,6 +172,8 @@ def draw(
     scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not directed else tuple(Point), deaf=deaf)
     if Kind.BROKER_BACK in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_broker_faults(Random(f"broker {seed}"))))
+    if Kind.HANG in kinds:
+        scenario = replace(scenario, faults=(*scenario.faults, *_hangs(Random(f"hang {seed}"), scenario.names)))
     if not directed:
         return scenario
     rng = Random(f"directed {seed}")
@@ -220,6 +226,12 @@ def _fault(rng: Random, names: str, kinds: Collection[Kind], points: Sequence[Po
     if kind is Kind.LEAVE:
         return Fault(at, kind, rng.choice(names), point, rng.uniform(3, 15))
     return Fault(at, kind, rng.choice(names), point, seconds)
+
+
+def _hangs(rng: Random, names: str) -> Iterator[Fault]:
+    # Drawn apart, as below.
+    if rng.random() < LOOP_HANGS:
+        yield Fault(rng.uniform(4, TROUBLE), Kind.HANG, rng.choice(names), seconds=rng.choice(LENGTHS))
 
 
 def _broker_faults(rng: Random) -> Iterator[Fault]:

@@ -15,6 +15,7 @@ class _Keyspace(str):
 KEYSPACE = _Keyspace("ks")
 HASH = "h"
 TTL, MARGIN, SETTLE, BROKER_GRACE = 10.0, 2.0, 3.0, 8.0
+LOOP_TIMEOUT = 4.0
 TIMEOUT = 2.0
 """How long a client waits for a server."""
 MAX_WAITING, MAX_ATTEMPTS = 4096, 5

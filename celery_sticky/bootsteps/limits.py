@@ -1,0 +1,43 @@
+"""Celery's rate limits for messages of slot queues: kept by the gate, with Celery's own buckets.
+
+Celery has a message of a limited task wait in the bucket, handed out already: there it would hold a place of the pool,
+and so other keys. In the gate it waits before it is handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery_sticky.ownership.limited import Bucket
+from celery_sticky.worker.courier import Courier
+
+
+def limit_rates(consumer: Any, courier: Courier) -> None:
+    """Have the courier keep the rate limits of a consumer, also those set later (`celery control rate_limit`)."""
+    reset = consumer.reset_rate_limits
+
+    def reset_and_tell() -> None:
+        reset()
+        courier.limit(_buckets(consumer))
+
+    consumer.reset_rate_limits = reset_and_tell
+    courier.limit(_buckets(consumer))
+
+
+@contextmanager
+def no_rate_limits(consumer: Any) -> Iterator[None]:
+    """Within this, strategies are built that know of no rate limit."""
+    disabled = consumer.disable_rate_limits
+    consumer.disable_rate_limits = True
+    try:
+        yield
+    finally:
+        consumer.disable_rate_limits = disabled
+
+
+def _buckets(consumer: Any) -> dict[str, Bucket]:
+    if consumer.disable_rate_limits:
+        return {}
+    return {name: bucket for name, bucket in consumer.task_buckets.items() if bucket is not None}

@@ -1,0 +1,116 @@
+"""Consumer step: answers the loop watch from where tasks are started, if they can be.
+
+With a hub the answer is a callback of the hub; with gevent and eventlet it comes from a greenlet; where Celery's loop
+is a plain one, from its next pass.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from celery import bootsteps
+
+from celery_sticky.bootsteps.places import places
+from celery_sticky.bootsteps.shield import take_back
+from celery_sticky.worker.loop_watch import LoopWatch
+from celery_sticky.worker.native import original, start_thread
+
+TRACER = "celery.app.trace"
+"""The module whose code runs a task, in every pool."""
+NOT_CONNECTED = "Celery is not connected to its broker"
+NO_PROCESS = "no process of the pool is up"
+NO_PLACE = "the pool has no place for a task"
+
+
+class LoopCheck(bootsteps.StartStopStep):
+    """Answers for Celery's loop."""
+
+    requires = ("celery_sticky.bootsteps.delivery:Delivery",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._part: Any = getattr(consumer.controller, "sticky", None)
+        self._watch: Any = self._part.loop_watch if self._part is not None else None
+        self._owed: deque[None] = deque()
+        """One for each release that the pool's semaphore is owed: filled by the watch's thread, paid by the loop."""
+        self._connected: Any = None
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._write = original("os", "write")  # called in a native thread
+
+    def include_if(self, consumer: Any) -> bool:
+        """Only where the loop is watched."""
+        return self._watch is not None
+
+    def create(self, consumer: Any) -> LoopCheck:
+        """Return the service that is started and stopped: this step."""
+        return self
+
+    def start(self, consumer: Any) -> None:
+        """Celery is connected: answer from now on."""
+        self._connected = consumer
+        watch: LoopWatch = self._watch
+        if watch.ask is not None:
+            return
+        if consumer.pool.is_green:
+            start_thread(self._serve, "sticky-loop-check")
+        elif consumer.hub is None:
+            watch.ask = lambda: consumer.call_soon(self._answer)
+            return
+        watch.ask = self._poke
+        watch.while_silent = lambda: self._take_back(consumer)
+
+    def stop(self, consumer: Any) -> None:
+        """Celery's connection is lost: until it is back nothing can be started."""
+        self._connected = None
+
+    terminate = stop
+
+    def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
+        """Answer from the hub, which forgets its readers at each lost connection."""
+        self._reader.setblocking(False)
+        hub.add_reader(self._reader, self._on_poked)
+
+    def _poke(self) -> None:
+        with suppress(BlockingIOError):
+            self._write(self._writer.fileno(), b"\0")
+
+    def _on_poked(self, *_: Any) -> None:
+        with suppress(BlockingIOError):
+            self._reader.recv(4096)
+        self._answer()
+
+    def _serve(self) -> None:
+        while self._reader.recv(4096):
+            self._answer()
+
+    def _take_back(self, consumer: Any) -> None:
+        # What only waits for the loop to write it to a process must not hold a slot that is given away.
+        courier = self._part.courier
+        taken = take_back(consumer.pool, self._part.runs, lambda run: not courier.is_open(run.entry.slot))
+        self._owed.extend([None] * taken)
+
+    def _answer(self) -> None:
+        consumer = self._connected
+        while self._owed and consumer is not None:
+            self._owed.pop()
+            consumer.controller._quick_release()
+        self._watch.answer(NOT_CONNECTED if consumer is None else pool_lacks(consumer.pool))
+
+
+def pool_lacks(pool: Any) -> str:
+    """Return what keeps the pool from running any task, or an empty text."""
+    # Of Celery's event-driven prefork pool: what is written to a process that has reported for work, busy or not.
+    up = getattr(getattr(pool, "_pool", None), "_all_inqueues", None)
+    if up is not None and not up:
+        return NO_PROCESS
+    return "" if places(pool) else NO_PLACE
+
+
+def runs_task(frame: FrameType) -> bool:
+    """Whether this frame belongs to a task that runs."""
+    return frame.f_globals.get("__name__") == TRACER

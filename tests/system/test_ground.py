@@ -94,7 +94,7 @@ def test_a_worker_that_never_reached_its_broker_holds_no_slots_for_long(
     way = proxy(broker.port)
     way.cut()
     late = fleet.worker("b", ready=False, env=fleet.environ_with(broker=way.url))
-    late.wait_for_log("it left until its broker")
+    late.wait_for_log("it left because it could run nothing")
     fleet.wait_members("a")
     way.heal()
     late.wait_ready()

@@ -58,9 +58,9 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
     if not away:
         looks += [
             guarded("slot queues", _queue_findings(session)),
-            member_findings(session, timeout),
-            job_findings(session),
-            leftovers(session),
+            guarded("members", member_findings(session, timeout)),
+            guarded("jobs", job_findings(session)),
+            guarded("slot queues", leftovers(session)),
         ]
     looks += [task_findings(session), app_findings(session)]
     findings = [finding for look in looks for finding in look]

@@ -19,6 +19,7 @@ from celery_sticky.cli.checkup import (
     guarded,
     job_findings,
     member_findings,
+    note,
     task_findings,
 )
 from celery_sticky.cli.failures import FAILURES, said
@@ -28,6 +29,7 @@ from celery_sticky.cli.tables import dash, json_option, show, table
 from celery_sticky.errors import StickyError
 from celery_sticky.settings import NAMES, SETTING, Settings
 from celery_sticky.wiring import sticky_entries
+from celery_sticky.worker.dead_bounds import MANY
 
 LOOKS = {Level.WRONG: ("✗", "bold red"), Level.NOTE: ("!", "yellow")}
 
@@ -56,9 +58,9 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
     if not away:
         looks += [
             guarded("slot queues", _queue_findings(session)),
-            member_findings(session, timeout),
-            job_findings(session),
-            leftovers(session),
+            guarded("members", member_findings(session, timeout)),
+            guarded("jobs", job_findings(session)),
+            guarded("slot queues", leftovers(session)),
         ]
     looks += [task_findings(session), app_findings(session)]
     findings = [finding for look in looks for finding in look]
@@ -76,8 +78,15 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
 
 
 def _queue_findings(session: Session) -> Iterable[Finding]:
-    _ = session.queues  # raises where the broker is of a kind that has none
-    return ()
+    queues = session.queues  # raises where the broker is of a kind that has none
+    bounded = session.settings.dead_limit or session.settings.dead_ttl
+    for keyspace in session.keyspaces:
+        count = queues.dead_count(keyspace)
+        if count >= MANY and not bounded:
+            yield note(
+                f"keyspace {keyspace}: {count} messages are buried, and each takes memory at the broker: retry or drop "
+                "them, or set sticky_dead_limit or sticky_dead_ttl"
+            )
 
 
 def _guarantees(session: Session) -> dict[str, Any]:

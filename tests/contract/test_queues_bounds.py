@@ -6,12 +6,12 @@ what it names counts only if the server's main thread was that long on a process
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.programs import every_program
 from kombu import Connection
 
 from celery_sticky.queues import Delivery, SlotQueues, open_queues
@@ -39,13 +39,11 @@ QUEUE = "sticky.default.7"
 LIMIT = 10_000
 """Microseconds."""
 SETTINGS = {"slowlog-log-slower-than": str(LIMIT), "slowlog-max-len": "10000"}
-REDIS = shutil.which("redis-server")
-ON = ["valkey", pytest.param("redis", marks=pytest.mark.skipif(REDIS is None, reason="no redis-server on the PATH"))]
 
 
-@pytest.fixture(params=ON)
+@pytest.fixture(params=every_program())
 def server(request: pytest.FixtureRequest, valkey: Callable[..., ValkeyServer]) -> ValkeyServer:
-    return valkey(config=SETTINGS, program=Path(REDIS) if request.param == "redis" and REDIS else None)
+    return valkey(config=SETTINGS, program=request.param)
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.programs import every_program
 from kombu import Connection
 
 from celery_sticky.errors import SlotBroken
@@ -34,14 +33,11 @@ from celery_sticky.testing.server import ValkeyServer
 MB = 1024 * 1024
 QUEUE = "sticky.default.7"
 OTHER = tenure(slot=8)
-REDIS = shutil.which("redis-server")
-ON = ["valkey", pytest.param("redis", marks=pytest.mark.skipif(REDIS is None, reason="no redis-server on the PATH"))]
 
 
-@pytest.fixture(params=ON)
+@pytest.fixture(params=every_program())
 def server(request: pytest.FixtureRequest, valkey: Callable[..., ValkeyServer]) -> ValkeyServer:
-    program = Path(REDIS) if request.param == "redis" and REDIS else None
-    return valkey(config={"maxmemory-policy": "noeviction"}, program=program)
+    return valkey(config={"maxmemory-policy": "noeviction"}, program=request.param)
 
 
 @pytest.fixture

@@ -344,6 +344,24 @@ def test_a_message_is_given_another_try_in_its_own_queue(app: Any, session: Sess
     assert session.queues.depth("default", (slot,))[slot].waiting == 1 and not session.queues.dead("default")
 
 
+def test_a_list_is_a_page_and_says_where_the_next_one_begins(app: Any, session: Session) -> None:
+    names = [bury(session, "t-1", f"id-{number}") for number in range(3)]
+    page = facts(app, "dead", "list", "--limit", "2")
+    assert ([one["name"] for one in page["messages"]], page["more"]) == (names[:2], True)
+    assert f"--after {names[1]}" in run(app, "dead", "list", "--limit", "2").output
+    page = facts(app, "dead", "list", "--limit", "2", "--after", names[1])
+    assert ([one["name"] for one in page["messages"]], page["more"]) == (names[2:], False)
+
+
+def test_doctor_tells_of_many_buried_messages_that_nothing_bounds(
+    app: Any, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_sticky.cli.doctor.MANY", 2)
+    for number in range(2):
+        bury(session, "t-1", f"id-{number}")
+    assert any("2 messages are buried" in one["text"] for one in facts(app, "doctor", *QUICK)["findings"])
+
+
 def test_a_name_that_may_mean_two_messages_is_refused(app: Any, session: Session) -> None:
     names = [bury(session, "t-1", "same"), bury(session, "t-1", "same")]
     result = run(app, "dead", "drop", "same")

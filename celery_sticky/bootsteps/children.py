@@ -15,6 +15,7 @@ from typing import Any
 
 from celery import signals
 
+from celery_sticky.bootsteps.body import guard_traces
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.worker.deadline import Deadline, Reliance
 from celery_sticky.worker.undertaker import FAREWELL, hire, kill_group
@@ -31,9 +32,9 @@ class Children:
     Without `ends_tasks` a task that runs at the end of trust may go on, but none starts after it.
     """
 
-    def __init__(self, part: Part, *, ends_tasks: bool) -> None:
+    def __init__(self, part: Part, tasks: Any, *, ends_tasks: bool) -> None:
         self._ends_tasks = ends_tasks
-        self._part = part
+        self._part, self._tasks = part, tasks
         self._main = os.getpid()
         self._here: dict[str, Reliance] = {}
         if ends_tasks:
@@ -61,6 +62,7 @@ class Children:
 
     def _on_child(self, **_: Any) -> None:
         os.setpgid(0, 0)  # what the task starts dies with it
+        guard_traces(self._tasks)
         signals.task_prerun.connect(self._on_prerun, weak=False)
         signals.task_postrun.connect(self._on_postrun, weak=False)
         if not self._ends_tasks:

@@ -14,15 +14,17 @@ from collections.abc import Collection, Hashable
 from contextlib import suppress
 from typing import Any
 
-from celery import bootsteps
-from celery.exceptions import InvalidTaskError
+from celery import bootsteps, signals
+from celery.exceptions import NotRegistered
 from celery.utils.imports import symbol_by_name
-from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.message import Message
 
+from celery_sticky.bootsteps.body import guard_traces
 from celery_sticky.bootsteps.eta import due_of
 from celery_sticky.bootsteps.limits import limit_rates, no_rate_limits
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.places import free_places, places
+from celery_sticky.bootsteps.readable import Unreadable, check
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
 from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
@@ -86,6 +88,8 @@ class Delivery(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         """Celery is connected: build the strategies, and take what is ready."""
         self._strategies = {name: self._strategy(task, consumer) for name, task in consumer.app.tasks.items()}
+        if not self._part.has_processes:
+            guard_traces(consumer.app.tasks)  # Celery has built them anew; a child guards its own
         self._consumer = consumer
         self._green = consumer.pool.is_green
         self._inline = consumer.hub is not None and not self._part.has_processes and not consumer.pool.is_green
@@ -255,33 +259,29 @@ class Delivery(bootsteps.StartStopStep):
             keyspace=keyspace,
             slot=stamp["slot"],
             epoch=entry.token or item.delivery.tenure.epoch,
-            attempt=(entry.attempts or 0) + 1,
+            attempt=(entry.attempts or 0) + entry.requeues + 1,
             worker=part.hostname,
             term=term,
         )
         run = Run(entry, (keyspace, term), part, self.ready)
-        queue = queue_name(keyspace, slot, part.settings.key_prefix)
-        message = StickyMessage(run, queue, consumer.task_consumer.accept, headers)
-        strategy = self._strategies.get(item.envelope.task)
-        if strategy is None:
-            error = KeyError(item.envelope.task)
-            consumer.on_unknown_task(None, message, error)
-            run.bury(f"there is no task {item.envelope.task!r} in this worker")
-            return
-        _decode_once(message)
         try:
+            queue = queue_name(keyspace, slot, part.settings.key_prefix)
+            message = StickyMessage(run, queue, consumer.task_consumer.accept, headers)
+            check(message)
+            strategy = self._strategy_of(item.envelope.task, consumer, message)
             strategy(message, None, run.acknowledge, run.reject, consumer.on_task_message)
-        except (InvalidTaskError, ContentDisallowed) as error:
-            consumer.on_invalid_task(None, message, error)
-            run.bury(f"invalid task: {error}")
-        except DecodeError as error:
-            consumer.on_decode_error(message, error)
-            run.bury(f"the body cannot be decoded: {error}")
+        except Unreadable as error:
+            signals.task_rejected.send(sender=consumer, message=message, exc=error)
+            run.refuse(error)
+        except Exception as error:
+            run.fail(error)
 
-
-def _decode_once(message: Any) -> None:
-    # Kombu's JSON loader looks at every object for types it knows; a body without any needs none of that.
-    accepted = message.accept is None or "application/json" in message.accept
-    if accepted and message.content_type == "application/json" and b"__type__" not in message.body:
-        with suppress(ValueError):  # Kombu says it better
-            message._decoded_cache = loads(message.body)
+    def _strategy_of(self, name: str, consumer: Any, message: Message) -> Any:
+        strategy = self._strategies.get(name)
+        if strategy is None:
+            error, task_id = NotRegistered(name), message.headers["id"]
+            signals.task_unknown.send(sender=consumer, message=message, exc=error, name=name, id=task_id)
+            if consumer.event_dispatcher:
+                consumer.event_dispatcher.send("task-failed", uuid=task_id, exception=f"NotRegistered({name!r})")
+            raise Unreadable(f"there is no task {name!r} in this worker")
+        return strategy

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery.backends.base import DisabledBackend
 
+from celery_sticky.bootsteps.body import mark_body
 from celery_sticky.bootsteps.retry import fence_retry
 
 
@@ -17,6 +18,7 @@ def force(tasks: Any, keyed: Iterable[str], *, green: bool) -> None:
         if green:
             share_disabled_backend(tasks[name])
     for task in tasks.values():
+        mark_body(task)
         fence_retry(task)  # all: a message may bring a key of its own to a task without one
 
 

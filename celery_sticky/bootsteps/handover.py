@@ -61,7 +61,7 @@ class Handover(bootsteps.StartStopStep):
             part.jobs.finish(PATIENCE)
         _finish(part.directors.values(), PATIENCE)
         part.courier.shutdown(PATIENCE)
-        part.refusals.finish(PATIENCE)
+        part.results.finish(PATIENCE)
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")
 

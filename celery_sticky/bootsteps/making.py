@@ -66,7 +66,7 @@ class _Maker:
         )
         if self._settings.loop_timeout:
             part.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, runs_task)
-        part.refusals = Refusals(worker.app, worker.hostname)
+        part.refusals = Refusals(worker.app, worker.hostname, part.results)
         part.store_url = self._where.as_uri()
         broker = worker.app.connection_for_read()
         part.servers = {"the broker": broker}

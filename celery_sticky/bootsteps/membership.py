@@ -48,7 +48,7 @@ class Membership(bootsteps.StartStopStep):
     def _make_watch(self, part: Part, worker: Any) -> Children | Interrupts:
         ends_tasks = part.settings.on_lease_loss is OnLeaseLoss.TERMINATE
         if part.has_processes:
-            return Children(part, ends_tasks=ends_tasks)
+            return Children(part, worker.app.tasks, ends_tasks=ends_tasks)
         interrupts = Interrupts(part, green=worker.pool_cls.is_green, ends_tasks=ends_tasks)
         for name, task in worker.app.tasks.items():
             if not name.startswith("celery."):  # a message may bring a key of its own to a task without one

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_sticky.bootsteps.results import Results
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.settings import Settings
 from celery_sticky.worker.courier import Courier
@@ -36,6 +37,8 @@ class Part:
     """Of the keyspaces that direct keys to workers."""
     refusals: Any = None
     """`bootsteps.refusals.Refusals`: tells whoever waits for what was buried unstarted."""
+    results: Results = field(default_factory=Results)
+    """Writes results that a worker's loop must not wait for."""
     loop_watch: LoopWatch | None = None
     """Asks Celery's loop for signs of life; None where it is not watched."""
     runs: dict[int, Any] = field(default_factory=dict)

@@ -6,11 +6,9 @@ that Celery's `Request` does for a task that failed without a process that could
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -22,58 +20,37 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
+from celery_sticky.bootsteps.readable import Unreadable
+from celery_sticky.bootsteps.results import Results
 from celery_sticky.bootsteps.run import NoChannel
 from celery_sticky.errors import StickyError
 from celery_sticky.worker.envelope import Envelope
-from celery_sticky.worker.native import start_thread
-
-logger = logging.getLogger("celery_sticky")
 
 
 class Refusals:
-    """Tells those who wait, in a thread of its own while there is something to tell: a result backend may be slow."""
+    """Tells those who wait, and nobody else waits for that: a result backend may be slow."""
 
-    def __init__(self, app: Any, hostname: str) -> None:
-        self._app, self._hostname = app, hostname
+    def __init__(self, app: Any, hostname: str, results: Results) -> None:
+        self._app, self._hostname, self._results = app, hostname, results
         self._accept = prepare_accept_content(app.conf.accept_content)
-        self._inbox: deque[tuple[Envelope, StickyError]] = deque()
-        self._lock = threading.Lock()
-        self._working = False
         self.dispatcher: Any = None
         """Celery's, for events."""
 
     def tell(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
         """These were buried, and why."""
-        self._inbox.extend(messages)
-        with self._lock:
-            start, self._working = not self._working, True
-        if start:
-            start_thread(self._run, "sticky-refusals")
-
-    def finish(self, timeout: float) -> None:
-        """Wait until all is told, at most `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while self._working and time.monotonic() < deadline:
-            time.sleep(0.01)  # looks again: what tells is a thread or a greenlet, and either goes on meanwhile
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._inbox:
-                    self._working = False
-                    return
-            envelope, error = self._inbox.popleft()
-            try:
-                self._fail(envelope, error)
-            except Exception:
-                logger.exception("the result of task %s could not be written", envelope.task_id)
+        for envelope, error in messages:
+            self._results.put(envelope.task_id, partial(self._fail, envelope, error))
 
     def _fail(self, envelope: Envelope, error: StickyError) -> None:
-        try:
-            request = self._request(envelope)
-        except (NotRegistered, InvalidTaskError, DecodeError, ContentDisallowed):
-            # No task of this worker: as Celery's consumer does then, only the result is written.
-            self._app.backend.mark_as_failure(envelope.task_id, error, request=Context(envelope.headers))
+        request = None
+        if not isinstance(error, Unreadable):
+            with suppress(NotRegistered, InvalidTaskError, DecodeError, ContentDisallowed):
+                request = self._request(envelope)
+        if request is None:
+            # No task of this worker, or a message that cannot be trusted: only the result is written.
+            if envelope.task_id and envelope.task_id.isprintable():  # else nobody can ask for it
+                context = Context(id=envelope.task_id, task=envelope.task)
+                self._app.backend.mark_as_failure(envelope.task_id, error, request=context)
             return
         task = request.task
         context = request._context  # Celery's own name for what a result backend and error callbacks are given

@@ -8,29 +8,35 @@ on_success, on_failure (also retry, ignore, reject, lost process), a hard time l
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from billiard.exceptions import SoftTimeLimitExceeded, Terminated, TimeLimitExceeded, WorkerLostError
+from billiard.pool import MaybeEncodingError
 from celery.app.task import Context
-from celery.exceptions import TaskRevokedError
-from celery.local import Proxy
+from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry, TaskRevokedError
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
+from celery_sticky.bootsteps.outcome import DEATHS
+from celery_sticky.bootsteps.results import kept
 from celery_sticky.bootsteps.retry import DeferredRetry
 from celery_sticky.bootsteps.run import Run
+from celery_sticky.bootsteps.shield import forget_job
+
+logger = logging.getLogger("celery_sticky")
 
 KILLED = (False, None, None)
 """What Celery's gevent and eventlet pools say of a task whose greenlet was killed; success has a runtime."""
+OF_A_TASK = (Reject, Ignore, Retry, SoftTimeLimitExceeded, MaybeEncodingError)
+"""What a child says of a task that it ran, though not by returning it."""
 
 
-class _Kept(Proxy):
-    """A task without a key, run under the key that its message brings: kept until it ended, as keyed tasks are."""
-
-    acks_late = True
-    reject_on_worker_lost = True
-    retry_on_worker_lost = False
+class PoolClosed(RuntimeError):
+    """The pool takes no tasks now."""
 
 
 class StickyRequest:
@@ -38,6 +44,7 @@ class StickyRequest:
 
     _run: Run
     _task: Any
+    _aside = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -48,10 +55,20 @@ class StickyRequest:
 
     def __init__(self, message: Any, **options: Any) -> None:
         self._run = message.run
-        super().__init__(message, **options)  # type: ignore[call-arg]
+        try:
+            super().__init__(message, **options)  # type: ignore[call-arg]
+        except InvalidTaskError:
+            raise
+        except Exception as error:  # it is made of the message and nothing else
+            raise InvalidTaskError(f"{type(error).__name__}: {error}") from error
         task = self._task
         if not task.acks_late or not task.reject_on_worker_lost or task.retry_on_worker_lost:
-            self._task = _Kept(lambda: task)
+            self._write_aside()
+
+    def _write_aside(self) -> None:
+        """Have what Celery stores of this task in the main process stored by another thread."""
+        if not self._aside:
+            self._task, self._aside = kept(self._task, self._run.part.results), True
 
     @property
     def eta(self) -> None:
@@ -62,41 +79,54 @@ class StickyRequest:
         """The pool has taken the task: it runs."""
         run = self._run
         run.pid = run.part.leaders.of(pid) if run.part.has_processes else pid
-        run.accepted = run.accepting = True
+        run.said.began = run.accepting = True
         try:
-            super().on_accepted(pid, time_accepted)  # type: ignore[misc]
+            with _tolerating(self, "on_accepted"):
+                super().on_accepted(pid, time_accepted)  # type: ignore[misc]
         finally:
             run.accepting = False
 
-    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        """The task has failed, retries, is rejected, or was lost with its process."""
-        self._run.reason = repr(_exception(exc_info))[:500]
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+        """The task has failed, retries, is rejected, was lost with its process, or could not begin."""
+        run, error = self._run, _exception(exc_info)
+        run.said.error, run.said.over = error, return_ok
+        processes = run.part.has_processes
+        if processes and not return_ok and not isinstance(error, (*OF_A_TASK, *DEATHS)):
+            task_ready(self)  # the child has failed before the task's body
+            run.let_go()
+            return
+        self._write_aside()
         try:
-            return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+            with _tolerating(self, "on_failure"):
+                super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
         finally:
-            if isinstance(_exception(exc_info), WorkerLostError | Terminated):
-                self._run.kill_remains()
-            if not (self._run.part.has_processes and isinstance(_exception(exc_info), TimeLimitExceeded)):
-                self._run.let_go()  # else `on_timeout` follows
+            if isinstance(error, WorkerLostError | Terminated):
+                run.kill_remains()
+            if not (processes and isinstance(error, TimeLimitExceeded)):
+                run.let_go()  # else `on_timeout` follows
 
     def on_retry(self, exc_info: Any) -> None:
         """The task retries: its message is replaced, if the retry brings another one."""
-        try:
+        with _tolerating(self, "on_retry"):
             super().on_retry(exc_info)  # type: ignore[misc]
-        finally:
-            # After Celery's own, which acknowledges.
-            if isinstance(retry := _exception(exc_info), DeferredRetry):
-                self._run.defer(retry.sticky_due, retry.sticky_body)
+        # After Celery's own, which acknowledges.
+        if isinstance(retry := _exception(exc_info), DeferredRetry):
+            self._run.defer(retry.sticky_due, retry.sticky_body)
 
-    def on_timeout(self, soft: bool, timeout: float) -> Any:
+    def on_timeout(self, soft: bool, timeout: float) -> None:
         """The task has run into a time limit; only at the hard one it ends."""
-        try:
-            return super().on_timeout(soft, timeout)  # type: ignore[misc]
-        finally:
-            if not soft and self._run.part.has_processes:
-                self._run.let_go_when_dead()  # it is killed after this
-            elif not soft:
-                self._run.let_go()
+        run = self._run
+        if not soft:
+            run.said.error, run.said.over = TimeLimitExceeded(timeout), True
+            self._write_aside()
+        with _tolerating(self, "on_timeout"):
+            super().on_timeout(soft, timeout)  # type: ignore[misc]
+        if not soft and not (run.said.acknowledged or run.said.rejected):  # it has failed on the way there
+            run.said.acknowledged = bool(self._task.acks_on_timeout)
+        if not soft and run.part.has_processes:
+            run.let_go_when_dead()  # it is killed after this
+        elif not soft:
+            run.let_go()
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """Celery gives up on the running task: in a cold shutdown, or it lost a connection that is none of ours."""
@@ -105,10 +135,23 @@ class StickyRequest:
             super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        self._write_aside()
+        with _tolerating(self, "the revoke"):
+            super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        self.acknowledge()  # type: ignore[attr-defined]
+        self._already_revoked = True
         # A terminated task lets go when its process is dead, which on_failure tells; other pools do not tell.
         if not (terminated and self._run.part.has_processes):
             self._run.let_go()
+
+
+@contextmanager
+def _tolerating(request: Any, what: str) -> Iterator[None]:
+    """Let nothing that Celery's own code raises keep a task from letting go of its key."""
+    try:
+        yield
+    except Exception:
+        logger.exception("sticky: %s of task %s[%s] failed in Celery's own code", what, request.name, request.id)
 
 
 def _exception(exc_info: Any) -> Any:
@@ -120,14 +163,26 @@ def _exception(exc_info: Any) -> Any:
 def _reserving(execute: Any) -> Any:
     @functools.wraps(execute)
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
-        if not self._run.start(self):
+        run: Run = self._run
+        if not run.start(self):
             raise TaskRevokedError(self.id)  # makes the worker give the pool's place free again, and nothing else
-        _name_custom_headers(self.request_dict)
-        if not self._run.part.has_processes:
-            # What was decoded here need not be decoded again there: without a content type Celery takes it as it is.
-            self._body, self._content_type = self._payload, None
-        result = execute(self, pool, **kwargs)
-        _watch(result, self._run)
+        try:
+            _name_custom_headers(self.request_dict)
+            if not run.part.has_processes:
+                # What was decoded here need not be decoded again there: Celery takes what has no content type as it is.
+                self._body, self._content_type = self._payload, None
+            result = execute(self, pool, **kwargs)
+            if result is None and run.part.has_processes:
+                raise PoolClosed("the pool takes no tasks now")
+        except TaskRevokedError:
+            raise
+        except Exception as error:
+            if run.part.has_processes:
+                forget_job(pool, self)
+            task_ready(self)
+            run.fail(error)
+            raise TaskRevokedError(self.id) from error  # as above
+        _watch(result, run)
         return result
 
     return execute_using_pool
@@ -149,25 +204,61 @@ def _custom_headers(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _watch(result: Any, run: Run) -> None:
-    # A thread or greenlet that ends by an exception in Celery's own code calls nobody back.
+    # A thread or greenlet that ends by an exception in Celery's own code, or before its turn, calls nobody back.
     if (future := getattr(result, "f", None)) is not None:
-        future.add_done_callback(lambda _: run.let_go())
+        future.add_done_callback(lambda done: _gone(run, None if done.cancelled() else done.exception()))
     elif (link := getattr(result, "link", None)) is not None:
-        link(lambda *_: run.leave_pool())
+        link(lambda *_: _left(run, _error_of(result)))
+
+
+def _error_of(ended: Any) -> BaseException | None:
+    """Return what a greenlet has raised that has ended."""
+    if hasattr(ended, "exception"):  # gevent's
+        raised: BaseException | None = ended.exception
+        return raised
+    try:
+        ended.wait()
+    except Exception as error:
+        return error
+    return None
+
+
+def _left(run: Run, error: BaseException | None) -> None:
+    _gone(run, error)
+    run.leave_pool()
+
+
+def _gone(run: Run, error: BaseException | None) -> None:
+    if run.done:
+        return
+    task_ready(run.request)
+    if error is None and not run.accepted:
+        run.unstart()
+    elif error is not None and run.said.error is None:
+        run.fail(error)
+    else:
+        run.let_go()
 
 
 def _letting_go(on_success: Any) -> Any:
     @functools.wraps(on_success)
     def ended(self: Any, outcome: Any, **kwargs: Any) -> Any:
+        run: Run = self._run
         try:
             if outcome == KILLED:
                 task_ready(self)
                 return
-            on_success(self, outcome, **kwargs)
+            if not isinstance(outcome, tuple):  # a pool without processes: the task has raised what ends a process
+                task_ready(self)
+                run.said.error = _exception(outcome)
+                return
+            run.said.over = True
+            with _tolerating(self, "on_success"):
+                on_success(self, outcome, **kwargs)
             if not outcome[0]:
                 self.acknowledge()  # Celery has asked the task itself, not ours, whether it acknowledges late
         finally:
-            self._run.let_go()
+            run.let_go()
 
     return ended
 

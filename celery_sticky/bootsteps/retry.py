@@ -23,6 +23,7 @@ from kombu import Producer
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
+from celery_sticky.bootsteps.body import error_here
 from celery_sticky.bootsteps.eta import due_of
 
 logger = logging.getLogger("celery_sticky")
@@ -57,6 +58,7 @@ class _Notary:
     def __init__(self, app: Any, delivery_info: dict[str, Any]) -> None:
         self._app, self._source = app, delivery_info
         self._stack = ExitStack()
+        self._ignores: Any = None
         self.deferred: DeferredRetry | None = None
 
     @functools.cached_property
@@ -67,6 +69,7 @@ class _Notary:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, **options: Any) -> Any:
+        options["headers"] = {**options["headers"], "ignore_result": self._ignores}
         if not self._goes_back(options):
             return self._producer.publish(body, **options)
         sheet = _Sheet()
@@ -80,12 +83,24 @@ class _Notary:
         place = (options.get("exchange"), options.get("routing_key"), options.get("priority") or 0)
         return place == ("", self._source["routing_key"], self._source["priority"])
 
-    def lend_to(self, signature: Any) -> None:
-        signature.options.setdefault("producer", self)
-        self._stack.callback(signature.options.pop, "producer", None)
+    def lend_to(self, signature: Any, ignores: Any) -> None:
+        """Have this signature published by us; `ignores`: whether the task does without a result, by default."""
+        options = signature.options
+        own = {name: options[name] for name in ("producer", "ignore_result") if name in options}
+        self._ignores = own.get("ignore_result", ignores)
+        # Else Celery would first have this process listen for the result of the next try, for which nobody waits here:
+        # with the result backend away that raises, and Celery rejects the message for good.
+        options.update({"producer": self, **own, "ignore_result": True})
+        self._stack.callback(_restore, options, own)
 
     def close(self) -> None:
         self._stack.close()
+
+
+def _restore(options: dict[str, Any], own: dict[str, Any]) -> None:
+    for name in ("producer", "ignore_result"):
+        options.pop(name, None)
+    options.update(own)
 
 
 class _FencedRetry:
@@ -120,7 +135,7 @@ class _FencedRetry:
         signature = self._sign(*args, **kwargs)
         # Not as an argument of `retry`: a class may have a `retry` of its own that takes less.
         if (notary := getattr(self._task.request, "sticky_notary", None)) is not None:
-            notary.lend_to(signature)
+            notary.lend_to(signature, self._task.ignore_result)
         return signature
 
 
@@ -138,6 +153,8 @@ def _publish_unraised(task: Any, task_id: str, state: str | None, retval: Any, *
     deferred: DeferredRetry | None = vars(task.request).pop("sticky_retry", None)
     if deferred is None or retval is deferred or _comes_again(state, retval):
         return
+    if error_here() is deferred:
+        return  # the state RETRY could not be stored: the message of the next try is brought along all the same
     body, options = deferred.publication
     try:
         with task.app.producer_or_acquire() as producer:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
+from billiard.exceptions import Terminated, WorkerLostError
 from celery.worker.state import task_ready
 from kombu.message import Message
 
+from celery_sticky.bootsteps.outcome import Outcome, Said, decide
 from celery_sticky.bootsteps.part import Part
+from celery_sticky.bootsteps.readable import Unreadable
+from celery_sticky.errors import StickyError
 from celery_sticky.ownership.gate import Entry
 from celery_sticky.queues.base import Act
 from celery_sticky.worker.deadline import Reliance
 from celery_sticky.worker.desk import End, Item
 from celery_sticky.worker.native import start_native_thread
 from celery_sticky.worker.undertaker import kill_group
+
+logger = logging.getLogger("celery_sticky")
 
 ACK = End(Act.ACK)
 
@@ -29,11 +36,16 @@ class Run:
         self.part = part
         self._courier, self._lease, self._registry = part.courier, part.lease, part.runs
         self._ended = ended
-        self.end: End | None = None
-        self.reason = "rejected"
-        self.accepted = self.accepting = self.done = False
+        self.said = Said()
+        self.accepting = self.done = False
         self.pid: int | None = None
         self.request: Any = None
+        self._next: tuple[float, bytes] = (0.0, b"")
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the pool has confirmed that the task runs."""
+        return self.said.began
 
     def start(self, request: Any) -> bool:
         """Reserve the start; False: the slot is lost, or the lease not trusted now."""
@@ -41,22 +53,26 @@ class Run:
             self.done = True
             task_ready(request)
             return False
-        self.request = request
+        self.request, self.said.reserved = request, True
         self._registry[id(self)] = self
         return True
+
+    # -- what Celery says ----------------------------------------------------------------------
 
     def acknowledge(self, *_: Any) -> None:
         """Celery acknowledges. At accept that means nothing yet: a keyed task is settled after it ran."""
         if not self.accepting:
-            self.end = ACK
+            self.said.acknowledged = True
 
     def reject(self, _logger: Any, _errors: Any, requeue: bool = False) -> None:
         """Celery rejects: the message gets another turn in its place, or is buried."""
-        self.end = None if requeue else End(Act.BURY, reason=self.reason)
+        self.said.rejected, self.said.requeue = True, bool(requeue)
 
     def defer(self, due: float, body: bytes) -> None:
         """The task retries: the message is replaced by that of the next try, when it is due."""
-        self.end = End(Act.DEFER, due=due, body=body)
+        self.said.retried, self._next = True, (due, body)
+
+    # -- the end -------------------------------------------------------------------------------
 
     def let_go(self) -> None:
         """The task has ended, one way or another. Only the first call counts."""
@@ -64,13 +80,58 @@ class Run:
             return
         self.done = True
         self._registry.pop(id(self), None)
-        if self.end is not None:
-            self._courier.end(self.entry, self.end)
-        else:
-            # No verdict: its process was lost. If we ended it ourselves the task is not to blame.
-            to_blame = self._lease.trusted(*self.reliance) and not self.part.ending
-            self._courier.again(self.entry, counted=to_blame)
-        self._ended()
+        try:
+            self._pass_on()
+        finally:
+            self._ended()
+
+    def fail(self, error: BaseException) -> None:
+        """Celery's own code, or the pool, has raised this and says nothing more of the task."""
+        if not self.done:
+            self.said.error = error
+            self.let_go()
+
+    def refuse(self, error: StickyError) -> None:
+        """No worker can make a task of this message: it is buried, and whoever waits for its task is told why."""
+        self.said.unreadable, self.said.error = True, error
+        self.let_go()
+
+    def unstart(self) -> None:
+        """The reserved start never took place."""
+        self.said.dropped = True
+        self.said.acknowledged = self.said.rejected = False
+        self.let_go()
+
+    def _pass_on(self) -> None:
+        entry, courier, error = self.entry, self._courier, self.said.error
+        # If the worker has ended the task itself, the task is not to blame.
+        to_blame = self._lease.trusted(*self.reliance) and not self.part.ending
+        match decide(self.said, to_blame=to_blame, failures=entry.failures):
+            case Outcome.ENDED:
+                courier.end(entry, ACK)
+            case Outcome.RETRIED:
+                due, body = self._next
+                courier.end(entry, End(Act.DEFER, due=due, body=body))
+            case Outcome.REJECTED:
+                courier.end(entry, End(Act.BURY, reason=_reason(error)))
+            case Outcome.UNREADABLE:
+                end = unreadable(error)
+                logger.error("sticky: task %r is buried unstarted: %s", entry.content.envelope.task_id, end.reason)
+                courier.end(entry, end)
+            case Outcome.DIED:
+                courier.again(entry, counted=True, cause=self._cause())
+            case Outcome.INTERRUPTED | Outcome.NOT_STARTED:
+                courier.again(entry, counted=False)
+            case Outcome.REQUEUED:
+                courier.rest(entry, self.turn, after_run=True, cause=_reason(error))
+            case Outcome.FAILED:
+                courier.rest(entry, self.turn, after_run=False, cause=_reason(error))
+
+    def _cause(self) -> str:
+        """Return why the task came to no end, or empty: its process died."""
+        error, processes = self.said.error, self.part.has_processes
+        died = error is None or (processes and isinstance(error, WorkerLostError | Terminated))
+        return "" if died else _reason(error)
 
     def leave_pool(self) -> None:
         """The task's greenlet has ended, and with that its place of the pool is free."""
@@ -93,17 +154,15 @@ class Run:
         if self.part.has_processes and self.pid is not None:
             kill_group(self.pid)
 
-    def unstart(self) -> None:
-        """The reserved start never took place."""
-        if not self.done:
-            self.done = True
-            self._registry.pop(id(self), None)
-            self._courier.again(self.entry, counted=False)
 
-    def bury(self, reason: str) -> None:
-        """Celery cannot make a task of this message."""
-        self.end = End(Act.BURY, reason=reason)
-        self.let_go()
+def unreadable(error: BaseException | None) -> End:
+    """Return the end of a message that no worker can make a task of."""
+    told = error if isinstance(error, StickyError) else Unreadable(f"no task can be made of it: {_reason(error)}")
+    return End(Act.BURY, reason=str(told), error=told)
+
+
+def _reason(error: BaseException | None) -> str:
+    return "rejected" if error is None else repr(error)[:500]
 
 
 class StickyMessage(Message):
@@ -121,7 +180,7 @@ class StickyMessage(Message):
                 "exchange": "",
                 "routing_key": queue,
                 "priority": item.delivery.priority,
-                "redelivered": run.entry.attempts is not None,
+                "redelivered": run.entry.attempts is not None or run.entry.requeues > 0,
             },
             properties=envelope.properties,
             headers=headers,

@@ -87,3 +87,11 @@ def drop_unaccepted(pool: Any) -> None:
 def _job(run: Run) -> Any:
     result = getattr(run.request, "_apply_result", None)
     return result() if result is not None else None
+
+
+def forget_job(pool: Any, request: Any) -> None:
+    """Take from the pool's books the job of a request that it could not take: it would wait for its end for ever."""
+    processes: Any = getattr(pool, "_pool", None)
+    for job in tuple(getattr(processes, "_cache", {}).values()):
+        if getattr(job._accept_callback, "__self__", None) is request and not job._accepted:
+            job.discard()

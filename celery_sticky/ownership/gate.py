@@ -78,6 +78,14 @@ class Entry:
     """What rate limits go by: the name of its task."""
     withdrawn: bool = False
     """It was taken out of its line: its message goes elsewhere."""
+    resting: bool = False
+    """It waits for its next try, also at the head of its line."""
+    failures: int = 0
+    """How often in a row it could not be started though nothing is wrong with it."""
+    requeues: int = 0
+    """How often its task ran and gave the message back."""
+    cause: str = ""
+    """Why it last came to no end; empty: its process died."""
     size: int = 0
     """Bytes of the message."""
 
@@ -356,6 +364,23 @@ class Gate:
         self._make_ready(entry)
         return True
 
+    def rest(self, entry: Entry, turn: int) -> bool:
+        """The entry keeps its place and has its next turn at `rouse`; False if its slot is lost and nothing is left."""
+        entry.resting = True
+        if entry.stage is Stage.STARTED:
+            return self.again(entry, counted=False)
+        if entry.stage is Stage.HANDED and entry.turn == turn:
+            self.out -= 1
+            self.runnable -= 1
+            self._make_ready(entry)
+        return True
+
+    def rouse(self, entry: Entry) -> None:
+        """It may have its turn again."""
+        entry.resting = False
+        if entry.stage is Stage.WAITING and self._lines[entry.key][0] is entry:
+            self._promote(entry)
+
     def forget(self, entry: Entry) -> None:
         """The broker has refused to mark the start: the message is not ours any more."""
         if entry.stage is Stage.READY:
@@ -395,7 +420,7 @@ class Gate:
     # -- inside --------------------------------------------------------------------------------
 
     def _make_ready(self, entry: Entry, *, paid: bool = False) -> None:
-        if entry.pending:
+        if entry.pending or entry.resting:
             entry.stage = Stage.WAITING
             self.waiting += 1
             return
@@ -471,7 +496,8 @@ class Gate:
             self._promote(line[0])
 
     def _promote(self, entry: Entry) -> None:
-        if entry.stage is Stage.WAITING and not entry.pending:  # else it has ended, or waits for its claim
+        # Else it has ended, or waits for its claim or its next try.
+        if entry.stage is Stage.WAITING and not (entry.pending or entry.resting):
             self.waiting -= 1
             self._make_ready(entry)
 

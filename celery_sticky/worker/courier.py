@@ -188,15 +188,23 @@ class Courier:
         with self._lock:
             self._desk.gate.put_back_all()
 
-    def again(self, entry: Entry, *, counted: bool) -> None:
+    def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
         """A started task came to no end: give it another turn in its place, if the slot still is ours.
 
-        Counted, it is marked at the broker first, and buried at the limit.
+        Counted, it is marked at the broker first, and buried at the limit; `cause` says why, if no process has died.
         """
-        if self._lock.later(lambda: self.again(entry, counted=counted)):
+        if self._lock.later(lambda: self.again(entry, counted=counted, cause=cause)):
             return
         with self._lock:
-            self._desk.again(entry, counted=counted)
+            self._desk.again(entry, counted=counted, cause=cause)
+        self._wake()
+
+    def rest(self, entry: Entry, turn: int, *, after_run: bool, cause: str) -> None:
+        """Try an entry again later, in its place: it could not be started, or (`after_run`) its task gave it back."""
+        if self._lock.later(lambda: self.rest(entry, turn, after_run=after_run, cause=cause)):
+            return
+        with self._lock:
+            self._desk.rest(entry, turn, time.time(), after_run=after_run, cause=cause)
         self._wake()
 
     def end(self, entry: Entry, end: End) -> None:
@@ -312,10 +320,11 @@ class Courier:
             self._open_slots(queues)
             now = time.time()
         with self._lock:
+            roused = desk.rouse(now)
             verdicts = desk.verdicts(now)
             wants = desk.wants(now, company=bool(verdicts))
             self._idling = not (verdicts or wants or desk.to_open)
-            decided, self._decided = self._decided, False
+            decided, self._decided = self._decided or roused, False
         if verdicts or wants:
             fetched = queues.fetch(wants, verdicts, now)
             with self._lock:
@@ -347,7 +356,8 @@ class Courier:
     def _idle_for(self, now: float) -> float:
         desk = self._desk
         ends = [now + (0.25 if desk.gate.has_ready else IDLE), self._dead_bounds.next_look]
-        ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due, desk.opens_at) if end is not None]
+        dues = (desk.outbox.goes_at, desk.rounds.next_due, desk.opens_at, desk.backoff.next_due)
+        ends += [end for end in dues if end is not None]
         if (token_in := desk.gate.limited.due_in()) is not None:
             ends.append(now + max(token_in, SHORTEST))
         return max(0.0, min(ends) - now)
@@ -368,10 +378,13 @@ class Courier:
             due = self._host.due_of(envelope)
             if slot[0] in self._directed:
                 have_claimed(entry, envelope)
-        except StickyError as error:
-            logger.error("a message in slot %s of keyspace %s is buried: %s", slot[1], slot[0], error)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a key function makes of arguments that nobody should have sent
+            reason = str(error) if isinstance(error, StickyError) else f"its key cannot be read: {error!r:.300}"
+            logger.error("a message in slot %s of keyspace %s is buried: %s", slot[1], slot[0], reason)
             with self._lock:
-                self._desk.bury(entry, str(error), now)
+                self._desk.bury(entry, reason, now)
             return
         with self._lock:
             self._desk.admit(entry, due, now)

@@ -17,6 +17,7 @@ from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage
 from celery_sticky.queues.base import Act, Delivery, Fetched, Tag, Tenure, Verdict, Want
+from celery_sticky.worker.backoff import Backoff
 from celery_sticky.worker.broken_slots import BrokenSlots
 from celery_sticky.worker.envelope import Envelope, restamped
 from celery_sticky.worker.key_claims import KeyClaims
@@ -79,6 +80,7 @@ class Desk:
         self.claims = KeyClaims(self.gate)
         self.outbox = Outbox()
         self.rounds = Rounds()
+        self.backoff = Backoff()
         self.to_open: dict[SlotId, Tenure] = {}
         self._broken, self._unsettled = BrokenSlots(STANDS_STILL), BrokenSlots(UNSETTLED)
         self._open_at: dict[SlotId, tuple[float, Tenure]] = {}
@@ -240,12 +242,34 @@ class Desk:
                 entry.content = Item(item.delivery._replace(tenure=tenure), item.envelope)
         return entries
 
-    def again(self, entry: Entry, *, counted: bool) -> None:
+    def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
         """A started task came to no end: give it another turn in its place, if the slot still is ours."""
+        entry.cause = cause
         if entry.claim is not None:
             self.claims.prepare(entry)
         if not self.gate.again(entry, counted=counted) and not self.gate.kept(entry.slot):
             self._drained(entry.slot)
+
+    def rest(self, entry: Entry, turn: int, now: float, *, after_run: bool, cause: str) -> None:
+        """Nothing is wrong with this message, but it could not start, or its task gave it back: try it again later."""
+        if (entry.stage is Stage.HANDED and entry.turn != turn) or entry.stage not in (Stage.HANDED, Stage.STARTED):
+            return  # it was taken back meanwhile
+        if entry.claim is not None:
+            self.claims.prepare(entry)
+        if not self.gate.rest(entry, turn):
+            if not self.gate.kept(entry.slot):
+                self._drained(entry.slot)
+        elif after_run:
+            self.backoff.note_requeue(entry, cause, now)
+        else:
+            self.backoff.note_failure(entry, cause, now)
+
+    def rouse(self, now: float) -> bool:
+        """Let those have their turn whose time has come; True if there were any."""
+        due = list(self.backoff.due(now))
+        for entry in due:
+            self.gate.rouse(entry)
+        return bool(due)
 
     def end(self, entry: Entry, end: End, now: float) -> bool:
         """The task has let go of its key. True if the verdict should not wait for the next round trip."""
@@ -440,8 +464,7 @@ class Desk:
         if attempts < self._max_attempts:
             self.gate.marked(entry, attempts)
         elif self.gate.end(entry):
-            reason = f"started {attempts} times and never came to an end: its process died each time"
-            self._put(entry, End(Act.BURY, reason=reason), now)
+            self._put(entry, End(Act.BURY, reason=_endless(entry, attempts)), now)
 
     def _on_refused(self, verdict: Verdict, now: float) -> None:
         entry, unanswered = self.outbox.answered(verdict)
@@ -472,6 +495,11 @@ class Desk:
     def _note_starts(self, entry: Entry) -> None:
         delivery: Delivery = entry.content.delivery
         self._memory.note_starts(delivery.body, entry, delivery.tenure.epoch)
+
+
+def _endless(entry: Entry, attempts: int) -> str:
+    why = f"the last time: {entry.cause}" if entry.cause else "its process died each time"
+    return f"started {attempts} times and never came to an end: {why}"
 
 
 def _refusal(error: StickyError) -> End:

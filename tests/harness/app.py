@@ -43,6 +43,7 @@ class AppConfig:
 def make_app(config: AppConfig) -> Celery:
     """Return a new Celery app with the test tasks; it does not become the current app."""
     app = Celery("harness", broker=config.broker, backend=config.backend or None, set_as_current=False)
+    app.loader.override_backends = {"away": "harness.away_backend:AwayBackend"}
     settings = {
         "broker_connection_retry_on_startup": True,
         "worker_prefetch_multiplier": 1,

@@ -175,6 +175,11 @@ def _register_ends(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> No
                 raise Reject("not wanted", requeue=requeue)
         return int(self.request.sticky.attempt)
 
+    @app.task(name="exhausts", **keyed)
+    def exhausts(self: Task, key: str, n: int = 0) -> None:
+        with recorded(recorder, self, key, n):
+            raise MemoryError
+
     @app.task(name="dies", **keyed)
     def dies(self: Task, key: str, n: int, times: int, how: str) -> int:
         """Take the process along, the first `times` times."""

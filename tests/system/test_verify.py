@@ -118,6 +118,27 @@ def test_directed_keys_without_their_rules_are_found_out(folder: Path, rule: str
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_backend_that_is_away_and_messages_that_nobody_can_read_harm_nobody(folder: Path, pool: str) -> None:
+    faults = "backend-away,malformed,eta,retry,raise"
+    done = run(folder, "-P", pool, "--seconds", "10", "--faults", faults, *SMALL, "--json", "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((folder / "found.json").read_text())
+    (sent,) = [fault["messages"] for fault in found["faults"] if fault["fault"] == "malformed"][:1]
+    assert found["verdict"]["duplicates"] == {} and len(found["buried"]) >= sent / 2
+    assert not left_behind(folder)
+
+
+@pytest.mark.timeout(180)
+def test_tasks_that_run_again_because_their_result_was_not_stored_are_found_out(folder: Path) -> None:
+    words = ["-P", "threads", "--seconds", "8", "--faults", "backend-away", *SMALL, "--json", "-"]
+    done = run(folder, *words, PYTHONPATH=without("traces_are_not_guarded"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads(done.stdout)["verdict"]["duplicates"]["unexplained"] > 0
+    assert not left_behind(folder)
+
+
+@pytest.mark.timeout(180)
 def test_plain_celery_breaks_promises_under_the_same_load_and_faults(folder: Path) -> None:
     # Of this seed a burst comes before the kill, so that the worker holds some messages.
     words = ["--stock", "--seconds", "8", "--faults", "term,kill,burst", *SMALL, "--seed", "9", "--json", "-"]

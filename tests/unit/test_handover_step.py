@@ -47,7 +47,7 @@ def test_all_keyspaces_have_one_time_together_to_give_their_last_slots_away(
         directors=ten,
         jobs=SimpleNamespace(patience=jobs, finish=ended.append) if jobs else None,
         courier=SimpleNamespace(shutdown=ended.append),
-        refusals=SimpleNamespace(finish=ended.append),
+        results=SimpleNamespace(finish=ended.append),
     )
     step = Handover(SimpleNamespace(controller=SimpleNamespace(sticky=part)))
     step.shutdown(None)

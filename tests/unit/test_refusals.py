@@ -15,6 +15,7 @@ from celery import Celery, signals
 from celery.result import AsyncResult
 
 from celery_sticky.bootsteps.refusals import Refusals
+from celery_sticky.bootsteps.results import Results
 from celery_sticky.errors import NotPinned
 from celery_sticky.worker.envelope import Envelope
 
@@ -51,10 +52,11 @@ def test_the_task_fails_with_what_is_said_and_the_end_waits_for_a_slow_backend(
         heard.append((task_id, str(exception), list(args), einfo.exc_info[0]))
 
     monkeypatch.setattr(type(app.backend), "store_result", slow)
-    refusals = Refusals(app, "w@here")
+    results = Results()
+    refusals = Refusals(app, "w@here", results)
     refusals.tell([(envelope("1"), NotPinned("by nobody"))])
     refusals.tell([(envelope("2"), NotPinned("by nobody"))])
-    refusals.finish(10.0)
+    results.finish(10.0)
     for task_id in "12":
         with pytest.raises(NotPinned, match="by nobody"):
             AsyncResult(task_id, app=app).get(timeout=1)
@@ -62,10 +64,11 @@ def test_the_task_fails_with_what_is_said_and_the_end_waits_for_a_slow_backend(
 
 
 def test_what_is_no_task_of_this_worker_fails_too(app: Any) -> None:
-    refusals = Refusals(app, "w@here")
+    results = Results()
+    refusals = Refusals(app, "w@here", results)
     found = [envelope("damaged", b"{"), envelope("unknown", task="of another worker")]
     refusals.tell([(one, NotPinned("by nobody")) for one in found])
-    refusals.finish(10.0)
+    results.finish(10.0)
     assert [AsyncResult(one.task_id, app=app).state for one in found] == ["FAILURE"] * 2
 
 
@@ -80,8 +83,9 @@ def test_a_result_that_cannot_be_written_keeps_nobody_else_waiting(
         return store(self, task_id, *args, **kwargs)
 
     monkeypatch.setattr(type(app.backend), "store_result", failing)
-    refusals = Refusals(app, "w@here")
+    results = Results()
+    refusals = Refusals(app, "w@here", results)
     refusals.tell([(envelope(one), NotPinned("by nobody")) for one in ("bad", "good")])
-    refusals.finish(10.0)
+    results.finish(10.0)
     assert [AsyncResult(one, app=app).state for one in ("bad", "good")] == ["PENDING", "FAILURE"]
     assert "the result of task bad could not be written" in caplog.text

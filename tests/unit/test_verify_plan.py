@@ -109,7 +109,7 @@ OWN = {*OF_BROKER, "failover"}
         (Terms(store="redis://i/0"), {"store-rollback"}),
         (Terms(pool="threads"), {"child-kill"}),
         (Terms(workers=2), {"cascade"}),
-        (Terms(mode=Mode.HASH), {"store-rollback", "wrong-type"}),
+        (Terms(mode=Mode.HASH), {"store-rollback", "wrong-type", "backend-away", "malformed"}),
         (Terms(), set()),
     ],
 )

@@ -48,6 +48,16 @@ def test_a_pool_runs_every_key_in_order_one_at_a_time_once(
     assert fleet.dead() == []
 
 
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_pool_of_one_greenlet_does_not_wait_for_itself(kinds: Callable[..., KindsFleet], key: str, pool: str) -> None:
+    fleet = kinds()
+    fleet.worker("w1", pool=pool, concurrency=1)
+    send_all(fleet, key, 5)
+    fleet.wait_finished(30)
+    judgement = fleet.judge()
+    assert judgement.ok and judgement.duplicates == (), judgement.describe()
+
+
 def most_at_once(fleet: KindsFleet) -> int:
     running = most = 0
     for event in sorted((e for e in fleet.events() if e.run and e.key != "plain"), key=lambda e: e.at):

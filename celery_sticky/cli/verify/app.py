@@ -32,8 +32,12 @@ class OnPurpose(Exception):
     """What a task raises that is to fail."""
 
 
-def make_app(site: Site) -> Celery:
-    """Return the app."""
+QUICKLY = {"max_retries": 2, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
+"""How often a result is tried again: seldom enough that some are lost while the backend is away."""
+
+
+def make_app(site: Site, *, worker: bool = False) -> Celery:
+    """Return the app: for a worker, which stores results where there is a backend for them, or for anybody else."""
     app = Celery("verify", broker=site.broker, set_as_current=False)
     app.conf.update(
         broker_connection_retry_on_startup=True,
@@ -43,7 +47,9 @@ def make_app(site: Site) -> Celery:
             "global_keyprefix": site.prefix,
             **site.options,
         },
-        task_ignore_result=True,
+        task_ignore_result=not site.results,
+        result_backend=site.results if worker and site.results else None,
+        result_backend_transport_options={"retry_policy": QUICKLY},
         task_publish_retry=False,  # a second sending would be the sender's duplicate, not the workers'
     )
     if site.mode is Mode.STICKY:

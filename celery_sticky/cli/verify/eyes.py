@@ -136,6 +136,19 @@ class Eyes:
             return {info["id"]: info["reason"] for info in infos if info.get("id") and info.get("reason")}
         return {}
 
+    def unburied(self) -> list[str]:
+        """Return the malformed messages, as senders call them, that are not in the dead queue with a reason."""
+        if self._session is None or not self._site.malformed_history.exists():
+            return []
+        sent = [json.loads(line) for line in self._site.malformed_history.read_text().splitlines()]
+        with suppress(StickyError):
+            queues, keyspace = self._session.queues, self._site.keyspace
+            ids = [one.id for one in queues.dead(keyspace) if json.loads(one.info).get("reason")]
+            found = (queues.dead_message(keyspace, dead_id) for dead_id in ids)
+            text = b"\n".join(one.body for one in found if one is not None and one.body is not None)
+            return [tag for tag in sent if json.dumps(tag).encode() not in text]
+        return sent
+
     def waiting(self, ids: Iterable[str]) -> set[str]:
         """Return which of these tasks have a message at the broker, in whatever record of it."""
         client = client_from_connection(

@@ -16,7 +16,7 @@ import redis
 from celery_sticky.cli.verify.eyes import Eyes
 from celery_sticky.cli.verify.ground import Ground, now, session_of
 from celery_sticky.cli.verify.load import SLOW
-from celery_sticky.cli.verify.plan import Step
+from celery_sticky.cli.verify.plan import ORDERS, Step
 from celery_sticky.cli.verify.record import EVERYBODY, Done, Frozen
 from celery_sticky.cli.verify.site import HANG, Mode
 from celery_sticky.keys import queue_name
@@ -50,7 +50,7 @@ class Faults:
         done = Done(step, since=now(), before=self._eyes.view())
         act: Callable[[Step, Done], None] = getattr(self, "_" + step.fault.replace("-", "_"))
         act(step, done)
-        if step.fault not in ("oom", "burst", "slow", "big", "clock", "child-kill"):
+        if step.fault not in (*ORDERS, "clock", "child-kill"):
             self._settle(done)
         done.until = now()
         return done
@@ -291,6 +291,13 @@ class Faults:
                 pipe.execute()
         time.sleep(self._ground.site.patience)  # until then nobody may have seen it
 
+    def _backend_away(self, step: Step, done: Done) -> None:
+        server = self._ground.results
+        assert server is not None
+        server.kill()
+        time.sleep(step.detail["seconds"])  # the fault itself: tasks end, and their results cannot be stored
+        server.start()
+
     # -- what senders are told ---------------------------------------------------------------------
 
     def _oom(self, step: Step, done: Done) -> None:
@@ -304,3 +311,6 @@ class Faults:
 
     def _slow(self, step: Step, done: Done) -> None:
         self._order({"send": "slow", "seconds": SLOW, **step.detail})
+
+    def _malformed(self, step: Step, done: Done) -> None:
+        self._order({"send": "malformed", **step.detail})

@@ -86,7 +86,7 @@ class Ground:
         terms = self.terms
         folder = Path(tempfile.mkdtemp(prefix="sticky-verify-"))
         self.guard.remove(folder)
-        self.broker = self.store = None
+        self.broker = self.store = self.results = None
         self.pair: WatchedPair | None = None
         broker, store, prefix = terms.broker, terms.store, ""
         if broker is None and self._fails_over:
@@ -98,6 +98,8 @@ class Ground:
         if store is None and terms.broker is None and terms.mode is Mode.STICKY:
             self.store = ValkeyServer(self.guard).start()
             store = self.store.url
+        if "backend-away" in terms.faults and terms.mode is Mode.STICKY:
+            self.results = ValkeyServer(self.guard).start()
         if terms.broker is not None or terms.store is not None:
             prefix = f"sticky-verify-{uuid.uuid4().hex[:8]}:"
             for url in filter(None, (terms.broker, terms.store)):
@@ -115,6 +117,7 @@ class Ground:
             directed=terms.directed,
             pinned=terms.pinned,
             seed=terms.seed,
+            results=self.results.url if self.results is not None else "",
             options=self.pair.options if self.pair is not None else {},
         )
 
@@ -213,7 +216,7 @@ class Ground:
         for pair in self.proxies.values():
             for proxy in pair:
                 proxy.teardown()
-        for server in filter(None, (self.broker, self.store)):
+        for server in filter(None, (self.broker, self.store, self.results)):
             server.teardown()
         if self.pair is not None:
             self.pair.teardown()

@@ -18,8 +18,10 @@ from celery.utils import uuid
 
 from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.app import POISON, RAISE, RECORD, RETRY, hashed, make_app
+from celery_sticky.cli.verify.malformed import MALFORMED, well_formed
 from celery_sticky.cli.verify.site import Mode, Site, queue_of
 from celery_sticky.errors import StickyError
+from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.testing.recorder import Recorder
 
 VARIABLE = "STICKY_VERIFY_LOAD"
@@ -106,6 +108,11 @@ class Sender:
             case "slow":
                 for _ in range(order["tasks"]):
                     self.send(RECORD, f"k{self._random.randrange(self._load.keys)}", order["seconds"])
+            case "malformed":
+                for wrong in self._random.sample(sorted(MALFORMED), order["messages"]):
+                    key = f"k{self._random.randrange(self._load.keys)}"
+                    self.send_malformed(wrong, key)
+                    self.send(RECORD, key, 0.01)  # an innocent of the same batch
             case "big":
                 padding = "x" * (order["megabytes"] << 20)
                 for _ in range(order["tasks"]):
@@ -131,6 +138,23 @@ class Sender:
         except Exception as error:  # of Kombu, of its transport, of redis-py, of the socket
             print(f"sender {self._load.sender}: {key} #{n}: {error!r}", file=sys.stderr)  # noqa: T201
             time.sleep(PAUSE)
+
+    def send_malformed(self, wrong: str, key: str) -> None:
+        """Put a message that no worker can read straight into the slot of a key, and write down that it is there."""
+        site, tag = self._site, f"{wrong} {uuid()}"
+        envelope = well_formed(RECORD, [key, 0, 0.01], key=key, slots=site.slots, keyspace=site.keyspace)
+        MALFORMED[wrong](envelope)
+        raw = json.dumps({**envelope, "malformed": tag})
+        try:
+            with self._app.connection_for_write() as connection:
+                slot = queue_name(site.keyspace, slot_for(key, site.slots))
+                connection.default_channel.client.lpush(slot, raw)
+        except Exception as error:  # as in `send`
+            print(f"sender {self._load.sender}: malformed {tag}: {error!r}", file=sys.stderr)  # noqa: T201
+            time.sleep(PAUSE)
+            return
+        with site.malformed_history.open("a") as history:
+            history.write(json.dumps(tag) + "\n")
 
     def close(self) -> None:
         """Let go of the connections."""

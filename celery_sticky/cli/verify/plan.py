@@ -13,11 +13,12 @@ SUDDEN = (
     *("kill", "cascade", "stop", "child-kill", "partition"),
     *("broker-restart", "broker-freeze", "clock", "store-rollback"),
     "broker-rollback",
+    "backend-away",
     "failover",
     *("broker-full", "wrong-type"),
     "loop-hang",
 )
-ORDERS = ("oom", "burst", "slow", "big")
+ORDERS = ("oom", "burst", "slow", "big", "malformed")
 """What senders are told to send at a moment."""
 KINDS = ("eta", "retry", "raise")
 """What senders mix into the load all the time."""
@@ -125,6 +126,7 @@ def _length(fault: str, patience: float, workers: int) -> float:
         "big": 2.0,
         "loop-hang": 2 * patience + 2,
         "clock": 3.0,
+        "backend-away": 6.0,
         "oom": 2.0,
     }.get(fault, 1.0)
 
@@ -225,6 +227,12 @@ class _Cast:
 
     def _broker_rollback(self) -> Step:
         return Step(0, "broker-rollback", detail={"seconds": round(self._draw.uniform(0.5, 2.5), 1)})
+
+    def _backend_away(self) -> Step:
+        return Step(0, "backend-away", detail={"seconds": round(self._draw.uniform(2.0, 5.0), 1)})
+
+    def _malformed(self) -> Step:
+        return Step(0, "malformed", detail={"messages": self._draw.choice((10, 20, 40))})
 
     def _failover(self) -> Step:
         return Step(0, "failover")

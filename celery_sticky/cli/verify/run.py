@@ -68,6 +68,8 @@ class Outcome:
     """When keys moved; None where the keyspace directs none."""
     untold: Sequence[Event] = ()
     """Pins that workers take for theirs at the end, and that are not."""
+    unburied: Sequence[str] = ()
+    """Malformed messages that are not in the dead queue at the end."""
 
     @property
     def job_limit(self) -> float:
@@ -108,6 +110,7 @@ def impossible(terms: Terms) -> dict[str, str]:
     if terms.mode is not Mode.STICKY:
         found["store-rollback"] = "plain Celery has no store"
         found["wrong-type"] = "plain Celery has no records of slots"
+        found["backend-away"] = found["malformed"] = "plain Celery runs here without results and without a dead queue"
     if not all(can_proxy(url) for url in (terms.broker, terms.store) if url is not None):
         found["partition"] = "its proxy can stand only before servers at a redis:// address"
     if terms.workers < CASCADE:
@@ -176,7 +179,7 @@ class _Run:
             supervisor.close()
             if self._witness is not None:
                 self._witness.close()
-        buried = self._eyes.buried()
+        buried, unburied = self._eyes.buried(), self._unburied()
         self._stop()
         crashes = tuple(supervisor.crashes)
         return Outcome(
@@ -194,6 +197,7 @@ class _Run:
             seen,
             self._witness.moves if self._witness is not None else None,
             untold,
+            unburied,
         )
 
     def _start(self) -> None:
@@ -290,6 +294,16 @@ class _Run:
         if untold is None:
             raise StickyError(f"the store did not say within {TELLING:g} s who has pinned what: is it in order?")
         return untold
+
+    def _unburied(self) -> list[str]:
+        """Return the malformed messages that are not dead, when workers have had the time to look at them."""
+        until = time.monotonic() + TELLING
+        while (unburied := self._eyes.unburied()) and time.monotonic() < until:
+            time.sleep(0.3)  # looks again
+        if any(done.forgot_until for done in self._done):
+            there = self._eyes.waiting(unburied)
+            return [tag for tag in unburied if tag in there]
+        return unburied
 
     def _stop(self) -> None:
         workers = list(self._ground.workers.values())

@@ -52,6 +52,8 @@ class Site:
     pinned: Sequence[str] = ()
     """The keys that workers pin."""
     seed: int = 0
+    results: str = ""
+    """Where workers store results; empty: nowhere."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Transport options that the broker's address needs."""
 
@@ -84,6 +86,11 @@ class Site:
     def job_history(self) -> Path:
         """Where jobs are written down: apart from tasks, which have other rules."""
         return Path(self.folder) / "jobs.jsonl"
+
+    @property
+    def malformed_history(self) -> Path:
+        """Where senders write down which messages they sent that nobody can read."""
+        return Path(self.folder) / "malformed.jsonl"
 
     @property
     def pin_history(self) -> Path:

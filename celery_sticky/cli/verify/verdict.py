@@ -51,6 +51,8 @@ class Verdict:
     hasty: frozenset[str]
     """Ids of tasks that were buried for starts that the history does not have; they count as lost."""
     crashes: tuple[str, ...]
+    unburied: tuple[str, ...]
+    """Malformed messages that are not in the dead queue with their reason."""
     jobs: JobVerdict | None
     directed: DirectedVerdict | None
 
@@ -59,7 +61,7 @@ class Verdict:
         """Whether every promise held."""
         broken = (self.lost, self.stuck, self.overlaps, self.inversions, self.stale, self.judged.shared)
         well = all(part is None or part.ok for part in (self.jobs, self.directed))
-        return well and not any((*broken, self.unexplained, self.not_buried, self.crashes))
+        return well and not any((*broken, self.unexplained, self.not_buried, self.unburied, self.crashes))
 
     def figures(self) -> dict[str, Any]:
         """Return it as it stands in the JSON."""
@@ -89,6 +91,7 @@ class Verdict:
             *(f"shared epoch: {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
             *(f"unexplained: {_run(one)}, and again {_run(two)}" for one, two in self.unexplained[:limit]),
             *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),
+            *(f"not in the dead queue: a malformed message, {wrong}" for wrong in self.unburied[:limit]),
             *(f"worker {text}" for text in self.crashes[:limit]),
             *(line for part in (self.directed, self.jobs) if part is not None for line in part.accusations(limit)),
         ]
@@ -138,6 +141,7 @@ def reach(outcome: Outcome) -> Verdict:
         not_buried=tuple(_not_buried(outcome, {event.key for event in forgotten})),
         hasty=hasty,
         crashes=tuple(chronicle.crashes),
+        unburied=tuple(outcome.unburied),
         jobs=reach_of_jobs(outcome),
         directed=None if sent is None else reach_of_directed(outcome, sent, judged.inversions, nowhere),
     )

@@ -18,7 +18,7 @@ from celery_sticky.testing.slot_log import SlotLog
 from celery_sticky.worker.native import original, start_native_thread
 
 site = Site.from_environ(os.environ)
-app = make_app(site)
+app = make_app(site, worker=True)
 signal.signal(HANG, signal.SIG_IGN)  # until there is a loop
 log = SlotLog(site.history)
 

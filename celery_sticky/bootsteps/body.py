@@ -1,0 +1,167 @@
+"""Guards the code of Celery that surrounds a task's body, in the process that runs it.
+
+Celery stores results, counts chord parts and publishes callbacks around the body (celery/app/trace.py, 5.5 to 5.7).
+Where that raises, Celery has no answer: a pool of processes acknowledges a task that may never have begun; a thread or
+greenlet ends without a word about a task that has. Here each is told apart: a body that has ended counts as ended,
+whatever became of its result, and one that never began says so (`NotBegun`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import time
+from pickle import PicklingError
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery import states
+from celery.app.task import Context, Task
+from celery.app.trace import TraceInfo, trace_ok_t
+from celery.exceptions import Reject, Retry
+from celery.utils.saferepr import saferepr
+from celery.utils.serialization import get_pickleable_etype, get_pickleable_exception
+
+logger = logging.getLogger("celery_sticky")
+
+_here = threading.local()
+"""What is known of the body that this thread or greenlet runs, as `run`."""
+SUSPECT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, PicklingError)
+"""Errors of code that meets a value it does not expect: the message may be to blame. A server that is away is not."""
+
+
+class NotBegun(Exception):
+    """Celery failed before the task's body began: it has not run."""
+
+    def __init__(self, text: str, suspect: bool = False) -> None:
+        super().__init__(text, suspect)
+        self.text, self.suspect = text, suspect
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Body:
+    """What is known of the body of one run."""
+
+    __slots__ = ("began", "error", "inside", "result", "returned", "task")
+
+    def __init__(self, task: Any, began: bool) -> None:
+        self.task, self.began, self.inside, self.returned = task, began, False, False
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+def error_here() -> Exception | None:
+    """Return what the body has raised that this thread or greenlet ran last, if it is one of a keyed run."""
+    mark: _Body | None = getattr(_here, "run", None)
+    return None if mark is None else mark.error
+
+
+def mark_body(task: Any) -> None:
+    """Have the body of a task note when it begins and how it ends. Do it before Celery builds the task's tracer."""
+    if hasattr(task.run, "sticky_marked"):
+        return
+    body = task.run
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        mark: _Body | None = getattr(_here, "run", None)
+        if mark is None or mark.inside or mark.task is not task:  # the last two: called by a body, not by a pool
+            return body(*args, **kwargs)
+        mark.began = mark.inside = True
+        try:
+            mark.result = body(*args, **kwargs)
+        except Exception as error:
+            mark.error = error
+            raise
+        mark.returned = True
+        return mark.result
+
+    run.sticky_marked = True  # type: ignore[attr-defined]
+    task.run = run
+    # Celery stores the state STARTED just before the body, and gives the task up where that fails: it is stored by us.
+    task.sticky_tracks, task.track_started = task.track_started, False
+
+
+def guard_traces(tasks: Any) -> None:
+    """Guard the tracers that Celery has built for these tasks."""
+    for task in tasks.values():
+        if hasattr(task.run, "sticky_marked") and not hasattr(task.__trace__, "sticky_guarded"):
+            task.__trace__ = _guarded(task, task.__trace__)
+
+
+def _guarded(task: Any, trace: Any) -> Any:
+    # What a `__call__` or `before_start` of the application's own does, nobody can see: it counts as begun.
+    own = type(task)
+    opaque = own.__call__ is not Task.__call__ or own.before_start is not Task.before_start
+
+    def guarded(uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
+        if task.sticky_tracks:
+            _store_started(task, uuid, request or {})
+        if not request or request.get("sticky") is None:
+            return trace(uuid, args, kwargs, request)
+        mark = _here.run = _Body(task, opaque)
+        began = time.monotonic()
+        try:
+            return _checked(trace(uuid, args, kwargs, request), mark)
+        except (MemoryError, Reject, NotBegun):
+            raise
+        except Exception as error:
+            if not mark.began:
+                raise NotBegun(repr(error), isinstance(error, SUSPECT)) from error
+            logger.exception(
+                "sticky: task %s[%s] has ended, but Celery failed after it; its message is settled and it does not run "
+                "again; its result may be missing: check the result backend and the broker",
+                task.name,
+                uuid,
+            )
+            return _ended(task, mark, error, time.monotonic() - began)
+        finally:
+            _here.run = None
+
+    guarded.sticky_guarded = True  # type: ignore[attr-defined]
+    return guarded
+
+
+def _checked(outcome: Any, mark: _Body) -> Any:
+    """Return what Celery says of the run, unless it says less than is known."""
+    state = outcome.info.state if outcome.info is not None else states.SUCCESS
+    if not mark.began and state == states.FAILURE:
+        error = outcome.info.retval
+        raise NotBegun(repr(error), isinstance(error, SUSPECT))
+    if brings_next_try(mark.error) and state != states.RETRY:
+        return _told(mark.error, states.RETRY, outcome.runtime)
+    return outcome
+
+
+def _ended(task: Any, mark: _Body, error: Exception, runtime: float) -> Any:
+    if mark.returned:
+        return trace_ok_t(mark.result, None, runtime, saferepr(mark.result, task.resultrepr_maxsize))
+    if brings_next_try(mark.error):
+        return _told(mark.error, states.RETRY, runtime)
+    return _told(error if isinstance(mark.error, Retry) else mark.error or error, states.FAILURE, runtime)
+
+
+def brings_next_try(error: Any) -> bool:
+    """Whether a task has raised this to have its message replaced by that of the next try."""
+    return bool(getattr(error, "sticky_body", b""))
+
+
+def _told(error: Any, state: str, runtime: float) -> Any:
+    told = error if state == states.RETRY else get_pickleable_exception(error)
+    kind = type(error) if state == states.RETRY else get_pickleable_etype(type(error))
+    return trace_ok_t(ExceptionInfo((kind, told, error.__traceback__)), TraceInfo(state, error), runtime, None)
+
+
+def _store_started(task: Any, uuid: str, request: dict[str, Any]) -> None:
+    ignored = request.get("ignore_result")
+    if task.ignore_result if ignored is None else ignored:
+        return
+    meta = {"pid": os.getpid(), "hostname": request.get("hostname")}
+    try:
+        task.backend.store_result(uuid, meta, states.STARTED, request=Context(request))
+    except Exception as error:
+        logger.warning("sticky: the state STARTED of task %s[%s] is not stored: %r; it runs", task.name, uuid, error)

@@ -1,0 +1,111 @@
+"""How one attempt at a message ended, decided in one place from what Celery said of it.
+
+"Celery said nothing" has many reasons, and only one of them is the death of a process: a result backend that is away,
+an event that cannot be sent, a pool that takes no tasks, a message that nobody can read. They are told apart here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pickle import PicklingError
+
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import InvalidTaskError, Reject
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from celery_sticky.bootsteps.body import SUSPECT, NotBegun
+
+MOST_TRIES = 8
+"""Failures in a row after which a message is buried, where the error may be the message's own fault."""
+DEATHS = (WorkerLostError, Terminated, TimeLimitExceeded, MemoryError, SystemExit, KeyboardInterrupt)
+"""What tells that the process of a task is gone, or was killed for the task's sake."""
+
+UNDECODABLE = (RecursionError, PicklingError, ContentDisallowed, DecodeError, InvalidTaskError)
+"""Errors that only the message can be to blame for."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    ENDED = "ended"
+    """It succeeded, raised, was ignored, revoked or expired: its message is done with."""
+    RETRIED = "retried"
+    """The message of the next try takes its place."""
+    REJECTED = "rejected"
+    """The task refused its message for good."""
+    REQUEUED = "requeued"
+    """The task gave its message back."""
+    DIED = "its process died"
+    """The only outcome that counts as an attempt."""
+    INTERRUPTED = "interrupted"
+    """The worker ended it: the lease was over, or the worker shuts down."""
+    NOT_STARTED = "not started"
+    """The pool dropped it before it began."""
+    FAILED = "infrastructure failed"
+    """Neither task nor message is to blame: it is tried again later."""
+    UNREADABLE = "cannot be read"
+    """No worker can make a task of it."""
+
+
+@dataclass(slots=True)
+class Said:
+    """What was said of an attempt so far."""
+
+    reserved: bool = False
+    """Its start is reserved: it may run."""
+    acknowledged: bool = False
+    rejected: bool = False
+    requeue: bool = False
+    retried: bool = False
+    """A retry brought the message of the next try along."""
+    began: bool = False
+    """The pool accepted the task."""
+    over: bool = False
+    """The task's body came to its end."""
+    dropped: bool = False
+    """The pool has dropped it, and nothing of it ran."""
+    unreadable: bool = False
+    error: BaseException | None = None
+    """What the task raised, or Celery's own code on its behalf."""
+
+
+def decide(said: Said, *, to_blame: bool, failures: int) -> Outcome:
+    """Return how the attempt ended.
+
+    Args:
+        said: what Celery said.
+        to_blame: whether a death is the task's own: the worker has not ended it.
+        failures: how often in a row the infrastructure has failed this message before.
+    """
+    if said.unreadable:
+        return Outcome.UNREADABLE
+    if said.retried:
+        return Outcome.RETRIED
+    if said.acknowledged:
+        return Outcome.ENDED
+    if said.rejected:
+        return _rejected(said, to_blame)
+    if said.dropped:
+        return Outcome.NOT_STARTED
+    if isinstance(said.error, Reject) and said.reserved:
+        return Outcome.REQUEUED if said.error.requeue else Outcome.REJECTED
+    if said.over and not isinstance(said.error, DEATHS):
+        return Outcome.ENDED  # Celery's own code failed on the way to the acknowledgement
+    if isinstance(said.error, Exception) and not (said.reserved and isinstance(said.error, DEATHS)):
+        return Outcome.UNREADABLE if _at_fault(said.error, failures + 1) else Outcome.FAILED
+    return Outcome.DIED if to_blame else Outcome.INTERRUPTED
+
+
+def _rejected(said: Said, to_blame: bool) -> Outcome:
+    if not said.requeue:
+        return Outcome.REJECTED
+    if not to_blame:
+        return Outcome.INTERRUPTED
+    return Outcome.DIED if isinstance(said.error, DEATHS) else Outcome.REQUEUED
+
+
+def _at_fault(error: Exception, tries: int) -> bool:
+    """Whether the message is to blame for an error of Celery's code: at once, or when that many tries have met it."""
+    suspect = error.suspect if isinstance(error, NotBegun) else isinstance(error, SUSPECT)
+    return isinstance(error, UNDECODABLE) or (suspect and tries >= MOST_TRIES)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -37,7 +36,9 @@ def check(message: Message) -> None:
     headers = message.headers
     if not _is_usual(headers):
         _check_headers(headers)
-    _check_body(_decoded(message), headers)
+    body = _decoded(message)
+    if not _is_usual_body(body):
+        _check_body(body, headers)
 
 
 def _is_usual(headers: Mapping[str, Any]) -> bool:
@@ -58,6 +59,18 @@ def _is_usual(headers: Mapping[str, Any]) -> bool:
     )
 
 
+def _is_usual_body(body: Any) -> bool:
+    """Whether there is nothing to look at more closely, as with headers."""
+    if type(body) is not list or len(body) != 3:
+        return False
+    args, kwargs, embed = body
+    return type(args) is list and type(kwargs) is dict and embed == NOTHING_MORE and all(map(_is_text, kwargs))
+
+
+def _is_text(name: Any) -> bool:
+    return type(name) is str
+
+
 def _check_headers(headers: Mapping[str, Any]) -> None:
     _check_text(headers, "task")
     _check_text(headers, "id")
@@ -73,8 +86,11 @@ def _decoded(message: Message) -> Any:
         raise Unreadable(f"the body cannot be decompressed: {message.errors[0][1]!r:.200}")
     try:
         if _is_plain(message):
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # Kombu reads more, and says it better
-                message._decoded_cache = msgspec.json.decode(message.body)
+            try:
+                body = message._decoded_cache = msgspec.json.decode(message.body)
+                return body
+            except (msgspec.MsgspecError, UnicodeDecodeError):  # Kombu reads more, and says it better
+                pass
         return message.payload
     except Exception as error:  # of whatever serializer
         raise Unreadable(f"the body cannot be decoded: {error!r:.300}") from error

@@ -81,8 +81,9 @@ class StickyRequest:
         run.pid = run.part.leaders.of(pid) if run.part.has_processes else pid
         run.said.began = run.accepting = True
         try:
-            with _tolerating(self, "on_accepted"):
-                super().on_accepted(pid, time_accepted)  # type: ignore[misc]
+            super().on_accepted(pid, time_accepted)  # type: ignore[misc]
+        except Exception:
+            _tell_failed(self, "on_accepted")
         finally:
             run.accepting = False
 
@@ -151,7 +152,11 @@ def _tolerating(request: Any, what: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("sticky: %s of task %s[%s] failed in Celery's own code", what, request.name, request.id)
+        _tell_failed(request, what)
+
+
+def _tell_failed(request: Any, what: str) -> None:
+    logger.exception("sticky: %s of task %s[%s] failed in Celery's own code", what, request.name, request.id)
 
 
 def _exception(exc_info: Any) -> Any:
@@ -253,8 +258,10 @@ def _letting_go(on_success: Any) -> Any:
                 run.said.error = _exception(outcome)
                 return
             run.said.over = True
-            with _tolerating(self, "on_success"):
+            try:
                 on_success(self, outcome, **kwargs)
+            except Exception:
+                _tell_failed(self, "on_success")
             if not outcome[0]:
                 self.acknowledge()  # Celery has asked the task itself, not ours, whether it acknowledges late
         finally:

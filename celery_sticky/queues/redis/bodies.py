@@ -70,6 +70,8 @@ class Bodies:
     def upload(self, verdicts: Sequence[Verdict]) -> tuple[list[Said], list[tuple[Verdict, str]]]:
         """Return what to tell the script, and which verdicts the server has no room for."""
         said, failed = list[Said](), list[tuple[Verdict, str]]()
+        if not any(verdict.body for verdict in verdicts):
+            return [(verdict, b"") for verdict in verdicts], failed
         for verdict in verdicts:
             if verdict.body is None or len(verdict.body) <= BIG:
                 said.append((verdict, verdict.body or b""))

@@ -105,7 +105,11 @@ def read(parts: Sequence[Part], reply: Sequence[object]) -> Answer:
             _broken(answer, part, held)
         elif held == 1:
             for said in part.verdicts:
-                _settled(answer, said, next(answers))
+                told = next(answers)
+                if told == 1 and said[0].act is Act.ACK:
+                    answer.fetched.confirmed.append(said[0])
+                else:
+                    _settled(answer, said, told)
             if part.limit != NOTHING_WANTED:
                 _brought(answer, part.tenure, answers)
         else:
@@ -151,10 +155,8 @@ def _brought(answer: Answer, tenure: Tenure, answers: Iterator[object]) -> None:
     count = cast(int, next(answers))
     if not count:
         return
-    first, opening = cast(int, next(answers)), tenure.opening
+    first, opening, bring = cast(int, next(answers)), tenure.opening, fetched.deliveries.append
     for number in range(first, first + count):
         head, _, body = cast(bytes, next(answers)).partition(b":")
         priority, _, marks = head.partition(b",")
-        fetched.deliveries.append(
-            Delivery(tenure, Tag(number, opening), int(priority), body, int(marks) if marks else None)
-        )
+        bring(Delivery(tenure, Tag(number, opening), int(priority), body, int(marks) if marks else None))

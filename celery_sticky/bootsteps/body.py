@@ -106,7 +106,8 @@ def _guarded(task: Any, trace: Any) -> Any:
         mark = _here.run = _Body(task, opaque)
         began = time.monotonic()
         try:
-            return _checked(trace(uuid, args, kwargs, request), mark)
+            outcome = trace(uuid, args, kwargs, request)
+            return outcome if mark.returned and outcome.info is None else _checked(outcome, mark)
         except (MemoryError, Reject, NotBegun):
             raise
         except Exception as error:

@@ -6,6 +6,7 @@ an event that cannot be sent, a pool that takes no tasks, a message that nobody 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pickle import PicklingError
@@ -70,12 +71,12 @@ class Said:
     """What the task raised, or Celery's own code on its behalf."""
 
 
-def decide(said: Said, *, to_blame: bool, failures: int) -> Outcome:
+def decide(said: Said, *, to_blame: Callable[[], bool], failures: int) -> Outcome:
     """Return how the attempt ended.
 
     Args:
         said: what Celery said.
-        to_blame: whether a death is the task's own: the worker has not ended it.
+        to_blame: tells whether a death is the task's own: the worker has not ended it.
         failures: how often in a row the infrastructure has failed this message before.
     """
     if said.unreadable:
@@ -94,13 +95,13 @@ def decide(said: Said, *, to_blame: bool, failures: int) -> Outcome:
         return Outcome.ENDED  # Celery's own code failed on the way to the acknowledgement
     if isinstance(said.error, Exception) and not (said.reserved and isinstance(said.error, DEATHS)):
         return Outcome.UNREADABLE if _at_fault(said.error, failures + 1) else Outcome.FAILED
-    return Outcome.DIED if to_blame else Outcome.INTERRUPTED
+    return Outcome.DIED if to_blame() else Outcome.INTERRUPTED
 
 
-def _rejected(said: Said, to_blame: bool) -> Outcome:
+def _rejected(said: Said, to_blame: Callable[[], bool]) -> Outcome:
     if not said.requeue:
         return Outcome.REJECTED
-    if not to_blame:
+    if not to_blame():
         return Outcome.INTERRUPTED
     return Outcome.DIED if isinstance(said.error, DEATHS) else Outcome.REQUEUED
 

@@ -104,9 +104,7 @@ class Run:
 
     def _pass_on(self) -> None:
         entry, courier, error = self.entry, self._courier, self.said.error
-        # If the worker has ended the task itself, the task is not to blame.
-        to_blame = self._lease.trusted(*self.reliance) and not self.part.ending
-        match decide(self.said, to_blame=to_blame, failures=entry.failures):
+        match decide(self.said, to_blame=self._is_to_blame, failures=entry.failures):
             case Outcome.ENDED:
                 courier.end(entry, ACK)
             case Outcome.RETRIED:
@@ -126,6 +124,10 @@ class Run:
                 courier.rest(entry, self.turn, after_run=True, cause=_reason(error))
             case Outcome.FAILED:
                 courier.rest(entry, self.turn, after_run=False, cause=_reason(error))
+
+    def _is_to_blame(self) -> bool:
+        # If the worker has ended the task itself, the task is not.
+        return self._lease.trusted(*self.reliance) and not self.part.ending
 
     def _cause(self) -> str:
         """Return why the task came to no end, or empty: its process died."""

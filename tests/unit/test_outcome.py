@@ -40,7 +40,7 @@ LAST = MOST_TRIES - 1
     ],
 )
 def test_what_became_of_a_reserved_start(said: dict[str, Any], outcome: Outcome) -> None:
-    assert decide(Said(reserved=True, **said), to_blame=True, failures=0) is outcome
+    assert decide(Said(reserved=True, **said), to_blame=lambda: True, failures=0) is outcome
 
 
 @pytest.mark.parametrize(
@@ -48,23 +48,23 @@ def test_what_became_of_a_reserved_start(said: dict[str, Any], outcome: Outcome)
     [{}, {"error": WorkerLostError()}, {"rejected": True, "requeue": True, "error": Reject("lease", requeue=True)}],
 )
 def test_what_the_worker_ended_itself_counts_for_nothing(said: dict[str, Any]) -> None:
-    assert decide(Said(reserved=True, **said), to_blame=False, failures=0) is Outcome.INTERRUPTED
+    assert decide(Said(reserved=True, **said), to_blame=lambda: False, failures=0) is Outcome.INTERRUPTED
 
 
 @pytest.mark.parametrize("error", [ConnectionError(), MemoryError(), RuntimeError("the pool is closed"), KeyError("x")])
 def test_what_fails_before_the_start_is_tried_again(error: Exception) -> None:
-    assert decide(Said(error=error), to_blame=True, failures=0) is Outcome.FAILED
+    assert decide(Said(error=error), to_blame=lambda: True, failures=0) is Outcome.FAILED
 
 
 def test_a_message_that_cannot_be_read_is_given_up_at_once() -> None:
-    assert decide(Said(unreadable=True), to_blame=True, failures=0) is Outcome.UNREADABLE
-    assert decide(Said(error=InvalidTaskError()), to_blame=True, failures=0) is Outcome.UNREADABLE
+    assert decide(Said(unreadable=True), to_blame=lambda: True, failures=0) is Outcome.UNREADABLE
+    assert decide(Said(error=InvalidTaskError()), to_blame=lambda: True, failures=0) is Outcome.UNREADABLE
 
 
 def test_an_outage_of_any_length_buries_nothing_and_an_error_over_a_value_is_given_up_in_the_end() -> None:
-    assert decide(Said(error=ConnectionError()), to_blame=True, failures=10_000) is Outcome.FAILED
-    assert decide(Said(reserved=True, error=NotBegun("away")), to_blame=True, failures=10_000) is Outcome.FAILED
-    assert decide(Said(error=TypeError()), to_blame=True, failures=LAST - 1) is Outcome.FAILED
-    assert decide(Said(error=TypeError()), to_blame=True, failures=LAST) is Outcome.UNREADABLE
+    assert decide(Said(error=ConnectionError()), to_blame=lambda: True, failures=10_000) is Outcome.FAILED
+    assert decide(Said(reserved=True, error=NotBegun("away")), to_blame=lambda: True, failures=10_000) is Outcome.FAILED
+    assert decide(Said(error=TypeError()), to_blame=lambda: True, failures=LAST - 1) is Outcome.FAILED
+    assert decide(Said(error=TypeError()), to_blame=lambda: True, failures=LAST) is Outcome.UNREADABLE
     suspect = Said(reserved=True, error=NotBegun("'x' is no number", suspect=True))
-    assert decide(suspect, to_blame=True, failures=LAST) is Outcome.UNREADABLE
+    assert decide(suspect, to_blame=lambda: True, failures=LAST) is Outcome.UNREADABLE

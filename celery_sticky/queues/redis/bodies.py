@@ -62,7 +62,7 @@ class Bodies:
     def read_all(self, deliveries: list[Delivery]) -> None:
         """Put the bodies in the place of their references."""
         for number, delivery in enumerate(deliveries):
-            if (key := referred(delivery.body)) is not None:
+            if delivery.body.startswith(REFERENCE) and (key := referred(delivery.body)) is not None:
                 (found,) = self._server.wire.call(pack("LINDEX", key, 0))
                 body = found if isinstance(found, bytes) else b""
                 deliveries[number] = self._light(delivery._replace(body=body), key.decode())
@@ -70,8 +70,6 @@ class Bodies:
     def upload(self, verdicts: Sequence[Verdict]) -> tuple[list[Said], list[tuple[Verdict, str]]]:
         """Return what to tell the script, and which verdicts the server has no room for."""
         said, failed = list[Said](), list[tuple[Verdict, str]]()
-        if not any(verdict.body for verdict in verdicts):
-            return [(verdict, b"") for verdict in verdicts], failed
         for verdict in verdicts:
             if verdict.body is None or len(verdict.body) <= BIG:
                 said.append((verdict, verdict.body or b""))

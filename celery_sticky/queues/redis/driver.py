@@ -116,7 +116,8 @@ class RedisQueues:
         """See `SlotQueues.fetch`."""
         if not wants and not verdicts:
             return Fetched()
-        said, failed = self._bodies.upload(verdicts)
+        replacing = any(verdict.body for verdict in verdicts)
+        said, failed = self._bodies.upload(verdicts) if replacing else ([(verdict, b"") for verdict in verdicts], [])
         answers, left = list[Answer](), said
         while not answers or left:
             count = split(left)
@@ -126,7 +127,8 @@ class RedisQueues:
             wants = [] if last else wants
         fetched = self._together(answers)
         fetched.failed += failed
-        self._forget_unused(said, fetched)
+        if replacing:
+            self._forget_unused(said, fetched)
         self._bodies.read_all(fetched.deliveries)
         for tenure, name in [one for answer in answers for one in answer.too_big][:1]:
             self._set_aside(tenure, name, fetched)
@@ -160,11 +162,10 @@ class RedisQueues:
         return fetched
 
     def _forget_unused(self, said: Sequence[Said], fetched: Fetched) -> None:
-        if any(body for _, body in said):
-            unused = {id(verdict) for verdict in fetched.refused} | {id(verdict) for verdict, _ in fetched.failed}
-            for one in said:
-                if id(one[0]) in unused:
-                    self._bodies.forget(one)
+        unused = {id(verdict) for verdict in fetched.refused} | {id(verdict) for verdict, _ in fetched.failed}
+        for one in said:
+            if id(one[0]) in unused:
+                self._bodies.forget(one)
 
     def _set_aside(self, tenure: Tenure, name: str, fetched: Fetched) -> None:
         """One of them a round trip: the others are asked for again."""

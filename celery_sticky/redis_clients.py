@@ -91,6 +91,13 @@ def client_from_connection(
     return redis.Redis(connection_pool=pool, credential_provider=pool.connection_kwargs.get("credential_provider"))
 
 
+def harm_of(policy: str) -> str:
+    """Return what a server with this `maxmemory-policy` deletes of ours when its memory is short."""
+    if policy.startswith("volatile"):
+        return "it deletes revokes, outcomes of jobs and big messages on their way to it"
+    return "it deletes messages and ownership, and tasks are lost"
+
+
 def eviction_policy(connection: Connection, *, socket_timeout: float) -> str | None:
     """Return what the server deletes when its memory is short (`noeviction`: nothing); None: it does not tell.
 

@@ -17,6 +17,7 @@ from pickle import PicklingError
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import states
 from celery.app.task import Context, Task
 from celery.app.trace import TraceInfo, trace_ok_t
@@ -46,10 +47,10 @@ class NotBegun(Exception):
 class _Body:
     """What is known of the body of one run."""
 
-    __slots__ = ("began", "error", "inside", "result", "returned", "task")
+    __slots__ = ("began", "error", "inside", "request", "result", "returned", "task")
 
-    def __init__(self, task: Any, began: bool) -> None:
-        self.task, self.began, self.inside, self.returned = task, began, False, False
+    def __init__(self, task: Any, began: bool, request: Any) -> None:
+        self.task, self.began, self.inside, self.returned, self.request = task, began, False, False, request
         self.result: Any = None
         self.error: Exception | None = None
 
@@ -72,6 +73,8 @@ def mark_body(task: Any) -> None:
         if mark is None or mark.inside or mark.task is not task:  # the last two: called by a body, not by a pool
             return body(*args, **kwargs)
         mark.began = mark.inside = True
+        if task.sticky_tracks:
+            _store_started(task, mark.request)
         try:
             mark.result = body(*args, **kwargs)
         except Exception as error:
@@ -99,11 +102,11 @@ def _guarded(task: Any, trace: Any) -> Any:
     opaque = own.__call__ is not Task.__call__ or own.before_start is not Task.before_start
 
     def guarded(uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
-        if task.sticky_tracks:
-            _store_started(task, uuid, request or {})
         if not request or request.get("sticky") is None:
-            return trace(uuid, args, kwargs, request)
-        mark = _here.run = _Body(task, opaque)
+            return (
+                trace(uuid, args, kwargs, request) if not task.sticky_tracks else tracked(uuid, args, kwargs, request)
+            )
+        mark = _here.run = _Body(task, opaque, request)
         began = time.monotonic()
         try:
             outcome = trace(uuid, args, kwargs, request)
@@ -120,6 +123,14 @@ def _guarded(task: Any, trace: Any) -> Any:
                 uuid,
             )
             return _ended(task, mark, error, time.monotonic() - began)
+        finally:
+            _here.run = None
+
+    def tracked(uuid: str, args: Any, kwargs: Any, request: Any) -> Any:
+        """Run a task without a key: all that is ours to do is to store STARTED."""
+        _here.run = _Body(task, opaque, {"id": uuid, **(request or {})})
+        try:
+            return trace(uuid, args, kwargs, request)
         finally:
             _here.run = None
 
@@ -157,12 +168,16 @@ def _told(error: Any, state: str, runtime: float) -> Any:
     return trace_ok_t(ExceptionInfo((kind, told, error.__traceback__)), TraceInfo(state, error), runtime, None)
 
 
-def _store_started(task: Any, uuid: str, request: dict[str, Any]) -> None:
+def _store_started(task: Any, request: dict[str, Any]) -> None:
+    # Where Celery does: after it has looked whether the task had succeeded before, whose state this would write over.
     ignored = request.get("ignore_result")
     if task.ignore_result if ignored is None else ignored:
         return
     meta = {"pid": os.getpid(), "hostname": request.get("hostname")}
+    task_id = request["id"]
     try:
-        task.backend.store_result(uuid, meta, states.STARTED, request=Context(request))
+        task.backend.store_result(task_id, meta, states.STARTED, request=Context(request))
+    except SoftTimeLimitExceeded:
+        raise  # it is the task's
     except Exception as error:
-        logger.warning("sticky: the state STARTED of task %s[%s] is not stored: %r; it runs", task.name, uuid, error)
+        logger.warning("sticky: the state STARTED of task %s[%s] is not stored: %r; it runs", task.name, task_id, error)

@@ -23,7 +23,7 @@ from celery_sticky.bootsteps.body import guard_traces
 from celery_sticky.bootsteps.eta import due_of
 from celery_sticky.bootsteps.limits import limit_rates, no_rate_limits
 from celery_sticky.bootsteps.part import Part
-from celery_sticky.bootsteps.places import free_places, places
+from celery_sticky.bootsteps.places import free_places, grows, places
 from celery_sticky.bootsteps.readable import Unreadable, check
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
@@ -100,9 +100,9 @@ class Delivery(bootsteps.StartStopStep):
             if self._green:
                 self._wanted = threading.Event()  # a green one
                 start_thread(self._hand_out, "sticky-hand-out")
-            self._part.courier.start(self)
             for member in self._part.members.values():
-                member.post(BrokerUp())  # should the courier not reach it, it says so
+                member.post(BrokerUp())  # should the courier not reach it, it says so, and after this
+            self._part.courier.start(self)
         elif self._green:
             self.ready()
 
@@ -243,7 +243,8 @@ class Delivery(bootsteps.StartStopStep):
         if consumer is None:
             return 0
         room = places(consumer.pool) or 1
-        entries = part.courier.take(room + (SPARE if part.has_processes else 0), free_places(consumer.pool))
+        at_once = 1 if grows(consumer) else free_places(consumer.pool)  # one that waits makes an empty pool grow
+        entries = part.courier.take(room + (SPARE if part.has_processes else 0), at_once)
         for entry in entries:
             self._hand(consumer, part, entry)
         return len(entries)

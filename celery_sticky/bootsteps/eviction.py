@@ -30,7 +30,7 @@ def warn_of_eviction(servers: Mapping[str, Any], socket_timeout: float) -> None:
 
 
 def _warn(what: str, connection: Any, socket_timeout: float) -> None:
-    from celery_sticky.redis_clients import eviction_policy
+    from celery_sticky.redis_clients import eviction_policy, harm_of
 
     pause = FIRST_PAUSE
     while True:
@@ -42,10 +42,10 @@ def _warn(what: str, connection: Any, socket_timeout: float) -> None:
             continue
         if policy not in KEEPS:
             logger.warning(
-                "sticky: %s %s has maxmemory-policy %s: when its memory is short it deletes messages and ownership, "
-                "and tasks are lost; set it to noeviction",
+                "sticky: %s %s has maxmemory-policy %s: when its memory is short %s; set it to noeviction",
                 what,
                 connection.as_uri(),
                 policy,
+                harm_of(policy),
             )
         return

@@ -13,8 +13,9 @@ from types import FrameType
 from typing import Any
 
 from celery import bootsteps
+from celery.worker.state import task_ready
 
-from celery_sticky.bootsteps.places import places
+from celery_sticky.bootsteps.places import grows, places
 from celery_sticky.bootsteps.shield import take_back
 from celery_sticky.worker.loop_watch import LoopWatch
 from celery_sticky.worker.native import original, start_thread
@@ -35,7 +36,7 @@ class LoopCheck(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._part: Any = getattr(consumer.controller, "sticky", None)
         self._watch: Any = self._part.loop_watch if self._part is not None else None
-        self._owed: deque[None] = deque()
+        self._owed: deque[Any] = deque()
         """One for each release that the pool's semaphore is owed: filled by the watch's thread, paid by the loop."""
         self._connected: Any = None
         self._reader, self._writer = socket.socketpair()
@@ -91,15 +92,18 @@ class LoopCheck(bootsteps.StartStopStep):
     def _take_back(self, consumer: Any) -> None:
         # What only waits for the loop to write it to a process must not hold a slot that is given away.
         courier = self._part.courier
-        taken = take_back(consumer.pool, self._part.runs, lambda run: not courier.is_open(run.entry.slot))
-        self._owed.extend([None] * taken)
+        self._owed.extend(take_back(consumer.pool, self._part.runs, lambda run: not courier.is_open(run.entry.slot)))
 
     def _answer(self) -> None:
         consumer = self._connected
         while self._owed and consumer is not None:
-            self._owed.pop()
+            task_ready(self._owed.pop())
             consumer.controller._quick_release()
-        self._watch.answer(NOT_CONNECTED if consumer is None else pool_lacks(consumer.pool))
+        self._watch.answer(NOT_CONNECTED if consumer is None else _lacks(consumer))
+
+
+def _lacks(consumer: Any) -> str:
+    return "" if grows(consumer) else pool_lacks(consumer.pool)
 
 
 def pool_lacks(pool: Any) -> str:

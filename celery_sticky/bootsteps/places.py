@@ -19,6 +19,11 @@ def places(pool: Any) -> int:
     return int(pool.num_processes or 0)
 
 
+def grows(consumer: Any) -> bool:
+    """Whether the pool is empty by design: Celery's autoscaler makes it grow as soon as there is work."""
+    return not places(consumer.pool) and bool(getattr(consumer.controller, "max_concurrency", None))
+
+
 def free_places(pool: Any) -> int:
     """Return how many tasks may be handed to the pool now."""
     if pool.is_green:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from kombu.message import Message
@@ -20,6 +22,8 @@ from celery_sticky.errors import StickyError
 RESERVED = ("args", "kwargs", "hostname", "is_eager", "called_directly", "delivery_info", "properties")
 """What Celery itself writes into a request, besides the headers."""
 NOTHING_MORE = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+SIGNATURES: Mapping[str, Any] = {"callbacks": Mapping, "errbacks": Mapping | str, "chain": Mapping}
+"""An error callback may be the name of a task."""
 PLAIN = ("utf-8", "UTF-8", "utf8")
 
 
@@ -78,7 +82,7 @@ def _check_headers(headers: Mapping[str, Any]) -> None:
     _check_stamps(headers.get("stamped_headers"), headers.get("stamps"))
     _want(_is_count(headers.get("retries", 0)), headers, "retries", "a number")
     for name in ("eta", "expires"):
-        _want(isinstance(headers.get(name), str | None), headers, name, "a time")
+        _want(isinstance(headers.get(name), str | datetime | None), headers, name, "a time")
 
 
 def _decoded(message: Message) -> Any:
@@ -115,11 +119,11 @@ def _check_body(body: Any, headers: Mapping[str, Any]) -> None:
         raise Unreadable(f"the body's embed is not a mapping of names but {_shown(embed)}")
     if embed == NOTHING_MORE:
         return
-    if taken := [name for name in embed or () if name in headers or name in RESERVED]:
+    if taken := [name for name in embed or () if name not in NOTHING_MORE and (name in headers or name in RESERVED)]:
         raise Unreadable(f"the body's embed would overwrite {taken[0]!r:.80}")
-    for name in ("callbacks", "errbacks", "chain"):
+    for name, kinds in SIGNATURES.items():
         signatures = (embed or {}).get(name)
-        if signatures is not None and not _are(signatures, Mapping):
+        if signatures is not None and not _are(signatures, kinds):
             raise Unreadable(f"the body's {name!r} is not a list of signatures but {_shown(signatures)}")
     chord = (embed or {}).get("chord")
     if chord is not None and not isinstance(chord, Mapping):
@@ -128,6 +132,8 @@ def _check_body(body: Any, headers: Mapping[str, Any]) -> None:
 
 def _check_text(headers: Mapping[str, Any], name: str) -> None:
     text = headers.get(name)
+    if name == "id" and isinstance(text, UUID):
+        return
     _want(isinstance(text, str) and bool(text), headers, name, "a text")
     if not str(text).isascii():
         try:
@@ -162,6 +168,8 @@ def _want(good: bool, headers: Mapping[str, Any], name: str, wanted: str) -> Non
 
 
 def _is_count(value: Any) -> bool:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 

@@ -123,7 +123,7 @@ class StickyRequest:
         with _tolerating(self, "on_timeout"):
             super().on_timeout(soft, timeout)  # type: ignore[misc]
         if not soft and not (run.said.acknowledged or run.said.rejected):  # it has failed on the way there
-            run.said.acknowledged = bool(self._task.acks_on_timeout)
+            run.said.acknowledged = bool(_acks_on_timeout(self._task))
         if not soft and run.part.has_processes:
             run.let_go_when_dead()  # it is killed after this
         elif not soft:
@@ -144,6 +144,11 @@ class StickyRequest:
         # A terminated task lets go when its process is dead, which on_failure tells; other pools do not tell.
         if not (terminated and self._run.part.has_processes):
             self._run.let_go()
+
+
+def _acks_on_timeout(task: Any) -> Any:
+    own = getattr(task, "acks_on_timeout", None)  # Celery 5.5 has one setting for both
+    return task.acks_on_failure_or_timeout if own is None else own
 
 
 @contextmanager
@@ -250,7 +255,7 @@ def _letting_go(on_success: Any) -> Any:
     def ended(self: Any, outcome: Any, **kwargs: Any) -> Any:
         run: Run = self._run
         try:
-            if outcome == KILLED:
+            if outcome == KILLED and outcome[0] is False:  # 0: a task that had succeeded before, and is not run again
                 task_ready(self)
                 return
             if not isinstance(outcome, tuple):  # a pool without processes: the task has raised what ends a process

@@ -48,14 +48,15 @@ def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
     pool.flush = shielded
 
 
-def take_back(pool: Any, runs: dict[int, Run], lost: Callable[[Run], bool]) -> int:
-    """Give runs that are `lost` another turn elsewhere if the pool has written nothing of them; return how many.
+def take_back(pool: Any, runs: dict[int, Run], lost: Callable[[Run], bool]) -> list[Any]:
+    """Give runs that are `lost` another turn elsewhere if the pool has written nothing of them; return their requests.
 
     Any thread may call this, whatever Celery's loop does meanwhile: a job that could be taken out of the pool's buffer
-    is one that the loop will never write. For each of them the caller owes the pool's semaphore a release.
+    is one that the loop will never write. For each of them the caller owes the pool's semaphore a release, in the loop,
+    and Celery the word that the request is done with.
     """
     buffer: Any = getattr(getattr(pool, "_pool", None), "outbound_buffer", None)
-    taken = 0
+    taken: list[Any] = []
     for run in unaccepted(runs) if buffer else ():
         job = _job(run)
         if job is None or not lost(run):
@@ -64,7 +65,7 @@ def take_back(pool: Any, runs: dict[int, Run], lost: Callable[[Run], bool]) -> i
             buffer.remove(job)
             job.discard()
             run.unstart()
-            taken += 1
+            taken.append(run.request)
     return taken
 
 

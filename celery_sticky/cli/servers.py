@@ -15,7 +15,7 @@ from celery_sticky.cli.session import PATIENCE, Session
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import HASH_NAME, Slot, slot_of_queue
 from celery_sticky.queues.redis import Layout
-from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
+from celery_sticky.redis_clients import client_from_connection, close_client, harm_of, is_redis, translate_errors
 from celery_sticky.redis_errors import NO_CLUSTER
 
 OURS = re.compile(r":(flight|deferred|fence|marks|big|ahead|body:.*)$")
@@ -109,8 +109,8 @@ def server_findings(what: str, facts: Facts, settings: Any) -> Iterable[Finding]
     policy = facts["maxmemory_policy"]
     if policy not in (None, "noeviction"):
         yield wrong(
-            f"{what}: maxmemory-policy is {policy}: when memory is short the server deletes messages and ownership; "
-            "set it to noeviction"
+            f"{what}: maxmemory-policy is {policy}: when the server's memory is short {harm_of(policy)}; set it to "
+            "noeviction"
         )
     yield from _memory(what, facts)
     if facts["cluster"]:

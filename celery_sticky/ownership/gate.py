@@ -93,6 +93,8 @@ class Entry:
 @dataclass(slots=True)
 class _Slot:
     live: bool = False
+    bytes: int = 0
+    """Of what has not started."""
     unstarted: dict[Entry, None] = field(default_factory=dict)
     running: dict[Entry, None] = field(default_factory=dict)
 
@@ -162,6 +164,16 @@ class Gate:
         state = self._slots.get(slot)
         return len(state.unstarted) if state else 0
 
+    def bytes_of(self, slot: SlotId) -> int:
+        """Return the bytes of the entries of `slot` that have not started."""
+        state = self._slots.get(slot)
+        return state.bytes if state else 0
+
+    def holds(self, slot: SlotId) -> bool:
+        """Whether anything of `slot` runs here or awaits its confirmation."""
+        state = self._slots.get(slot)
+        return state is not None and bool(state.running)
+
     def busy(self, slot: SlotId) -> bool:
         """Whether a task of `slot` runs here; one that only awaits its confirmation has ended."""
         state = self._slots.get(slot)
@@ -208,8 +220,7 @@ class Gate:
         so there must be none of entries that only wait for the pool. An entry with `wary` marks or more starts when no
         other marked one runs: if the process dies again, it alone is to blame.
         """
-        alive = (Stage.READY, Stage.HANDED, Stage.STARTED)
-        self._counted = [entry for entry in self._counted if entry.stage in alive]
+        self._counted = [entry for entry in self._counted if _may_start(entry)]
         while self._unmarked:
             entry = self._unmarked[0]
             alone = any((one.attempts or 0) >= wary for one in (entry, *self._counted))
@@ -329,11 +340,14 @@ class Gate:
         line = self._lines.get(entry.key, ()) if entry.stage is Stage.ENDED else ()
         return [other for other in line if other.stage is Stage.WAITING]
 
-    def end_waiting(self, entry: Entry) -> None:
-        """The task of an entry that waits (it is one of `behind`) has ended under another delivery: see `add_ended`."""
+    def end_waiting(self, entry: Entry) -> bool:
+        """An entry that waits is done with, as by `end`; False if it does not wait."""
+        if entry.stage is not Stage.WAITING:
+            return False
         self._move_to_running(self._slots[entry.slot], entry)
         entry.stage = Stage.ENDED
         self.waiting -= 1
+        return True
 
     def again(self, entry: Entry, *, counted: bool) -> bool:
         """The started task came to no end of its own: give it another turn in its place; False if its slot is lost.
@@ -347,8 +361,6 @@ class Gate:
         state = self._slots[entry.slot]
         self.out -= 1
         self.runnable -= 1
-        if entry in self._counted:
-            self._counted.remove(entry)
         del state.running[entry]
         if not state.live:
             self._leave_line(entry)
@@ -361,6 +373,8 @@ class Gate:
             entry.attempts, entry.marked = max(0, (entry.attempts or 0) - 1), False  # the same start, marked anew
         else:
             entry.marked = True
+        if entry in self._counted and not entry.marked:
+            self._counted.remove(entry)
         self._make_ready(entry)
         return True
 
@@ -374,6 +388,13 @@ class Gate:
             self.runnable -= 1
             self._make_ready(entry)
         return True
+
+    def hold_back(self, entry: Entry) -> None:
+        """The start of this entry could not be marked: it rests, and others may be marked meanwhile."""
+        if entry.stage is Stage.READY:
+            entry.resting, entry.stage = True, Stage.WAITING
+            self.runnable -= 1
+            self.waiting += 1
 
     def rouse(self, entry: Entry) -> None:
         """It may have its turn again."""
@@ -438,10 +459,12 @@ class Gate:
 
     def _hold(self, state: _Slot, entry: Entry) -> None:
         state.unstarted[entry] = None
+        state.bytes += entry.size
         self.bytes += entry.size
 
     def _let_go(self, state: _Slot, entry: Entry) -> None:
         del state.unstarted[entry]
+        state.bytes -= entry.size
         self.bytes -= entry.size
 
     def _move_to_running(self, state: _Slot, entry: Entry) -> None:
@@ -451,10 +474,11 @@ class Gate:
     def _forget_unstarted(self, state: _Slot) -> None:
         for entry in state.unstarted:
             self._leave_unstarted(entry)
-            self.bytes -= entry.size
         for entry in state.unstarted:
             self._prune(entry.key)
         state.unstarted.clear()
+        self.bytes -= state.bytes
+        state.bytes = 0
 
     def _leave_unstarted(self, entry: Entry) -> None:
         if entry.stage is Stage.WAITING:
@@ -507,3 +531,8 @@ class Gate:
         if not state.live and not state.unstarted:
             self._slots.pop(slot, None)
         return True
+
+
+def _may_start(entry: Entry) -> bool:
+    """Whether a marked entry may start, or runs: also one that rests until its next try."""
+    return entry.stage in (Stage.READY, Stage.HANDED, Stage.STARTED) or (entry.stage is Stage.WAITING and entry.marked)

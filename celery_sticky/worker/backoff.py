@@ -41,6 +41,10 @@ class Backoff:
         wait = self._add(entry, pause(entry.requeues - 1), now)
         logger.info("%s asked to be requeued: %s; it keeps its place, next start in %.1f s", _name(entry), cause, wait)
 
+    def wait(self, entry: Entry, seconds: float, now: float) -> None:
+        """Let an entry have its next turn then."""
+        self._add(entry, min(seconds, LAST), now)
+
     def _add(self, entry: Entry, wait: float, now: float) -> float:
         self._count += 1
         heapq.heappush(self._heap, (now + wait, self._count, entry))

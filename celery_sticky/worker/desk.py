@@ -109,10 +109,10 @@ class Desk:
     def stop(self, slot: SlotId, now: float) -> None:
         """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
         for entry in self.gate.suspects(slot):
-            if entry.marked:
+            if entry.marked and (self.gate.end(entry) or self.gate.end_waiting(entry)):
                 # A mark counts as a start. Handed over a few times before its turn, a message would pass for poison.
-                self.gate.end(entry)
                 self._put(entry, End(Act.UNMARK), now)
+                entry.adrift = True  # it has not run: should this slot be opened here again, it goes back to its queue
         self._forget_opening(slot)
         self.rounds.forget(slot)
         self._stopping.add(slot)
@@ -195,6 +195,7 @@ class Desk:
         if self.to_open.get(slot) is tenure:
             del self.to_open[slot]
             self._open_at[slot] = (at, tenure)
+            self.rounds.forget(slot)
 
     def open_again(self, now: float) -> None:
         """Open slots again whose time has come."""
@@ -247,7 +248,7 @@ class Desk:
         entry.cause = cause
         if entry.claim is not None:
             self.claims.prepare(entry)
-        if not self.gate.again(entry, counted=counted) and not self.gate.kept(entry.slot):
+        if not self.gate.again(entry, counted=counted) and not self.gate.holds(entry.slot):
             self._drained(entry.slot)
 
     def rest(self, entry: Entry, turn: int, now: float, *, after_run: bool, cause: str) -> None:
@@ -257,7 +258,7 @@ class Desk:
         if entry.claim is not None:
             self.claims.prepare(entry)
         if not self.gate.rest(entry, turn):
-            if not self.gate.kept(entry.slot):
+            if not self.gate.holds(entry.slot):
                 self._drained(entry.slot)
         elif after_run:
             self.backoff.note_requeue(entry, cause, now)
@@ -322,12 +323,18 @@ class Desk:
         room = min(window - gate.runnable, self._max_waiting - gate.waiting - len(gate.limited))
         if room <= 0 or (room < window // 2 and gate.runnable > concurrency and not company):
             return []  # a round trip for a handful of messages is a waste while the pool is busy
-        # One hot key must not fill the whole waiting room.
-        a_slot = max(BATCH, self._max_waiting // 8)
         batch = min(BATCH, room)
-        most = max(1, batch // IN_A_SLOT)
-        slots = self.rounds.pick(most, lambda slot: gate.held(slot) < a_slot and gate.is_open(slot))
+        slots = self.rounds.pick(max(1, batch // IN_A_SLOT), self._may_bring)
         return [Want(self._tenures[slot], batch // len(slots)) for slot in slots]
+
+    def _may_bring(self, slot: SlotId) -> bool:
+        """Whether messages of a slot may be fetched now. One hot key must not fill the whole waiting room."""
+        gate = self.gate
+        if not gate.is_open(slot) or slot in self.to_open or slot in self._open_at:
+            return False
+        if gate.bytes_of(slot) >= self._max_waiting_bytes // 8:
+            return False
+        return gate.held(slot) < max(BATCH, self._max_waiting // 8)
 
     def _in_a_hurry(self) -> bool:
         """Whether somebody waits for the verdicts: a key or a mark, while the pool idles; a slot that is given away."""
@@ -381,9 +388,11 @@ class Desk:
                 self.rounds.note_deferred(entry.slot, verdict.due)
         for verdict in fetched.refused:
             self._on_refused(verdict, now)
+        self.rounds.served((delivery.tenure.keyspace, delivery.tenure.slot) for delivery in fetched.deliveries)
         self.rounds.drained(fetched.drained)
         for slot, due in fetched.due.items():
-            self.rounds.note_due(slot, due)
+            if self.gate.is_open(slot):
+                self.rounds.note_due(slot, due)
         for slot, reason in fetched.broken.items():
             at = self._broken.note(slot, reason, now)
             if self.gate.is_open(slot):
@@ -391,10 +400,15 @@ class Desk:
                 self.rounds.note_due(slot, at)
         for verdict, reason in fetched.failed:
             at = self._unsettled.note((verdict.tenure.keyspace, verdict.tenure.slot), reason, now)
-            self.outbox.postpone(verdict, at)
+            if verdict.act is Act.MARK:
+                entry, _ = self.outbox.answered(verdict)
+                self.gate.hold_back(entry)  # it must not keep messages of other slots from their marks
+                self.backoff.wait(entry, at - now, now)
+            else:
+                self.outbox.postpone(verdict, at)
         for slot in fetched.lost:
             # Somebody has moved the fence: open again, and learn from the answer who owns the slot.
-            if tenure := self._tenures.get(slot):
+            if slot not in self._open_at and (tenure := self._tenures.get(slot)):
                 self._reopen(slot, tenure)
         self._drop_repeated(fetched)
 
@@ -418,7 +432,7 @@ class Desk:
         """Note which slots that were broken have been worked on."""
         if self._broken.any:
             slots = ((want.tenure.keyspace, want.tenure.slot) for want in wants)
-            self._broken.mended(slot for slot in slots if slot not in fetched.broken)
+            self._broken.mended(slot for slot in slots if slot not in fetched.broken and slot not in fetched.lost)
         if self._unsettled.any:
             failed = {(verdict.tenure.keyspace, verdict.tenure.slot) for verdict, _ in fetched.failed}
             slots = ((verdict.tenure.keyspace, verdict.tenure.slot) for verdict in fetched.confirmed)
@@ -431,8 +445,10 @@ class Desk:
         """
         end = self._recall(entry) if self._memory else None
         if end is not None:
-            self.gate.add_ended(entry)  # nothing later of its key starts before this is confirmed either
-            self._put(entry, end, now)
+            if self.gate.add_ended(entry):  # nothing later of its key starts before this is confirmed either
+                self._put(entry, end, now)
+            else:
+                self._memory.note_end(entry.content.delivery.body, end)
         elif due is not None and due > now:
             self._put(entry, End(Act.DEFER, due=due), now)
         elif entry.claim is None:
@@ -479,7 +495,8 @@ class Desk:
             if error is not None:
                 self.refused.append((entry.content.envelope, error))
         elif verdict.act is not Act.UNMARK and entry.stage is Stage.ENDED:
-            self._end_again(entry, End(verdict.act, verdict.due, verdict.body, "refused once", verdict.to, error), now)
+            reason = json.loads(verdict.info)["reason"] if verdict.info else ""
+            self._end_again(entry, End(verdict.act, verdict.due, verdict.body, reason, verdict.to, error), now)
         self._settle(entry)
 
     def _end_again(self, entry: Entry, end: End, now: float) -> None:

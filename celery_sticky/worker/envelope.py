@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+from kombu.utils.json import loads as kombu_loads
 
 from celery_sticky.errors import StickyError
 from celery_sticky.message import STAMP_HEADER
@@ -66,7 +67,8 @@ def parse(raw: bytes) -> Envelope:
         DamagedMessage: it is none.
     """
     try:
-        outer = loads(raw)
+        # Kombu writes a UUID, say as a task's id, with its type. A body in base64 cannot look like that.
+        outer = kombu_loads(raw) if b"__type__" in raw else loads(raw)
         properties = dict(outer["properties"])
         body: str = outer["body"]
         encoded = properties.get("body_encoding") == "base64"
@@ -77,5 +79,5 @@ def parse(raw: bytes) -> Envelope:
             content_encoding=str(outer.get("content-encoding") or "utf-8"),
             body=base64.b64decode(body) if encoded else body.encode(),
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedMessage(f"the message is not a Kombu envelope: {error!r}") from error

@@ -87,12 +87,12 @@ class Outbox:
 
     def back(self, now: float) -> None:
         """The answer was lost: whatever was sent goes again, before the rest; what was postponed goes too."""
-        self.come_due(float("inf"))
-        if self._sent:
-            self._unanswered.update(entry for entry, _ in self._sent.values())
-            self._waiting.extendleft(reversed(self._sent.values()))
-            self._sent.clear()
-            self._since = now
+        self._unanswered.update(entry for entry, _ in self._sent.values())
+        again = [*self._sent.values(), *((entry, verdict) for _, entry, verdict in self._postponed)]
+        self._waiting.extendleft(reversed(again))
+        self._sent.clear()
+        self._postponed.clear()
+        self._since = now
 
 
 def _name(verdict: Verdict) -> tuple[SlotId, Tag, Act]:

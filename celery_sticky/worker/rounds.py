@@ -26,6 +26,12 @@ class Rounds:
         for slot in slots:
             self._maybe.pop(slot, None)
 
+    def served(self, slots: Iterable[SlotId]) -> None:
+        """These slots have brought messages: others come first. One with big messages can use up a whole request."""
+        for slot in dict.fromkeys(slots):
+            if slot in self._maybe:
+                self._maybe[slot] = self._maybe.pop(slot)
+
     def forget(self, slot: SlotId) -> None:
         """This slot is none of ours any more."""
         self._maybe.pop(slot, None)

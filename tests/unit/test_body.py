@@ -168,3 +168,34 @@ def test_marking_twice_is_marking_once(app: Any) -> None:
     body = app.tasks["works"].run
     mark_body(app.tasks["works"])
     assert app.tasks["works"].run is body
+
+
+def store_states(app: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the states that are stored from now on, in order."""
+    stored: list[str] = []
+
+    def store(_task_id: str, _result: Any, state: str, **_: Any) -> None:
+        stored.append(state)
+
+    app.tasks["works"].sticky_tracks = True
+    monkeypatch.setattr(app.tasks["works"].backend, "store_result", store)
+    return stored
+
+
+def test_that_a_task_has_started_is_stored_after_celery_has_looked_whether_it_had_succeeded(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards: the state STARTED went over that of a task which had succeeded, and it ran again."""
+    order = store_states(app, monkeypatch)
+    monkeypatch.setattr(app.loader, "on_task_init", lambda *_: order.append("init"))
+    run(app, "works")
+    assert order[:2] == ["init", states.STARTED]
+
+
+@pytest.mark.parametrize("key", [{"key": "k"}, None])
+def test_a_task_that_starts_is_noted_once_with_or_without_a_key(
+    app: Any, monkeypatch: pytest.MonkeyPatch, key: Any
+) -> None:
+    stored = store_states(app, monkeypatch)
+    run(app, "works", sticky=key)
+    assert stored.count(states.STARTED) == 1

@@ -16,6 +16,7 @@ from celery_sticky.queues.base import Act, Fetched
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.worker.desk import Desk, End, Item
 from celery_sticky.worker.envelope import Envelope
+from celery_sticky.worker.rounds import Rounds
 
 SLOT = ("ks", 1)
 NOW = 1000.0
@@ -86,7 +87,8 @@ class Worker:
         for delivery in fetched.deliveries:
             body = delivery.body.decode()
             item = Item(delivery, Envelope({"task": "task", "id": body}, {}, "", "", b""))
-            entry = Entry(SLOT, delivery.tag, body[0], item, attempts=delivery.attempts, size=len(delivery.body))
+            slot = (delivery.tenure.keyspace, delivery.tenure.slot)
+            entry = Entry(slot, delivery.tag, body[0], item, attempts=delivery.attempts, size=len(delivery.body))
             self.desk.admit(entry, None, NOW)
 
     def start(self) -> dict[str, Entry]:
@@ -599,3 +601,114 @@ def test_a_stopped_slot_forgets_that_it_was_to_be_opened_again(broker: MemoryBro
     desk.open_failed(tenure, "no", NOW)
     desk.stop(SLOT, NOW)
     assert desk.opens_at is None
+
+
+# -- Slots, their bytes and their turns ----------------------------------------------------------
+
+
+def test_a_slot_is_not_given_away_while_a_task_runs_whose_message_the_broker_has_forgotten() -> None:
+    broker = MemoryBroker()
+    for body in (b"a:1", b"b:1"):
+        broker.publish(SLOT, body)
+    copy = copied(broker)
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    rolled_back(broker, copy)
+    worker.reconnect()
+    worker.desk.stop(SLOT, NOW)
+    worker.desk.again(started["a:1"], counted=False)
+    assert Drained(1) not in worker.reports, "b:1 runs"
+    worker.desk.end(started["b:1"], ACK, NOW)
+    worker.turn()
+    assert worker.reports[-1] == Drained(1)
+
+
+def test_a_message_whose_mark_is_taken_back_goes_back_to_its_queue_if_its_slot_is_opened_here_again(
+    broker: MemoryBroker,
+) -> None:
+    """Guards: it stayed in flight as if it ran, nobody ran it, and later messages of its key went before it."""
+    worker = suspects(broker)
+    worker.desk.stop(SLOT, NOW)
+    worker.desk.close(SLOT)
+    worker.open(3)
+    ran = worker.run_all()
+    assert sorted(ran) == ["a:1", "a:2", "b:1"] and ran.index("a:1") < ran.index("a:2")
+    assert not broker.slot(*SLOT).flight
+
+
+def test_a_slot_that_brought_messages_lets_the_others_go_first() -> None:
+    rounds = Rounds()
+    rounds.note([("ks", 1), ("ks", 2), ("ks", 3)])
+    rounds.pick(3, lambda _: True)
+    rounds.served([("ks", 1)])
+    assert rounds.pick(3, lambda _: True) == [("ks", 2), ("ks", 3), ("ks", 1)]
+
+
+def test_one_slot_does_not_fill_the_memory_for_all() -> None:
+    broker = MemoryBroker()
+    other = ("ks", 2)
+    for number in range(9):
+        broker.publish(SLOT, b"a:%d" % number + b"x" * 20)
+    broker.publish(other, b"b:1")
+    worker = Worker(broker, max_waiting_bytes=160)
+    worker.open(1)
+    worker.desk.open(other, 1, worker.incarnation)
+    worker.open_all()
+    for _ in range(5):
+        worker.fetch(1)
+    assert worker.desk.gate.bytes_of(SLOT) < 80, "an eighth of the bytes, and one message more"
+    assert "b:1" in {entry.content.envelope.task_id for entry in worker.desk.take(9, lambda _: True)}
+
+
+def test_a_slot_that_could_not_be_opened_is_left_alone_until_its_pause_is_over(broker: MemoryBroker) -> None:
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    worker.desk.reopen_all(NOW)
+    opening = worker.desk.next_to_open()
+    assert opening is not None
+    worker.desk.open_failed(opening[0], "a key of a wrong type", NOW)
+    assert worker.desk.wants(NOW, company=True) == [] and not worker.desk.to_open
+    worker.desk.take_in(Fetched(lost={SLOT}), NOW)
+    assert not worker.desk.to_open, "its pause is not over"
+    assert worker.desk.opens_at is not None
+    worker.desk.open_again(worker.desk.opens_at)
+    assert worker.desk.to_open
+
+
+def test_a_mark_that_one_slot_refuses_holds_up_no_other(broker: MemoryBroker) -> None:
+    worker = suspects(broker)
+    worker.concurrency = 1
+    for entry in worker.start().values():
+        worker.desk.again(entry, counted=True)
+    (mark,) = worker.desk.verdicts(NOW)
+    worker.desk.take_in(Fetched(failed=[(mark, "a key of a wrong type")]), NOW)
+    (other,) = worker.desk.verdicts(NOW + 0.1)
+    assert mark.act is other.act is Act.MARK and mark.tag != other.tag
+
+
+def test_what_is_postponed_goes_with_the_new_connection_and_what_comes_after_it_goes_too(broker: MemoryBroker) -> None:
+    """Guards: then nothing went any more, unless somebody was in a hurry."""
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started = worker.start()
+    worker.desk.end(started["b:1"], ACK, NOW)
+    (verdict,) = worker.desk.verdicts(NOW + 60)
+    worker.desk.take_in(Fetched(failed=[(verdict, "full")]), NOW)
+    worker.desk.reopen_all(NOW)
+    assert worker.desk.outbox.goes_at is not None and worker.desk.outbox.goes_at < NOW + 1
+
+
+def test_a_marked_message_that_rests_is_settled_before_its_slot_is_given_away(broker: MemoryBroker) -> None:
+    worker = suspects(broker)
+    started = worker.start()
+    for entry in started.values():
+        worker.desk.rest(entry, entry.turn, NOW, after_run=False, cause="the backend is away")
+    worker.desk.stop(SLOT, NOW)
+    assert Drained(1) not in worker.reports, "their marks are to be taken back first"
+    worker.turn()
+    assert worker.reports[-1] == Drained(1)
+    assert marks(broker) == [0, 0, 0]

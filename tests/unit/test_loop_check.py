@@ -9,7 +9,7 @@ import pytest
 from celery.worker import state
 
 from celery_sticky.bootsteps.loop_check import NO_PLACE, NO_PROCESS, NOT_CONNECTED, LoopCheck, pool_lacks
-from celery_sticky.bootsteps.places import free_places, places
+from celery_sticky.bootsteps.places import free_places, grows, places
 
 
 def pool(*, green: bool = False, num_processes: int | None = 2, **parts: Any) -> Any:
@@ -66,3 +66,18 @@ def test_only_what_a_pool_can_begin_is_handed_to_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(state, "active_requests", {1, 2, 3, 4, 5})
     assert free_places(threads) == 1, "never none while nobody waits there"
     assert free_places(pool()) > 1000
+
+
+@pytest.mark.parametrize(("most", "answer"), [(4, ""), (None, NO_PROCESS)])
+def test_a_pool_that_is_empty_until_there_is_work_lacks_nothing(most: int | None, answer: str) -> None:
+    """`--autoscale=4` starts with no process, and ends them all where there is nothing to do."""
+    answers: list[str] = []
+    part = Some(loop_watch=Some(answer=answers.append, ask=lambda: None))
+    check = LoopCheck(Some(controller=Some(sticky=part), app=None))
+    empty = pool(num_processes=0, _pool=Some(_all_inqueues=set()))
+    consumer = Some(pool=empty, controller=Some(max_concurrency=most))
+    check.start(consumer)
+    check._answer()
+    assert answers == [answer] and grows(consumer) == (most is not None)
+    check._reader.close()
+    check._writer.close()

@@ -105,3 +105,23 @@ def test_any_part_of_a_body_is_let_through_or_refused_with_a_reason(position: in
     parts[position] = value
     message = message_of(json.dumps(set_body(envelope, json.dumps(parts).encode())).encode())
     assert "body" in (refusal_of(message) or "body")
+
+
+@pytest.mark.parametrize(
+    ("headers", "embed"),
+    [
+        pytest.param({"id": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}, {}, id="a UUID as the task's id"),
+        pytest.param(
+            {"eta": {"__type__": "datetime", "__value__": "2026-01-01T00:00:00+00:00"}}, {}, id="a datetime as its ETA"
+        ),
+        pytest.param({"chain": "eth"}, {"chain": [{"task": "t"}]}, id="a header named like a part of the canvas"),
+        pytest.param({}, {"errbacks": ["tasks.on_error"]}, id="an error callback by name"),
+        pytest.param({"retries": 1.0}, {}, id="retries of a sender that knows floats alone"),
+    ],
+)
+def test_what_celery_runs_is_read(headers: dict[str, Any], embed: dict[str, Any]) -> None:
+    envelope = good()
+    envelope["headers"] |= headers
+    body: list[Any] = [[1], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None} | embed]
+    set_body(envelope, json.dumps(body).encode())
+    assert refusal_of(message_of(json.dumps(envelope).encode())) is None

@@ -1,7 +1,11 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from celery.app.task import Context
 
-from celery_sticky.bootsteps.request import _name_custom_headers
+from celery_sticky.bootsteps.outcome import Said
+from celery_sticky.bootsteps.request import _letting_go, _name_custom_headers
 
 pytestmark = pytest.mark.unit
 
@@ -29,3 +33,13 @@ def test_celery_does_not_look_for_headers_once_more(monkeypatch: pytest.MonkeyPa
     _name_custom_headers(fields)
     monkeypatch.setattr(Context, "_get_custom_headers", None)
     assert Context(fields).headers == {}
+
+
+def test_a_task_that_had_succeeded_before_is_not_taken_for_a_killed_one() -> None:
+    """`worker_deduplicate_successful_tasks`: Celery does not run it again, and says so with a number."""
+    said: list[Any] = []
+    ended = _letting_go(lambda _, outcome, **__: said.append(outcome))
+    run = SimpleNamespace(said=Said(), let_go=lambda: said.append("let go"))
+    request = SimpleNamespace(_run=run, acknowledge=lambda: said.append("acknowledged"))
+    ended(request, (0, None, None))
+    assert said == [(0, None, None), "acknowledged", "let go"]

@@ -67,12 +67,12 @@ local function defer(queue, field, value, at)
     local given = ARGV[at + 2] ~= ''
     local body = given and ARGV[at + 2] or body_of(value)
     local priority = string.match(value, '^%d+')
-    -- The number makes the member unique and orders what comes due at the same time.
-    local member = string.format('%016d:%s:', tonumber(string.match(field, '^%d+')), priority) .. body
-    redis.call('ZADD', queue .. ':deferred', ARGV[at + 1], member)
     if given then
         accept_body(body, queue)
     end
+    -- The number makes the member unique and orders what comes due at the same time.
+    local member = string.format('%016d:%s:', tonumber(string.match(field, '^%d+')), priority) .. body
+    redis.call('ZADD', queue .. ':deferred', ARGV[at + 1], member)
     return given
 end
 
@@ -91,13 +91,13 @@ end
 local function move(queue, value, at)
     local to, given = ARGV[at + 1], ARGV[at + 2] ~= ''
     local body = given and ARGV[at + 2] or body_of(value)
-    redis.call('LPUSH', list(to, string.match(value, '^%d+')), body)
     if given then
         accept_body(body, to)
     elseif referred(body) then
         register_body(to, referred(body))
         redis.call('SREM', queue .. ':big', referred(body))
     end
+    redis.call('LPUSH', list(to, string.match(value, '^%d+')), body)
     return given
 end
 
@@ -181,14 +181,39 @@ end
 
 -- -- Deferred messages ---------------------------------------------------------------------------
 
+-- Messages may stand in lists of steps that were configured before: these are looked into as well.
+local function steps_with(former)
+    local every = cjson.decode(former)
+    for _, priority in ipairs(configured) do
+        every[#every + 1] = priority
+    end
+    table.sort(every, function(a, b) return tonumber(a) < tonumber(b) end)
+    return every
+end
+
+-- A message that waited for its time has a priority that is no step any more: have its list looked into.
+local function note_former(queue, has, priority)
+    for _, step in ipairs(steps) do
+        if step == priority then
+            return
+        end
+    end
+    local former = has.former and cjson.decode(has.former) or {}
+    former[#former + 1] = priority
+    has.former = cjson.encode(former)
+    redis.call('HSET', queue .. ':fence', 'former', has.former)
+    steps = steps_with(has.former)
+end
+
 -- Move up to so many members that are due to the back of their lists; return whether all that are due were moved.
-local function wake_part(queue, from, to, ahead)
+local function wake_part(queue, from, to, ahead, has)
     local key = queue .. ':deferred'
     local step = 8 -- of unknown size
     while woken < WAKE and spent <= BUDGET do
         local members = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', 0, math.min(step, WAKE - woken))
         for _, member in ipairs(members) do
             local priority, body = string.match(member, '^%d+:(%d+):(.*)$')
+            note_former(queue, has, priority)
             redis.call('LPUSH', list(queue, priority) .. ahead, body)
             spent = spent + #member
         end
@@ -235,9 +260,9 @@ local function wake_deferred(queue, has)
     if not has.cut and redis.call('ZCOUNT', key, '-inf', now) > WAKE then
         cut(queue, has)
     end
-    has.whole = not has.cut or wake_part(queue, '-inf', has.cut, ':ahead')
+    has.whole = not has.cut or wake_part(queue, '-inf', has.cut, ':ahead', has)
     if has.whole then
-        wake_part(queue, has.cut and '(' .. has.cut or '-inf', now, '')
+        wake_part(queue, has.cut and '(' .. has.cut or '-inf', now, '', has)
     end
     local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
     if not first[1] then
@@ -371,6 +396,13 @@ local function sweep(queue, has)
     if not (has.marks or has.big) or redis.call('EXISTS', queue .. ':flight', queue .. ':deferred') > 0 then
         return
     end
+    -- A message of a priority that is no step (any more) may stand in a list that nobody has looked at.
+    for priority = 1, 9 do
+        local name = list(queue, tostring(priority))
+        if redis.call('EXISTS', name, name .. ':ahead') > 0 then
+            return
+        end
+    end
     redis.call('UNLINK', queue .. ':marks')
     for _, key in ipairs(has.big and redis.call('SPOP', queue .. ':big', SAMPLES) or {}) do
         redis.call('UNLINK', key)
@@ -425,16 +457,6 @@ local function take(queue, limit, has, opening)
 end
 
 local FENCE = {'epoch', 'incarnation', 'count', 'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut', 'former'}
-
--- Messages may stand in lists of steps that were configured before: these are looked into as well.
-local function steps_with(former)
-    local every = cjson.decode(former)
-    for _, priority in ipairs(configured) do
-        every[#every + 1] = priority
-    end
-    table.sort(every, function(a, b) return tonumber(a) < tonumber(b) end)
-    return every
-end
 
 local function read_fence(queue, at)
     local fence = redis.call('HMGET', queue .. ':fence', unpack(FENCE))

@@ -73,7 +73,7 @@ local function note_former_steps()
     end
     for priority = 1, 9 do
         local list = list_of(queue, separator, tostring(priority))
-        if not known[tostring(priority)] and redis.call('EXISTS', list) == 1 then
+        if not known[tostring(priority)] and redis.call('EXISTS', list, list .. ':ahead') > 0 then
             former[#former + 1], found = tostring(priority), list
         end
     end

@@ -76,11 +76,12 @@ def access_findings(what: str, connection: Any, prefix: str) -> Iterable[Finding
         return
     key = f"{connection.transport_options.get('global_keyprefix') or ''}{prefix}.doctor"
     client = client_from_connection(connection, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    taken: Any = client.connection_pool.make_connection()
     try:
         with translate_errors(BrokerUnavailable):
-            taken: Any = client.connection_pool.get_connection()
             refused = {text: _refused(taken, text.replace(KEY, key).split()) for text in _every()}
     finally:
+        taken.disconnect()
         close_client(client)
     missing = [_named(text.split()) for text, is_refused in refused.items() if is_refused and text not in HELPS]
     if missing:

@@ -6,8 +6,9 @@ Every message of a keyed task has one header `sticky` with the stamp. A caller m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
+
+import msgspec
 
 from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import check_keyspace, slot_for
@@ -18,7 +19,7 @@ KEYSPACE_HEADER = "sticky-keyspace"
 STAMP_VERSION = 1
 
 
-class Stamp(NamedTuple):
+class Stamp(msgspec.Struct, frozen=True):
     """Where a message belongs, as its sender worked it out."""
 
     key: str
@@ -55,34 +56,29 @@ class Stamp(NamedTuple):
         Raises:
             InvalidKey: it is not a stamp, it is one of a later version, or its slot is not its key's.
         """
-        if not isinstance(header, Mapping):
+        if not isinstance(header, dict):
             raise InvalidKey(f"the stamp is a {type(header).__name__}, not a mapping")
-        _check_version(header)
-        key, keyspace = _field(header, "key", str), check_keyspace(_field(header, "keyspace", str))
-        slot, slots = _field(header, "slot", int), _field(header, "slots", int)
+        _check_version(header.get("v"))
+        try:
+            stamp = msgspec.convert(header, cls)  # takes no value of another type: True is no slot
+        except msgspec.ValidationError as error:
+            raise InvalidKey(f"the stamp cannot be read: {error}") from None
+        check_keyspace(stamp.keyspace)
+        slot, slots = stamp.slot, stamp.slots
         if not 0 <= slot < slots < 1 << 31:
             raise InvalidKey(f"the stamp names slot {slot} of {slots}")
-        if slot != (own := slot_for(key, slots)):
+        if slot != (own := slot_for(stamp.key, slots)):
             raise InvalidKey(f"the stamp names slot {slot} of {slots}, but its key belongs to slot {own}")
-        at, hops = float(_field(header, "at", int, float)), _field(header, "hops", int) if "hops" in header else 0
-        starts = _field(header, "starts", int) if "starts" in header else None
-        return cls(key, keyspace, slot, slots, at, hops, starts)
+        return stamp
 
 
-def _check_version(header: Mapping[Any, Any]) -> None:
-    version = _field(header, "v", int)
+def _check_version(version: object) -> None:
+    if type(version) is not int:
+        raise InvalidKey(f"the stamp's 'v' is {version!r:.80}, not int")
     if version > STAMP_VERSION:
         raise InvalidKey(f"the stamp has version {version}, this is up to {STAMP_VERSION}: upgrade celery-sticky here")
     if version < 1:
         raise InvalidKey(f"the stamp has version {version}, which never was")
-
-
-def _field(header: Mapping[Any, Any], name: str, *types: type) -> Any:
-    value = header.get(name)
-    if type(value) not in types:  # exactly: True is no slot
-        wanted = " or ".join(t.__name__ for t in types)
-        raise InvalidKey(f"the stamp's {name!r} is {value!r:.80}, not {wanted}")
-    return value
 
 
 class StickyContext(dict[str, Any]):

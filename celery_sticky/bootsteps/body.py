@@ -24,6 +24,7 @@ from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Reject, Retry
 from celery.utils.saferepr import saferepr
 from celery.utils.serialization import get_pickleable_etype, get_pickleable_exception
+from msgspec import Struct
 
 logger = logging.getLogger("celery_sticky")
 
@@ -44,15 +45,16 @@ class NotBegun(Exception):
         return self.text
 
 
-class _Body:
+class _Body(Struct):
     """What is known of the body of one run."""
 
-    __slots__ = ("began", "error", "inside", "request", "result", "returned", "task")
-
-    def __init__(self, task: Any, began: bool, request: Any) -> None:
-        self.task, self.began, self.inside, self.returned, self.request = task, began, False, False, request
-        self.result: Any = None
-        self.error: Exception | None = None
+    task: Any
+    began: bool
+    request: Any
+    inside: bool = False
+    returned: bool = False
+    result: Any = None
+    error: Exception | None = None
 
 
 def error_here() -> Exception | None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import NotRegistered
 from celery.utils.imports import symbol_by_name
 from kombu.message import Message
@@ -54,6 +55,7 @@ class Delivery(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._part: Any = getattr(consumer.controller, "sticky", None)
         self._consumer: Any = None
+        self._solo = False
         self._timezone = consumer.app.timezone
         self._strategies: dict[str, Any] = {}
         self._started = False
@@ -91,7 +93,7 @@ class Delivery(bootsteps.StartStopStep):
         if not self._part.has_processes:
             guard_traces(consumer.app.tasks)  # Celery has built them anew; a child guards its own
         self._consumer = consumer
-        self._green = consumer.pool.is_green
+        self._green, self._solo = consumer.pool.is_green, isinstance(consumer.pool, SoloPool)
         self._inline = consumer.hub is not None and not self._part.has_processes and not consumer.pool.is_green
         shield_flush(consumer.pool, self._part.runs)
         self._part.refusals.dispatcher = consumer.event_dispatcher
@@ -138,7 +140,7 @@ class Delivery(bootsteps.StartStopStep):
     def concurrency(self) -> int:
         """Return how many tasks the pool runs at a time, now."""
         consumer = self._consumer
-        return (places(consumer.pool) or 1) if consumer is not None else 1
+        return 1 if self._solo or consumer is None else places(consumer.pool) or 1
 
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
         """Return what the task of this message locks while it runs.
@@ -242,9 +244,12 @@ class Delivery(bootsteps.StartStopStep):
         consumer, part = self._consumer, self._part
         if consumer is None:
             return 0
-        room = places(consumer.pool) or 1
-        at_once = 1 if grows(consumer) else free_places(consumer.pool)  # one that waits makes an empty pool grow
-        entries = part.courier.take(room + (SPARE if part.has_processes else 0), at_once)
+        if self._solo:
+            entries = part.courier.take(1)
+        else:
+            room = places(consumer.pool) or 1
+            at_once = 1 if grows(consumer) else free_places(consumer.pool)  # one that waits makes an empty pool grow
+            entries = part.courier.take(room + (SPARE if part.has_processes else 0), at_once)
         for entry in entries:
             self._hand(consumer, part, entry)
         return len(entries)
@@ -269,7 +274,9 @@ class Delivery(bootsteps.StartStopStep):
             queue = queue_name(keyspace, slot, part.settings.key_prefix)
             message = StickyMessage(run, queue, consumer.task_consumer.accept, headers)
             check(message)
-            strategy = self._strategy_of(item.envelope.task, consumer, message)
+            strategy = self._strategies.get(entry.kind)
+            if strategy is None:
+                raise self._unknown(entry.kind, consumer, message)
             strategy(message, None, run.acknowledge, run.reject, consumer.on_task_message)
         except Unreadable as error:
             signals.task_rejected.send(sender=consumer, message=message, exc=error)
@@ -277,12 +284,9 @@ class Delivery(bootsteps.StartStopStep):
         except Exception as error:
             run.fail(error)
 
-    def _strategy_of(self, name: str, consumer: Any, message: Message) -> Any:
-        strategy = self._strategies.get(name)
-        if strategy is None:
-            error, task_id = NotRegistered(name), message.headers["id"]
-            signals.task_unknown.send(sender=consumer, message=message, exc=error, name=name, id=task_id)
-            if consumer.event_dispatcher:
-                consumer.event_dispatcher.send("task-failed", uuid=task_id, exception=f"NotRegistered({name!r})")
-            raise Unreadable(f"there is no task {name!r} in this worker")
-        return strategy
+    def _unknown(self, name: str, consumer: Any, message: Message) -> Unreadable:
+        error, task_id = NotRegistered(name), message.headers["id"]
+        signals.task_unknown.send(sender=consumer, message=message, exc=error, name=name, id=task_id)
+        if consumer.event_dispatcher:
+            consumer.event_dispatcher.send("task-failed", uuid=task_id, exception=f"NotRegistered({name!r})")
+        return Unreadable(f"there is no task {name!r} in this worker")

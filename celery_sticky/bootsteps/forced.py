@@ -11,19 +11,21 @@ from celery_sticky.bootsteps.body import mark_body
 from celery_sticky.bootsteps.retry import fence_retry
 
 
-def force(tasks: Any, keyed: Iterable[str], *, green: bool) -> None:
+def force(tasks: Any, keyed: Iterable[str]) -> None:
     """See to it that messages of keyed tasks are settled by us, and their retries too."""
     for name in keyed:
         _keep_when_lost(tasks[name])
-        if green:
-            share_disabled_backend(tasks[name])
+        share_disabled_backend(tasks[name])
     for task in tasks.values():
         mark_body(task)
         fence_retry(task)  # all: a message may bring a key of its own to a task without one
 
 
 def share_disabled_backend(task: Any) -> None:
-    """Let all greenlets have one backend where there is none: Celery makes one in each, a third of a no-op task."""
+    """Spare each run the search for its thread's backend where there is none.
+
+    Celery makes one in each greenlet, which is a third of a no-op task.
+    """
     backend = task.app.backend
     if isinstance(backend, DisabledBackend):
         task.backend = backend

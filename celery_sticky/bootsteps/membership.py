@@ -42,7 +42,7 @@ class Membership(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         if self.enabled:
             worker.sticky = self._part = _make_part(worker, sticky_keyspaces)
-            force(worker.app.tasks, self._part.tasks.all(), green=worker.pool_cls.is_green)
+            force(worker.app.tasks, self._part.tasks.all())
             self._watch = self._make_watch(self._part, worker)
 
     def _make_watch(self, part: Part, worker: Any) -> Children | Interrupts:

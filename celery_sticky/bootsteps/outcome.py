@@ -7,13 +7,13 @@ an event that cannot be sent, a pool that takes no tasks, a message that nobody 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pickle import PicklingError
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import InvalidTaskError, Reject
 from kombu.exceptions import ContentDisallowed, DecodeError
+from msgspec import Struct
 
 from celery_sticky.bootsteps.body import SUSPECT, NotBegun
 
@@ -49,8 +49,7 @@ class Outcome(StrEnum):
     """No worker can make a task of it."""
 
 
-@dataclass(slots=True)
-class Said:
+class Said(Struct):
     """What was said of an attempt so far."""
 
     reserved: bool = False

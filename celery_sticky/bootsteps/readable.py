@@ -25,6 +25,7 @@ NOTHING_MORE = {"callbacks": None, "errbacks": None, "chain": None, "chord": Non
 SIGNATURES: Mapping[str, Any] = {"callbacks": Mapping, "errbacks": Mapping | str, "chain": Mapping}
 """An error callback may be the name of a task."""
 PLAIN = ("utf-8", "UTF-8", "utf8")
+READER = msgspec.json.Decoder(tuple[list[Any], dict[str, Any], dict[str, Any]])
 
 
 class Unreadable(StickyError, ValueError):
@@ -34,19 +35,20 @@ class Unreadable(StickyError, ValueError):
 def check(message: Message) -> None:
     """Decode the body of a message, once, and look at all that Celery reads of it.
 
+    Nearly all messages are as Celery writes them, and that is quickly seen.
+
     Raises:
         Unreadable: what is wrong with it.
     """
     headers = message.headers
     if not _is_usual(headers):
         _check_headers(headers)
-    body = _decoded(message)
-    if not _is_usual_body(body):
-        _check_body(body, headers)
+    if not _is_usual_body(message):
+        _check_body(_decoded(message), headers)
 
 
 def _is_usual(headers: Mapping[str, Any]) -> bool:
-    """Whether there is nothing to look at more closely: so it is with nearly all messages, and this is quick."""
+    """Whether there is nothing to look at more closely."""
     get = headers.get
     task, task_id, retries = get("task"), get("id"), get("retries", 0)
     return (
@@ -63,16 +65,22 @@ def _is_usual(headers: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_usual_body(body: Any) -> bool:
-    """Whether there is nothing to look at more closely, as with headers."""
-    if type(body) is not list or len(body) != 3:
+def _is_usual_body(message: Message) -> bool:
+    """Whether there is nothing to look at more closely, as with headers; then, or nearly, it is decoded too."""
+    # Kombu's JSON loader looks at every object for types it knows; a body without any needs none of that.
+    if (
+        message.content_type != "application/json"
+        or message.content_encoding not in PLAIN
+        or message.errors
+        or not (message.accept is None or "application/json" in message.accept)
+        or b"__type__" in message.body
+    ):
         return False
-    args, kwargs, embed = body
-    return type(args) is list and type(kwargs) is dict and embed == NOTHING_MORE and all(map(_is_text, kwargs))
-
-
-def _is_text(name: Any) -> bool:
-    return type(name) is str
+    try:
+        body = message._decoded_cache = READER.decode(message.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # Kombu reads more, and says it better
+        return False
+    return bool(body[2] == NOTHING_MORE)
 
 
 def _check_headers(headers: Mapping[str, Any]) -> None:
@@ -89,22 +97,9 @@ def _decoded(message: Message) -> Any:
     if message.errors:
         raise Unreadable(f"the body cannot be decompressed: {message.errors[0][1]!r:.200}")
     try:
-        if _is_plain(message):
-            try:
-                body = message._decoded_cache = msgspec.json.decode(message.body)
-                return body
-            except (msgspec.MsgspecError, UnicodeDecodeError):  # Kombu reads more, and says it better
-                pass
         return message.payload
     except Exception as error:  # of whatever serializer
         raise Unreadable(f"the body cannot be decoded: {error!r:.300}") from error
-
-
-def _is_plain(message: Message) -> bool:
-    # Kombu's JSON loader looks at every object for types it knows; a body without any needs none of that.
-    accepted = message.accept is None or "application/json" in message.accept
-    plain = message.content_type == "application/json" and message.content_encoding in PLAIN
-    return bool(accepted and plain and b"__type__" not in message.body)
 
 
 def _check_body(body: Any, headers: Mapping[str, Any]) -> None:

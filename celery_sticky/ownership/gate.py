@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from msgspec import Struct
+
 from celery_sticky.ownership.limited import Bucket, Limited
 
 SlotId = tuple[str, int | str]
@@ -44,8 +46,7 @@ class Stage(StrEnum):
     GONE = "gone"
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(Struct, eq=False):
     """One delivery inside this worker. Equal only to itself."""
 
     slot: SlotId

@@ -11,7 +11,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from celery_sticky.keys import DIRECT, Slot
 
@@ -34,8 +36,7 @@ class Guarantees:
     """A message goes from one queue of a keyspace to another in one step (`Act.MOVE`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tenure:
+class Tenure(Struct, frozen=True):
     """A member's hold on a slot; the fence of a slot queue is set to exactly one tenure."""
 
     keyspace: str
@@ -50,7 +51,7 @@ class Tenure:
         return f"{self.incarnation}.{self.open_count}"
 
 
-class Tag(NamedTuple):
+class Tag(Struct, frozen=True, order=True):
     """Names one delivery for good.
 
     A broker that comes back with an older copy of its data counts from a lower number again. A number alone would then
@@ -75,7 +76,7 @@ class Act(StrEnum):
     """Settled here, and at the back of another queue of the keyspace: one step, where the driver moves."""
 
 
-class Verdict(NamedTuple):
+class Verdict(Struct, frozen=True):
     """What is to become of one delivery."""
 
     act: Act
@@ -93,7 +94,7 @@ class Verdict(NamedTuple):
     """MARK, UNMARK: which counted start it is about, from 1. Said twice it counts once."""
 
 
-class Delivery(NamedTuple):
+class Delivery(Struct, frozen=True):
     """One message as fetched."""
 
     tenure: Tenure
@@ -106,8 +107,7 @@ class Delivery(NamedTuple):
     """Starts marked so far, or None for a message never found in flight at a change of owner: it needs no mark."""
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(Struct, frozen=True):
     """Fetch at most `limit` messages under this tenure."""
 
     tenure: Tenure

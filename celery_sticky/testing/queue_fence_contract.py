@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from celery_sticky.errors import Fenced
 from celery_sticky.queues.base import Act, Fetched, SlotQueues, Tenure, Verdict, Want
@@ -204,7 +205,7 @@ class FenceContract(QueueFixtures):
         first, _ = take(queues, FIRST).deliveries
         queues.open(AGAIN, ())
         brought = take(queues, AGAIN).deliveries
-        twin = brought[0].tag._replace(opening=first.tag.opening)
+        twin = replace(brought[0].tag, opening=first.tag.opening)
         assert twin.number == brought[0].tag.number and twin != brought[0].tag
         assert not queues.open(NEXT, [twin]), "it is not that delivery"
         assert settle(queues, Verdict(Act.ACK, NEXT, twin)).confirmed == []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from celery_sticky.queues.base import Act, Delivery, Fetched, SlotQueues, Tag, Tenure, Verdict, Want
 
@@ -77,7 +78,7 @@ def unmark(delivery: Delivery, starts: int = 1) -> Verdict:
 
 def unknown(delivery: Delivery) -> Tag:
     """Return a tag that names no delivery."""
-    return delivery.tag._replace(number=delivery.tag.number + 1)
+    return replace(delivery.tag, number=delivery.tag.number + 1)
 
 
 def take(queues: SlotQueues, under: Tenure, *verdicts: Verdict, limit: int = 100, now: float = NOW) -> Fetched:

@@ -333,8 +333,7 @@ class Courier:
                 refused, desk.refused = desk.refused, []
             if refused:
                 self._host.refused(refused)
-            for delivery in fetched.deliveries:
-                self._admit(delivery, now)
+            self._admit(fetched.deliveries, now)
             if self._directed:
                 for keyspace in self._directed & {delivery.tenure.keyspace for delivery in fetched.deliveries}:
                     self._unclaimed(keyspace)
@@ -367,10 +366,20 @@ class Courier:
             with self._lock:
                 self._desk.gate.resume()
 
-    def _admit(self, delivery: Delivery, now: float) -> None:
-        slot = (delivery.tenure.keyspace, delivery.tenure.slot)
-        entry = Entry(slot, delivery.tag, None, Item(delivery, UNREAD), attempts=delivery.attempts)
-        entry.size = len(delivery.body)
+    def _admit(self, deliveries: Collection[Delivery], now: float) -> None:
+        read = [self._read(delivery) for delivery in deliveries]
+        desk = self._desk
+        with self._lock:
+            for entry, due, reason in read:
+                if reason:
+                    desk.bury(entry, reason, now)
+                else:
+                    desk.admit(entry, due, now)
+
+    def _read(self, delivery: Delivery) -> tuple[Entry, float | None, str]:
+        """Return the entry of a delivery, when it is due, and why it has to be buried, if so."""
+        slot, due = (delivery.tenure.keyspace, delivery.tenure.slot), None
+        entry = Entry(slot, delivery.tag, None, Item(delivery, UNREAD), delivery.attempts, size=len(delivery.body))
         try:
             envelope = parse(delivery.body)
             entry.content, entry.kind = Item(delivery, envelope), envelope.task
@@ -383,11 +392,8 @@ class Courier:
         except Exception as error:  # whatever a key function makes of arguments that nobody should have sent
             reason = str(error) if isinstance(error, StickyError) else f"its key cannot be read: {error!r:.300}"
             logger.error("a message in slot %s of keyspace %s is buried: %s", slot[1], slot[0], reason)
-            with self._lock:
-                self._desk.bury(entry, reason, now)
-            return
-        with self._lock:
-            self._desk.admit(entry, due, now)
+            return entry, None, reason
+        return entry, due, ""
 
 
 def have_claimed(entry: Entry, envelope: Envelope) -> None:

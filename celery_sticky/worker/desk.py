@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from celery_sticky.errors import AssignmentFailed, StickyError
 from celery_sticky.message import STAMP_HEADER
@@ -39,15 +40,14 @@ LONE_MARKS = 2
 """The last marks of a message, at its last start and when it is buried: no other marked one runs beside it."""
 
 
-class Item(NamedTuple):
+class Item(Struct, frozen=True):
     """What an entry of the gate carries: the delivery, read."""
 
     delivery: Delivery
     envelope: Envelope
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """What is to become of the message of a task that has let go of its key."""
 
     act: Act
@@ -240,7 +240,7 @@ class Desk:
             item: Item = entry.content
             tenure = self._tenures.get(entry.slot, item.delivery.tenure)
             if tenure != item.delivery.tenure:
-                entry.content = Item(item.delivery._replace(tenure=tenure), item.envelope)
+                entry.content = Item(replace(item.delivery, tenure=tenure), item.envelope)
         return entries
 
     def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
@@ -339,18 +339,19 @@ class Desk:
     def _in_a_hurry(self) -> bool:
         """Whether somebody waits for the verdicts: a key or a mark, while the pool idles; a slot that is given away."""
         gate = self.gate
-        starving = gate.runnable <= self._concurrency() and (gate.waiting > 0 or self.rounds.any)
-        return starving or gate.has_unmarked or self.outbox.full or bool(self._stopping)
+        if self.outbox.full or self._stopping or gate.has_unmarked:
+            return True
+        return (gate.waiting > 0 or self.rounds.any) and gate.runnable <= self._concurrency()
 
     def _stamp(self, entry: Entry, verdict: Verdict) -> Verdict:
         # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it. The same
         # holds in a slot that is none of ours any more: until its next owner opens it, the fence is as we have set it.
         tenure = self._fences.get(entry.slot)
-        return verdict if tenure is None or tenure == verdict.tenure else verdict._replace(tenure=tenure)
+        return verdict if tenure is None or tenure == verdict.tenure else replace(verdict, tenure=tenure)
 
     def _put(self, entry: Entry, end: End, now: float) -> bool:
         item: Item = entry.content
-        info = self._info(entry, end, now)
+        info = self._info(entry, end, now) if end.act is Act.BURY else ""
         if end.error is not None:
             self._errors[entry] = end.error
         starts = max(1, (entry.attempts or 0) - entry.base + (end.act is Act.MARK))
@@ -358,8 +359,6 @@ class Desk:
         return self.outbox.put(entry, verdict, now)
 
     def _info(self, entry: Entry, end: End, now: float) -> str:
-        if end.act is not Act.BURY:
-            return ""
         envelope: Envelope = entry.content.envelope
         stamp = envelope.headers.get("sticky")
         return json.dumps({
@@ -382,13 +381,13 @@ class Desk:
                 self._on_marked(entry, attempts + entry.base, now)
                 continue
             self._settle(entry)
-            if (error := self._errors.pop(entry, None)) is not None:
+            if self._errors and (error := self._errors.pop(entry, None)) is not None:
                 self.refused.append((entry.content.envelope, error))
             if verdict.act is Act.DEFER and self.gate.is_open(entry.slot):
                 self.rounds.note_deferred(entry.slot, verdict.due)
         for verdict in fetched.refused:
             self._on_refused(verdict, now)
-        self.rounds.served((delivery.tenure.keyspace, delivery.tenure.slot) for delivery in fetched.deliveries)
+        repeated = self._note_numbers(fetched.deliveries)
         self.rounds.drained(fetched.drained)
         for slot, due in fetched.due.items():
             if self.gate.is_open(slot):
@@ -410,23 +409,30 @@ class Desk:
             # Somebody has moved the fence: open again, and learn from the answer who owns the slot.
             if slot not in self._open_at and (tenure := self._tenures.get(slot)):
                 self._reopen(slot, tenure)
-        self._drop_repeated(fetched)
+        if repeated:
+            self._drop_repeated(repeated, fetched)
 
-    def _drop_repeated(self, fetched: Fetched) -> None:
+    def _note_numbers(self, deliveries: Iterable[Delivery]) -> set[SlotId]:
+        """Note which slots have brought messages, up to which number; return those whose numbers went back."""
+        newest, served, repeated = self._newest, dict[SlotId, None](), set[SlotId]()
+        for delivery in deliveries:
+            tenure, number = delivery.tenure, delivery.tag.number
+            slot = (tenure.keyspace, tenure.slot)
+            if number <= newest.get(slot, 0):
+                repeated.add(slot)
+            newest[slot] = number
+            served[slot] = None
+        self.rounds.served(served)
+        return repeated
+
+    def _drop_repeated(self, slots: Collection[SlotId], fetched: Fetched) -> None:
         """Open slots again whose numbers went back: the broker counts anew, so a tag may name two messages here."""
-        gone_back = set()
-        for delivery in fetched.deliveries:
-            slot, number = (delivery.tenure.keyspace, delivery.tenure.slot), delivery.tag.number
-            if number <= self._newest.get(slot, 0):
-                gone_back.add(slot)
-            self._newest[slot] = number
-        for slot in gone_back:
+        for slot in slots:
             self.gate.set_adrift(slot)
             if tenure := self._tenures.get(slot):
                 self._reopen(slot, tenure)
-        if gone_back:
-            kept = [d for d in fetched.deliveries if (d.tenure.keyspace, d.tenure.slot) not in gone_back]
-            fetched.deliveries[:] = kept
+        kept = [d for d in fetched.deliveries if (d.tenure.keyspace, d.tenure.slot) not in slots]
+        fetched.deliveries[:] = kept
 
     def mended(self, wants: Iterable[Want], fetched: Fetched) -> None:
         """Note which slots that were broken have been worked on."""

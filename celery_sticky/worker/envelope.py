@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
+from binascii import a2b_base64
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from kombu.utils.json import loads as kombu_loads
@@ -18,7 +18,18 @@ class DamagedMessage(StickyError, ValueError):
     """The message is not an envelope that Kombu writes."""
 
 
-class Envelope(NamedTuple):
+class _Outer(msgspec.Struct, rename={"content_type": "content-type", "content_encoding": "content-encoding"}):
+    body: str
+    properties: dict[str, Any]
+    headers: dict[str, Any] | None = None
+    content_type: str | None = None
+    content_encoding: str | None = None
+
+
+_READER = msgspec.json.Decoder(_Outer)
+
+
+class Envelope(msgspec.Struct):
     """The parts of a message, its body decoded from base64 but not deserialised."""
 
     headers: dict[str, Any]
@@ -67,17 +78,23 @@ def parse(raw: bytes) -> Envelope:
         DamagedMessage: it is none.
     """
     try:
-        # Kombu writes a UUID, say as a task's id, with its type. A body in base64 cannot look like that.
-        outer = kombu_loads(raw) if b"__type__" in raw else loads(raw)
-        properties = dict(outer["properties"])
-        body: str = outer["body"]
-        encoded = properties.get("body_encoding") == "base64"
+        outer = _read(raw)
+        encoded = outer.properties.get("body_encoding") == "base64"
         return Envelope(
-            headers=dict(outer.get("headers") or {}),
-            properties=properties,
-            content_type=str(outer.get("content-type") or "application/json"),
-            content_encoding=str(outer.get("content-encoding") or "utf-8"),
-            body=base64.b64decode(body) if encoded else body.encode(),
+            headers=outer.headers or {},
+            properties=outer.properties,
+            content_type=outer.content_type or "application/json",
+            content_encoding=outer.content_encoding or "utf-8",
+            body=a2b_base64(outer.body) if encoded else outer.body.encode(),
         )
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedMessage(f"the message is not a Kombu envelope: {error!r}") from error
+
+
+def _read(raw: bytes) -> _Outer:
+    if b"__type__" in raw:  # Kombu writes a UUID, say as a task's id, with its type; a body in base64 cannot look so
+        return msgspec.convert(kombu_loads(raw), _Outer)
+    try:
+        return _READER.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # json reads more: `NaN`, say
+        return msgspec.convert(json.loads(raw), _Outer)

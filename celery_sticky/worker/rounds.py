@@ -28,7 +28,7 @@ class Rounds:
 
     def served(self, slots: Iterable[SlotId]) -> None:
         """These slots have brought messages: others come first. One with big messages can use up a whole request."""
-        for slot in dict.fromkeys(slots):
+        for slot in slots:
             if slot in self._maybe:
                 self._maybe[slot] = self._maybe.pop(slot)
 

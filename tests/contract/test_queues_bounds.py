@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from harness.programs import every_program
 from kombu import Connection
+from msgspec.structs import replace
 
 from celery_sticky.queues import Delivery, SlotQueues, open_queues
 from celery_sticky.queues.redis.wire import Wire
@@ -91,7 +92,7 @@ def drain(queues: SlotQueues, under: Any, now: float = NOW) -> list[Delivery]:
         fetched = take(queues, under, *[ack(d) for d in done], limit=64, now=now)
         assert not fetched.refused and not fetched.failed and not fetched.broken
         done = fetched.deliveries
-        seen += [d._replace(body=d.body[:8]) for d in done]
+        seen += [replace(d, body=d.body[:8]) for d in done]
         if fetched.drained and not done:
             return seen
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from celery_sticky.errors import Fenced
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused

@@ -32,19 +32,19 @@ def test_a_stamp_may_say_more_than_is_known() -> None:
         ({"v": 0}, "never was"),
         ({"v": "1"}, "'v'"),
         ({"v": True}, "'v'"),
-        ({"key": 5}, "'key'"),
+        ({"key": 5}, "got `int` - at `$.key`"),
         ({"key": ""}, "empty"),
         ({"key": "x" * 1025}, "at most"),
-        ({"keyspace": None}, "'keyspace'"),
+        ({"keyspace": None}, "got `null` - at `$.keyspace`"),
         ({"keyspace": "a.b"}, "keyspace"),
         ({"slot": 256}, "slot 256 of 256"),
         ({"slot": -1}, "slot -1 of 256"),
-        ({"slot": True}, "'slot'"),
+        ({"slot": True}, "got `bool` - at `$.slot`"),
         ({"slot": 178}, "belongs to slot 177"),
         ({"slots": 0}, "of 0"),
         ({"slots": 2**31}, "of 2147483648"),
-        ({"slots": 256.0}, "'slots'"),
-        ({"at": "now"}, "'at'"),
+        ({"slots": 256.0}, "got `float` - at `$.slots`"),
+        ({"at": "now"}, "got `str` - at `$.at`"),
     ],
 )
 def test_a_forged_or_foreign_stamp_is_refused_with_its_reason(changed: dict[str, Any], reason: str) -> None:
@@ -57,7 +57,7 @@ def test_a_forged_or_foreign_stamp_is_refused_with_its_reason(changed: dict[str,
 def test_a_stamp_without_a_field_is_refused(missing: str) -> None:
     header = STAMP.to_header()
     del header[missing]
-    with pytest.raises(InvalidKey, match=f"'{missing}'"):
+    with pytest.raises(InvalidKey, match=f"['`]{missing}['`]"):
         Stamp.from_header(header)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from harness.rules import Rule, broken_without, rule
 
@@ -180,14 +181,16 @@ def refuses_no_old_count(fence: Tenure, tenure: Tenure) -> bool:
 
 def settle_for_anybody(self: MemoryQueues, verdict: Verdict, fetched: Fetched) -> None:
     fence = self.broker.slot(verdict.tenure.keyspace, verdict.tenure.slot).fence
-    settle(self, verdict._replace(tenure=fence or verdict.tenure), fetched)
+    settle(self, msgspec.structs.replace(verdict, tenure=fence or verdict.tenure), fetched)
 
 
 def bring_to_anybody(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:
     fence = self.broker.slot(want.tenure.keyspace, want.tenure.slot).fence
     already = len(fetched.deliveries)
-    bring(self, replace(want, tenure=fence or want.tenure), now, fetched)
-    fetched.deliveries[already:] = [d._replace(tenure=want.tenure) for d in fetched.deliveries[already:]]
+    bring(self, msgspec.structs.replace(want, tenure=fence or want.tenure), now, fetched)
+    fetched.deliveries[already:] = [
+        msgspec.structs.replace(d, tenure=want.tenure) for d in fetched.deliveries[already:]
+    ]
 
 
 def open_to_the_back(self: MemoryQueues, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
+from msgspec.structs import replace
+
 from celery_sticky.errors import SlotBroken
-from celery_sticky.queues.base import Act, Delivery, Tag, Tenure, Verdict
-from celery_sticky.queues.redis.exchange import Said, field_of
+from celery_sticky.queues.base import Act, Delivery, Fetched, Tag, Tenure, Verdict
+from celery_sticky.queues.redis.exchange import field_of
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, ServerError, pack
 from celery_sticky.queues.redis.scripts import Script
@@ -45,6 +48,18 @@ def _parts(tenure: Tenure) -> list[bytes]:
     return [str(part).encode() for part in (tenure.epoch, tenure.incarnation, tenure.open_count)]
 
 
+@dataclass(slots=True)
+class Upload:
+    """Verdicts whose bodies were stored, where those were big."""
+
+    said: list[Verdict] = field(default_factory=list)
+    """What to tell the script."""
+    originals: dict[int, Verdict] = field(default_factory=dict)
+    """`id` of a verdict that has a reference in the place of its body -> the verdict."""
+    failed: list[tuple[Verdict, str]] = field(default_factory=list)
+    """What the server has no room for."""
+
+
 class Bodies:
     """The big bodies of slot queues. Used by one thread."""
 
@@ -62,31 +77,38 @@ class Bodies:
     def read_all(self, deliveries: list[Delivery]) -> None:
         """Put the bodies in the place of their references."""
         for number, delivery in enumerate(deliveries):
-            if delivery.body.startswith(REFERENCE) and (key := referred(delivery.body)) is not None:
+            if delivery.body[0:1] == b"\0" and (key := referred(delivery.body)) is not None:
                 (found,) = self._server.wire.call(pack("LINDEX", key, 0))
                 body = found if isinstance(found, bytes) else b""
-                deliveries[number] = self._light(delivery._replace(body=body), key.decode())
+                deliveries[number] = self._light(replace(delivery, body=body), key.decode())
 
-    def upload(self, verdicts: Sequence[Verdict]) -> tuple[list[Said], list[tuple[Verdict, str]]]:
-        """Return what to tell the script, and which verdicts the server has no room for."""
-        said, failed = list[Said](), list[tuple[Verdict, str]]()
+    def upload(self, verdicts: Sequence[Verdict]) -> Upload:
+        """Store the big ones among the bodies that verdicts bring along."""
+        upload = Upload()
         for verdict in verdicts:
             if verdict.body is None or len(verdict.body) <= BIG:
-                said.append((verdict, verdict.body or b""))
+                upload.said.append(verdict)
                 continue
             key = self._key(verdict)
             reply, _ = self._server.wire.call(pack("RPUSH", key, verdict.body), pack("EXPIRE", key, UNUSED_SECONDS))
             if isinstance(reply, ServerError) and str(reply).startswith("OOM"):
-                failed.append((verdict, f"the server is full: {reply}"))
+                upload.failed.append((verdict, f"the server is full: {reply}"))
                 continue
             self._server.answered(reply)
-            said.append((verdict, REFERENCE + key.encode()))
-        return said, failed
+            upload.said.append(replace(verdict, body=REFERENCE + key.encode()))
+            upload.originals[id(upload.said[-1])] = verdict
+        return upload
 
-    def forget(self, said: Said) -> None:
-        """Delete an uploaded body that the script has not taken."""
-        if (key := referred(said[1])) is not None:
-            self._server.ask(pack("UNLINK", key))
+    def uploaded(self, upload: Upload, fetched: Fetched) -> None:
+        """Put the verdicts themselves into the answer, and delete the bodies that the script has not taken."""
+        own = upload.originals
+        for verdict in (*fetched.refused, *(verdict for verdict, _ in fetched.failed)):
+            if id(verdict) in own and (key := referred(verdict.body or b"")) is not None:
+                self._server.ask(pack("UNLINK", key))
+        fetched.confirmed[:] = [own.get(id(verdict), verdict) for verdict in fetched.confirmed]
+        fetched.refused[:] = [own.get(id(verdict), verdict) for verdict in fetched.refused]
+        fetched.failed[:] = [(own.get(id(verdict), verdict), why) for verdict, why in fetched.failed]
+        fetched.failed += upload.failed
 
     def set_aside(self, tenure: Tenure, list_key: str) -> Delivery | None:
         """Fetch the message in front of a list by plain commands, under the tenure's fence; None: nothing is there.
@@ -136,18 +158,18 @@ class Bodies:
                 pack("HSET", f"{queue}:flight", field_of(delivery.tag), value),
                 pack("UNLINK", key),
                 pack("SREM", f"{queue}:big", key),
-                *([] if referred(delivery.body) else [pack("HSET", f"{queue}:fence", "light", 1)]),
+                *([] if referred(delivery.body) else [pack("HSET", f"{queue}:fence", "light", 1, "more", 1)]),
                 pack("HGET", f"{queue}:marks", digest_of(delivery.body)),
                 pack("EXEC"),
             )
             marks = cast(list[bytes | None], done)[-1] if done is not None else None
             attempts = int(marks) if marks is not None else attempts
-        return delivery._replace(body=self.read(delivery.body), attempts=attempts)
+        return replace(delivery, body=self.read(delivery.body), attempts=attempts)
 
     def _move(self, queue: str, list_key: str, key: str, tag: Tag, value: bytes, ours: Sequence[bytes]) -> bytes | None:
         replies = self._server.wire.call(
             pack("MULTI"),
-            pack("HSET", f"{queue}:fence", "seq", tag.number, "big", 1),
+            pack("HSET", f"{queue}:fence", "seq", tag.number, "big", 1, "more", 1),
             pack("HSET", f"{queue}:flight", field_of(tag), value),
             pack("SADD", f"{queue}:big", key),
             pack("LMOVE", list_key, key, "RIGHT", "LEFT"),

@@ -35,7 +35,7 @@ from celery_sticky.queues.base import (
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.dead_queue import DeadQueue
 from celery_sticky.queues.redis.drained import Drained
-from celery_sticky.queues.redis.exchange import Answer, Said, arguments, arrange, field_of, read, split
+from celery_sticky.queues.redis.exchange import REQUEST_VERDICTS, Answer, arguments, arrange, field_of, read, split
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, pack
 from celery_sticky.queues.redis.scripts import Script
@@ -116,26 +116,25 @@ class RedisQueues:
         """See `SlotQueues.fetch`."""
         if not wants and not verdicts:
             return Fetched()
-        replacing = any(verdict.body for verdict in verdicts)
-        said, failed = self._bodies.upload(verdicts) if replacing else ([(verdict, b"") for verdict in verdicts], [])
-        answers, left = list[Answer](), said
+        replacing = [verdict for verdict in verdicts if verdict.body]
+        upload = self._bodies.upload(verdicts) if replacing else None
+        answers, left = list[Answer](), upload.said if upload else verdicts
         while not answers or left:
-            count = split(left)
+            count = split(left) if replacing else min(len(left), REQUEST_VERDICTS)
             last = count == len(left)  # what is wanted goes with the last verdicts, or if there are none
             answers.append(self._trip(wants if last else [], left[:count], now))
             left = [*answers[-1].later, *left[count:]]
             wants = [] if last else wants
         fetched = self._together(answers)
-        fetched.failed += failed
-        if replacing:
-            self._forget_unused(said, fetched)
+        if upload:
+            self._bodies.uploaded(upload, fetched)
         self._bodies.read_all(fetched.deliveries)
         for tenure, name in [one for answer in answers for one in answer.too_big][:1]:
             self._set_aside(tenure, name, fetched)
         self._note(verdicts, fetched)
         return fetched
 
-    def _trip(self, wants: Sequence[Want], verdicts: Sequence[Said], now: float) -> Answer:
+    def _trip(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Answer:
         slots = [(want.tenure.keyspace, want.tenure.slot) for want in wants]
         for slot in slots:
             self._drained.remove(slot)
@@ -160,12 +159,6 @@ class RedisQueues:
             for name in ("marks", "drained", "lost", "broken", "due"):
                 getattr(fetched, name).update(getattr(answer.fetched, name))
         return fetched
-
-    def _forget_unused(self, said: Sequence[Said], fetched: Fetched) -> None:
-        unused = {id(verdict) for verdict in fetched.refused} | {id(verdict) for verdict, _ in fetched.failed}
-        for one in said:
-            if id(one[0]) in unused:
-                self._bodies.forget(one)
 
     def _set_aside(self, tenure: Tenure, name: str, fetched: Fetched) -> None:
         """One of them a round trip: the others are asked for again."""

@@ -16,9 +16,6 @@ REQUEST_BYTES = 1024 * 1024
 """Bytes of bodies that one request carries."""
 REQUEST_VERDICTS = 256
 
-Said = tuple[Verdict, bytes]
-"""A verdict, and the body that goes with it as the script takes it: empty for none, or a reference."""
-
 
 @dataclass(slots=True)
 class Part:
@@ -26,7 +23,7 @@ class Part:
 
     tenure: Tenure
     limit: int = NOTHING_WANTED
-    verdicts: list[Said] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -34,29 +31,29 @@ class Answer:
     """What came of one trip."""
 
     fetched: Fetched = field(default_factory=Fetched)
-    later: list[Said] = field(default_factory=list)
+    later: list[Verdict] = field(default_factory=list)
     """Verdicts that the script had no time for."""
     too_big: list[tuple[Tenure, str]] = field(default_factory=list)
     """Lists in whose front stands a message too big for a script."""
 
 
-def arrange(wants: Sequence[Want], verdicts: Sequence[Said]) -> list[Part]:
+def arrange(wants: Sequence[Want], verdicts: Sequence[Verdict]) -> list[Part]:
     """Sort what is to be said by tenure, in the order of the wants."""
     parts = {want.tenure: Part(want.tenure, max(want.limit, 0)) for want in wants}
-    for said in verdicts:
-        tenure = said[0].tenure
+    for verdict in verdicts:
+        tenure = verdict.tenure
         part = parts.get(tenure)
         if part is None:
             part = parts[tenure] = Part(tenure)
-        part.verdicts.append(said)
+        part.verdicts.append(verdict)
     return list(parts.values())
 
 
-def split(verdicts: Sequence[Said]) -> int:
+def split(verdicts: Sequence[Verdict]) -> int:
     """Return how many of the verdicts go with one request: the rest would make it too long for a script."""
     size = 0
-    for number, said in enumerate(verdicts[:REQUEST_VERDICTS]):
-        size += len(said[1])
+    for number, verdict in enumerate(verdicts[:REQUEST_VERDICTS]):
+        size += len(verdict.body or b"")
         if number and size > REQUEST_BYTES:
             return number
     return min(len(verdicts), REQUEST_VERDICTS)
@@ -68,8 +65,11 @@ def arguments(parts: Sequence[Part], layout: Layout, now: float) -> list[Argumen
     for part in parts:
         tenure = part.tenure
         said += (tenure.epoch, tenure.incarnation, tenure.open_count, part.limit, len(part.verdicts))
-        for verdict, body in part.verdicts:
-            _say(said, verdict, body, layout)
+        for verdict in part.verdicts:
+            if verdict.act is Act.ACK:
+                said.append("a" + field_of(verdict.tag))
+            else:
+                _say(said, verdict, layout)
     return said
 
 
@@ -78,11 +78,9 @@ def field_of(tag: Tag) -> str:
     return f"{tag.number}:{tag.opening}"
 
 
-def _say(said: list[Argument], verdict: Verdict, body: bytes, layout: Layout) -> None:
-    name = field_of(verdict.tag)
+def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
+    name, body = field_of(verdict.tag), verdict.body or b""
     match verdict.act:
-        case Act.ACK:
-            said.append("a" + name)
         case Act.MARK:
             said += ("m" + name, verdict.starts)
         case Act.UNMARK:
@@ -104,16 +102,16 @@ def read(parts: Sequence[Part], reply: Sequence[object]) -> Answer:
         if isinstance(held, bytes):
             _broken(answer, part, held)
         elif held == 1:
-            for said in part.verdicts:
+            for verdict in part.verdicts:
                 told = next(answers)
-                if told == 1 and said[0].act is Act.ACK:
-                    answer.fetched.confirmed.append(said[0])
+                if told == 1 and verdict.act is Act.ACK:
+                    answer.fetched.confirmed.append(verdict)
                 else:
-                    _settled(answer, said, told)
+                    _settled(answer, verdict, told)
             if part.limit != NOTHING_WANTED:
                 _brought(answer, part.tenure, answers)
         else:
-            answer.fetched.refused += [verdict for verdict, _ in part.verdicts]
+            answer.fetched.refused += part.verdicts
             if part.limit != NOTHING_WANTED:
                 answer.fetched.lost.add((part.tenure.keyspace, part.tenure.slot))
     return answer
@@ -121,17 +119,17 @@ def read(parts: Sequence[Part], reply: Sequence[object]) -> Answer:
 
 def _broken(answer: Answer, part: Part, reason: bytes) -> None:
     text = reason.decode(errors="replace")
-    answer.fetched.failed += [(verdict, text) for verdict, _ in part.verdicts]
+    answer.fetched.failed += [(verdict, text) for verdict in part.verdicts]
     if part.limit != NOTHING_WANTED:
         answer.fetched.broken[part.tenure.keyspace, part.tenure.slot] = text
 
 
-def _settled(answer: Answer, said: Said, told: object) -> None:
-    verdict, fetched = said[0], answer.fetched
+def _settled(answer: Answer, verdict: Verdict, told: object) -> None:
+    fetched = answer.fetched
     if isinstance(told, bytes):
         fetched.failed.append((verdict, told.decode(errors="replace")))
     elif told == NOT_NOW:
-        answer.later.append(said)
+        answer.later.append(verdict)
     elif told == 0:
         fetched.refused.append(verdict)
     else:

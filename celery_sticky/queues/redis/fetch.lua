@@ -30,6 +30,9 @@ local BULK = 2 * BUDGET -- bytes of a list up to which a part of it is popped at
 local LIGHT = 32768 -- bytes of an average message of a list that weighs more, up to which the next ones are looked at here
 local PART = 8 -- messages of such a list that are looked at in one go
 
+local MORE = {'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut', 'former'} -- in a fence that says `more`
+local PLAIN = 4 -- fields of a fence that says no more: epoch, incarnation, count, seq
+
 local spent, woken, brought = 0, 0, 0
 
 local function list(queue, priority)
@@ -39,8 +42,8 @@ end
 -- The fence notes what a slot may have (`has`): marks, deferred messages, big bodies. Most have none of it.
 local function note(queue, has, name)
     if not has[name] then
-        redis.call('HSET', queue .. ':fence', name, 1)
-        has[name] = true
+        redis.call('HSET', queue .. ':fence', name, 1, 'more', 1)
+        has[name], has.more = true, true
     end
 end
 
@@ -155,13 +158,12 @@ local function settle_safely(queue, act, at, has)
         return -1
     end
     spent = spent + VERDICT_COST
-    local field = string.sub(ARGV[at], 2)
     local done, answer
-    if act == 'a' and not has.marks and not has.big then
-        answer = redis.pcall('HDEL', queue .. ':flight', field)
+    if act == 'a' and not has.more then -- nothing but this one record is to be touched: so it is with most
+        answer = redis.pcall('HDEL', has.flight, string.sub(ARGV[at], 2))
         done = type(answer) == 'number'
     else
-        done, answer = pcall(settle, queue, act, field, at, has)
+        done, answer = pcall(settle, queue, act, string.sub(ARGV[at], 2), at, has)
     end
     if done then
         has.touched = true
@@ -201,7 +203,8 @@ local function note_former(queue, has, priority)
     local former = has.former and cjson.decode(has.former) or {}
     former[#former + 1] = priority
     has.former = cjson.encode(former)
-    redis.call('HSET', queue .. ':fence', 'former', has.former)
+    redis.call('HSET', queue .. ':fence', 'former', has.former, 'more', 1)
+    has.more = true
     steps = steps_with(has.former)
 end
 
@@ -237,8 +240,8 @@ local function cut(queue, has)
             redis.call('RENAME', list(queue, priority), list(queue, priority) .. ':ahead')
         end
     end
-    redis.call('HSET', queue .. ':fence', 'cut', now)
-    has.cut = now
+    redis.call('HSET', queue .. ':fence', 'cut', now, 'more', 1)
+    has.cut, has.more = now, true
 end
 
 local function end_cut(queue, has)
@@ -343,10 +346,22 @@ local function pop_list(name, priority, limit, values, has)
     return pop_parts(name, priority, limit, values, has, light and not has.big and PART or 1)
 end
 
+-- Return the steps whose lists may hold a message. Mostly it is the first one only.
+local function steps_there(queue, has)
+    if has.cut or #steps == 1 then
+        return steps
+    end
+    local others = {}
+    for i = 2, #steps do
+        others[i - 1] = list(queue, steps[i])
+    end
+    return redis.call('EXISTS', unpack(others)) > 0 and steps or {steps[1]}
+end
+
 -- Return what was popped, and whether every list was seen to its end.
 local function pop(queue, limit, has)
     local values = {}
-    for _, priority in ipairs(steps) do
+    for _, priority in ipairs(steps_there(queue, has)) do
         local name = list(queue, priority)
         local stop = has.cut and pop_list(name .. ':ahead', priority, limit, values, has)
         if not stop and #values < limit and has.whole then
@@ -359,7 +374,7 @@ local function pop(queue, limit, has)
     return values, has.whole
 end
 
-local function put_in_flight(queue, values, opening)
+local function put_in_flight(queue, flight, values, opening)
     local first = redis.call('HINCRBY', queue .. ':fence', 'seq', #values) - #values + 1
     for from = 1, #values, CHUNK do
         local pairs_ = {}
@@ -367,7 +382,7 @@ local function put_in_flight(queue, values, opening)
             pairs_[#pairs_ + 1] = (first + i - 1) .. ':' .. opening
             pairs_[#pairs_ + 1] = values[i]
         end
-        redis.call('HSET', queue .. ':flight', unpack(pairs_))
+        redis.call('HSET', flight, unpack(pairs_))
     end
     return first
 end
@@ -393,6 +408,9 @@ local function sweep(queue, has)
     if has.heavy or has.light then
         redis.call('HDEL', queue .. ':fence', 'heavy', 'light')
     end
+    if redis.call('HLEN', queue .. ':fence') == PLAIN + 1 then
+        redis.call('HDEL', queue .. ':fence', 'more')
+    end
     if not (has.marks or has.big) or redis.call('EXISTS', queue .. ':flight', queue .. ':deferred') > 0 then
         return
     end
@@ -410,15 +428,16 @@ local function sweep(queue, has)
     redis.call('HDEL', queue .. ':fence', 'marks', redis.call('EXISTS', queue .. ':big') == 0 and 'big' or 'marks')
 end
 
-local reply = {}
+local reply, answered = {}, 0
 local function say(item)
-    reply[#reply + 1] = item
+    answered = answered + 1
+    reply[answered] = item
 end
 
 -- Nothing may fail once messages have left their list: what else is needed is touched before.
 local function touch(queue, has)
     if not has.touched then
-        redis.call('HLEN', queue .. ':flight')
+        redis.call('HLEN', has.flight)
     end
     if has.marks then
         redis.call('HLEN', queue .. ':marks')
@@ -443,7 +462,7 @@ local function take(queue, limit, has, opening)
     say(has.too_big or '')
     say(#values)
     if #values > 0 then
-        say(put_in_flight(queue, values, opening))
+        say(put_in_flight(queue, has.flight, values, opening))
     end
     for _, value in ipairs(values) do
         say(has.marks and with_marks(queue, value) or value)
@@ -451,46 +470,52 @@ local function take(queue, limit, has, opening)
     if has.cut and has.whole then
         end_cut(queue, has)
     end
-    if empty then
+    if empty and has.more then
         sweep(queue, has)
     end
 end
 
-local FENCE = {'epoch', 'incarnation', 'count', 'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut', 'former'}
-
+-- Return what the slot has; nil: the fence is another one's.
 local function read_fence(queue, at)
-    local fence = redis.call('HMGET', queue .. ':fence', unpack(FENCE))
-    local held = fence[1] == ARGV[at] and fence[2] == ARGV[at + 1] and fence[3] == ARGV[at + 2] and not fence[4]
-    local has = {whole = true, queue = queue}
-    for i = 5, #FENCE do
-        has[FENCE[i]] = fence[i] or nil
+    local key = queue .. ':fence'
+    local fence = redis.call('HMGET', key, 'epoch', 'incarnation', 'count', 'more')
+    if fence[1] ~= ARGV[at] or fence[2] ~= ARGV[at + 1] or fence[3] ~= ARGV[at + 2] then
+        return nil
     end
-    return {held = held, has = has}
+    local has = {whole = true, queue = queue, flight = queue .. ':flight', more = fence[4]}
+    if has.more then
+        local values = redis.call('HMGET', key, unpack(MORE))
+        for i, name in ipairs(MORE) do
+            has[name] = values[i] or nil
+        end
+    end
+    return not has.opening and has or nil
 end
 
 local at = 4
 for _, queue in ipairs(KEYS) do
-    local told, fence = pcall(read_fence, queue, at)
+    local told, has = pcall(read_fence, queue, at)
     local opening = ARGV[at + 1] .. '.' .. ARGV[at + 2]
     local limit, verdicts = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
     at = at + 5
-    say(told and (fence.held and 1 or 0) or explained(fence, queue, separator, steps))
-    local held = told and fence.held
-    steps = held and fence.has.former and steps_with(fence.has.former) or configured
+    say(told and (has and 1 or 0) or explained(has, queue, separator, steps))
+    local held = told and has
+    steps = held and has.former and steps_with(has.former) or configured
     for _ = 1, verdicts do
         local act = string.sub(ARGV[at], 1, 1)
         if held then
-            say(settle_safely(queue, act, at, fence.has))
+            say(settle_safely(queue, act, at, has))
         end
         at = at + VERDICT_ARGS[act]
     end
     if held and limit >= 0 then
-        local said = #reply
-        local done, err = pcall(take, queue, limit, fence.has, opening)
+        local said = answered
+        local done, err = pcall(take, queue, limit, has, opening)
         if not done then
-            for i = #reply, said + 1, -1 do
+            for i = answered, said + 1, -1 do
                 reply[i] = nil
             end
+            answered = said
             say(explained(err, queue, separator, steps))
         end
     end

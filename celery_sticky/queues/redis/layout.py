@@ -7,7 +7,8 @@
                                            opening: not all that was in flight is back in its queue yet;
                                            heavy, light: one of its messages was too big for a script, or was not;
                                            former: priorities of lists that are no step any more;
-                                           cut: the time before which deferred messages come before the lists
+                                           cut: the time before which deferred messages come before the lists;
+                                           more: there if any of these after seq may be there
     <list>:ahead                  list     while there is a cut: what comes before that list
     <queue>:flight                hash     <number>:<opening> → <priority>:<body>
     <queue>:deferred              zset     <number>:<priority>:<body>, scored with its due time

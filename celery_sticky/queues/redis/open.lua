@@ -14,6 +14,7 @@ local queue, separator, steps = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
 local epoch, incarnation, count = ARGV[3], ARGV[4], ARGV[5]
 local fence_key, flight_key = queue .. ':fence', queue .. ':flight'
 local STAY = 6 + tonumber(ARGV[6])
+local PLAIN = 4 -- fields of a fence that notes nothing: epoch, incarnation, count, more
 local FEW = 256 -- in flight: so many are looked through here
 
 local function refused(fence)
@@ -33,7 +34,7 @@ local function set_fence(fence)
     local suspects = fence[4] == 'suspects' or (fence[2] and fence[2] ~= incarnation)
     redis.call('HDEL', fence_key, 'marks', 'deferred', 'big', 'former')
     redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count,
-        'opening', suspects and 'suspects' or 'plain')
+        'opening', suspects and 'suspects' or 'plain', 'more', 1)
     return suspects
 end
 
@@ -115,13 +116,17 @@ local function open()
         return {2, 0}
     end
     redis.call('HDEL', fence_key, 'opening')
-    -- Spares each fetch a look into what hardly any slot has; `fetch` keeps these up.
+    -- Spares each fetch a look into what hardly any slot has, and `more` a look at these notes; `fetch` keeps them up.
     for _, name in ipairs({'marks', 'deferred', 'big'}) do
         if redis.call('EXISTS', queue .. ':' .. name) == 1 then
             redis.call('HSET', fence_key, name, 1)
         end
     end
-    return {1, note_former_steps(), unpack(kept)}
+    local former = note_former_steps()
+    if redis.call('HLEN', fence_key) == PLAIN + redis.call('HEXISTS', fence_key, 'seq') then
+        redis.call('HDEL', fence_key, 'more')
+    end
+    return {1, former, unpack(kept)}
 end
 
 local done, reply = pcall(open)

@@ -41,7 +41,7 @@ end
 -- Bodies whose reference stands in a slot are registered there: what a purge leaves behind is found by that.
 local function register_body(queue, key)
     redis.call('SADD', queue .. ':big', key)
-    redis.call('HSET', queue .. ':fence', 'big', 1)
+    redis.call('HSET', queue .. ':fence', 'big', 1, 'more', 1)
 end
 
 local function text_of(err)

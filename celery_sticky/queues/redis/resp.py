@@ -26,7 +26,7 @@ def pack(*arguments: Argument) -> bytes:
     """Return one request as bytes."""
     parts = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
-        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        data = argument if type(argument) is bytes else str(argument).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
 

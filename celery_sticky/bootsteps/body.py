@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pickle import PicklingError
 from typing import Any
 
@@ -55,6 +56,23 @@ class _Body(Struct):
     returned: bool = False
     result: Any = None
     error: Exception | None = None
+    at_end: Callable[[str | None, Any], None] | None = None
+
+
+def at_end(call: Callable[[str | None, Any], None]) -> None:
+    """Have this called with state and value of the keyed run of this thread or greenlet, once that has ended.
+
+    Without a state an exception, the one being handled, has broken the run off.
+    """
+    mark: _Body | None = getattr(_here, "run", None)
+    if mark is not None:
+        mark.at_end = call
+
+
+def entering(task: Any) -> Any:
+    """Return the request of the run that is about to enter this task's body, here; None: its caller is no pool."""
+    mark: _Body | None = getattr(_here, "run", None)
+    return mark.request if mark is not None and mark.task is task and not mark.inside else None
 
 
 def error_here() -> Exception | None:
@@ -112,10 +130,14 @@ def _guarded(task: Any, trace: Any) -> Any:
         began = time.monotonic()
         try:
             outcome = trace(uuid, args, kwargs, request)
+            if mark.at_end is not None:
+                mark.at_end(*_end_of(outcome))
             return outcome if mark.returned and outcome.info is None else _checked(outcome, mark)
         except (MemoryError, Reject, NotBegun):
             raise
         except Exception as error:
+            if mark.at_end is not None:
+                mark.at_end(None, None)
             if not mark.began:
                 raise NotBegun(repr(error), isinstance(error, SUSPECT)) from error
             logger.exception(
@@ -138,6 +160,11 @@ def _guarded(task: Any, trace: Any) -> Any:
 
     guarded.sticky_guarded = True  # type: ignore[attr-defined]
     return guarded
+
+
+def _end_of(outcome: Any) -> tuple[str, Any]:
+    info = outcome.info
+    return (states.SUCCESS, outcome.retval) if info is None else (info.state, info.retval)
 
 
 def _checked(outcome: Any, mark: _Body) -> Any:

@@ -181,7 +181,7 @@ class Delivery(bootsteps.StartStopStep):
 
     def due_of(self, envelope: Envelope) -> float | None:
         """Return when the message wants to run, in seconds since the epoch, or None."""
-        return due_of(envelope.headers, self._timezone)
+        return due_of(envelope.headers, self._timezone) if envelope.headers.get("eta") else None
 
     def ready(self) -> None:
         """Entries may be taken now: by the greenlet that hands out, or by Celery's loop once it is woken."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from celery.exceptions import Reject
 
+from celery_sticky.bootsteps.body import entering
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.worker.deadline import Deadline, Reliance
 from celery_sticky.worker.native import start_thread
@@ -72,7 +73,7 @@ class Interrupts:
     def _guarded(self, task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(body)
         def run(*args: Any, **kwargs: Any) -> Any:
-            sticky = task.request.sticky
+            sticky = (entering(task) or {}).get("sticky")
             if sticky is None:
                 return body(*args, **kwargs)
             where = sys.modules["greenlet"].getcurrent() if self._green else threading.get_ident()

@@ -17,13 +17,13 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from celery import signals, states
+from celery import states
 from celery.exceptions import Reject, Retry
 from kombu import Producer
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
-from celery_sticky.bootsteps.body import error_here
+from celery_sticky.bootsteps.body import at_end, error_here
 from celery_sticky.bootsteps.eta import due_of
 
 logger = logging.getLogger("celery_sticky")
@@ -122,8 +122,8 @@ class _FencedRetry:
         finally:
             request.sticky_notary = None
             notary.close()
-            if notary.deferred is not None:
-                request.sticky_retry = notary.deferred
+            if (deferred := notary.deferred) is not None:
+                at_end(functools.partial(_publish_unraised, task, request.id, deferred))
         if notary.deferred is not None and isinstance(outcome, Retry):
             notary.deferred.__dict__.update(vars(outcome))
             outcome = notary.deferred
@@ -145,13 +145,11 @@ def fence_retry(task: Any) -> None:
         return
     fenced = _FencedRetry(task)
     task.retry, task.signature_from_request = fenced.retry, fenced.sign
-    signals.task_postrun.connect(_publish_unraised, weak=False)  # the same function: connected once
 
 
-def _publish_unraised(task: Any, task_id: str, state: str | None, retval: Any, **_: Any) -> None:
+def _publish_unraised(task: Any, task_id: str, deferred: DeferredRetry, state: str | None, retval: Any) -> None:
     """A retry was asked for, but the run ends otherwise: publish its message after all, as Celery would have."""
-    deferred: DeferredRetry | None = vars(task.request).pop("sticky_retry", None)
-    if deferred is None or retval is deferred or _comes_again(state, retval):
+    if retval is deferred or _comes_again(state, retval):
         return
     if error_here() is deferred:
         return  # the state RETRY could not be stored: the message of the next try is brought along all the same

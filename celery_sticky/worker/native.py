@@ -26,7 +26,10 @@ def _locks_are_green() -> bool:
     return threading.Lock is not original("threading", "Lock")
 
 
-class Section:
+_RLock: Any = original("_thread", "RLock")
+
+
+class Section(_RLock):  # type: ignore[misc]
     """A lock among operating system threads that also knows signal handlers: hold it for microseconds, never over I/O.
 
     A handler runs in the main thread between any two bytecodes, perhaps those of a section, and cannot wait for itself.
@@ -34,20 +37,17 @@ class Section:
     """
 
     def __init__(self) -> None:
-        self._lock = original("_thread", "RLock")()  # for its `_is_owned`: no section is entered twice
+        super().__init__()  # an RLock for its `_is_owned`: no section is entered twice
         self._left: deque[Callable[[], None]] = deque()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.release()
         while self._left:
             self._left.popleft()()
 
     def later(self, call: Callable[[], None]) -> bool:
         """Whether this thread is in the section; then `call` is made when it is left."""
-        if not self._lock._is_owned():
+        if not self._is_owned():
             return False
         self._left.append(call)
         return True

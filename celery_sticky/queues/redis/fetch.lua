@@ -158,13 +158,7 @@ local function settle_safely(queue, act, at, has)
         return -1
     end
     spent = spent + VERDICT_COST
-    local done, answer
-    if act == 'a' and not has.more then -- nothing but this one record is to be touched: so it is with most
-        answer = redis.pcall('HDEL', has.flight, string.sub(ARGV[at], 2))
-        done = type(answer) == 'number'
-    else
-        done, answer = pcall(settle, queue, act, string.sub(ARGV[at], 2), at, has)
-    end
+    local done, answer = pcall(settle, queue, act, string.sub(ARGV[at], 2), at, has)
     if done then
         has.touched = true
         return answer
@@ -346,22 +340,22 @@ local function pop_list(name, priority, limit, values, has)
     return pop_parts(name, priority, limit, values, has, light and not has.big and PART or 1)
 end
 
--- Return the steps whose lists may hold a message. Mostly it is the first one only.
-local function steps_there(queue, has)
-    if has.cut or #steps == 1 then
-        return steps
-    end
+-- Whether any list but that of the first step may hold a message. Mostly none does.
+local function has_others(queue, has)
     local others = {}
     for i = 2, #steps do
         others[i - 1] = list(queue, steps[i])
     end
-    return redis.call('EXISTS', unpack(others)) > 0 and steps or {steps[1]}
+    return has.cut or (others[1] and redis.call('EXISTS', unpack(others)) > 0)
 end
 
 -- Return what was popped, and whether every list was seen to its end.
 local function pop(queue, limit, has)
     local values = {}
-    for _, priority in ipairs(steps_there(queue, has)) do
+    for i, priority in ipairs(steps) do
+        if i == 2 and not has_others(queue, has) then
+            break
+        end
         local name = list(queue, priority)
         local stop = has.cut and pop_list(name .. ':ahead', priority, limit, values, has)
         if not stop and #values < limit and has.whole then
@@ -475,16 +469,11 @@ local function take(queue, limit, has, opening)
     end
 end
 
--- Return what the slot has; nil: the fence is another one's.
-local function read_fence(queue, at)
-    local key = queue .. ':fence'
-    local fence = redis.call('HMGET', key, 'epoch', 'incarnation', 'count', 'more')
-    if fence[1] ~= ARGV[at] or fence[2] ~= ARGV[at + 1] or fence[3] ~= ARGV[at + 2] then
-        return nil
-    end
-    local has = {whole = true, queue = queue, flight = queue .. ':flight', more = fence[4]}
-    if has.more then
-        local values = redis.call('HMGET', key, unpack(MORE))
+-- Return what the slot has; nil: an opening of it is under way.
+local function read_notes(queue, more)
+    local has = {queue = queue, flight = queue .. ':flight', more = more, whole = true, touched = false}
+    if more then
+        local values = redis.call('HMGET', queue .. ':fence', unpack(MORE))
         for i, name in ipairs(MORE) do
             has[name] = values[i] or nil
         end
@@ -492,32 +481,45 @@ local function read_fence(queue, at)
     return not has.opening and has or nil
 end
 
+local function take_safely(queue, limit, has, at)
+    local said = answered
+    local done, err = pcall(take, queue, limit, has, ARGV[at + 1] .. '.' .. ARGV[at + 2])
+    if not done then
+        for i = answered, said + 1, -1 do
+            reply[i] = nil
+        end
+        answered = said
+        say(explained(err, queue, separator, steps))
+    end
+end
+
 local at = 4
 for _, queue in ipairs(KEYS) do
-    local told, has = pcall(read_fence, queue, at)
-    local opening = ARGV[at + 1] .. '.' .. ARGV[at + 2]
-    local limit, verdicts = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
+    local fence, has = redis.pcall('HMGET', queue .. ':fence', 'epoch', 'incarnation', 'count', 'more'), nil
+    if fence[1] == ARGV[at] and fence[2] == ARGV[at + 1] and fence[3] == ARGV[at + 2] then
+        has = read_notes(queue, fence[4])
+    end
+    say(has and 1 or fence.err and explained(fence, queue, separator, steps) or 0)
+    steps = has and has.former and steps_with(has.former) or configured
+    local tenure = at
     at = at + 5
-    say(told and (has and 1 or 0) or explained(has, queue, separator, steps))
-    local held = told and has
-    steps = held and has.former and steps_with(has.former) or configured
-    for _ = 1, verdicts do
+    for _ = 1, ARGV[tenure + 4] do
         local act = string.sub(ARGV[at], 1, 1)
-        if held then
-            say(settle_safely(queue, act, at, has))
+        if has then
+            -- Nearly always there is no more to it than this one record. An error is met again, and explained, there.
+            local answer = act == 'a' and not has.more and redis.pcall('HDEL', has.flight, string.sub(ARGV[at], 2))
+            if type(answer) == 'number' then
+                has.touched = true
+                say(answer)
+            else
+                say(settle_safely(queue, act, at, has))
+            end
         end
         at = at + VERDICT_ARGS[act]
     end
-    if held and limit >= 0 then
-        local said = answered
-        local done, err = pcall(take, queue, limit, has, opening)
-        if not done then
-            for i = answered, said + 1, -1 do
-                reply[i] = nil
-            end
-            answered = said
-            say(explained(err, queue, separator, steps))
-        end
+    local limit = tonumber(ARGV[tenure + 3])
+    if has and limit >= 0 then
+        take_safely(queue, limit, has, tenure)
     end
 end
 return reply

@@ -247,9 +247,10 @@ class Delivery(bootsteps.StartStopStep):
         if self._solo:
             entries = part.courier.take(1)
         else:
-            room = places(consumer.pool) or 1
-            at_once = 1 if grows(consumer) else free_places(consumer.pool)  # one that waits makes an empty pool grow
-            entries = part.courier.take(room + (SPARE if part.has_processes else 0), at_once)
+            room = places(consumer.pool)
+            waits = not room and grows(consumer)  # one that waits makes an empty pool grow
+            at_once = 1 if waits else free_places(consumer.pool)
+            entries = part.courier.take((room or 1) + (SPARE if part.has_processes else 0), at_once)
         for entry in entries:
             self._hand(consumer, part, entry)
         return len(entries)

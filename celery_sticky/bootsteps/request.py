@@ -218,7 +218,8 @@ def _watch(result: Any, run: Run) -> None:
     if (future := getattr(result, "f", None)) is not None:
         future.add_done_callback(lambda done: _gone(run, None if done.cancelled() else done.exception()))
     elif (link := getattr(result, "link", None)) is not None:
-        link(lambda *_: _left(run, _error_of(result)))
+        run.leaves = True
+        link(lambda *_: _left(run, result))
 
 
 def _error_of(ended: Any) -> BaseException | None:
@@ -233,8 +234,9 @@ def _error_of(ended: Any) -> BaseException | None:
     return None
 
 
-def _left(run: Run, error: BaseException | None) -> None:
-    _gone(run, error)
+def _left(run: Run, greenlet: Any) -> None:
+    if not run.done:
+        _gone(run, _error_of(greenlet))
     run.leave_pool()
 
 

@@ -37,7 +37,7 @@ class Run:
         self._courier, self._lease, self._registry = part.courier, part.lease, part.runs
         self._ended = ended
         self.said = Said()
-        self.accepting = self.done = False
+        self.accepting = self.done = self.leaves = False
         self.pid: int | None = None
         self.request: Any = None
         self._next: tuple[float, bytes] = (0.0, b"")
@@ -83,7 +83,8 @@ class Run:
         try:
             self._pass_on()
         finally:
-            self._ended()
+            if not self.leaves:
+                self._ended()
 
     def fail(self, error: BaseException) -> None:
         """Celery's own code, or the pool, has raised this and says nothing more of the task."""
@@ -136,8 +137,7 @@ class Run:
         return "" if died else _reason(error)
 
     def leave_pool(self) -> None:
-        """The task's greenlet has ended, and with that its place of the pool is free."""
-        self.let_go()
+        """The task's greenlet, of which we are told (`leaves`), has ended: its place of the pool is free only now."""
         self._ended()
 
     def let_go_when_dead(self) -> None:

@@ -40,6 +40,11 @@ def test_whatever_happens_no_promise_is_broken(first: int) -> None:
     assert totals.seeds == BATCH and totals.faults > BATCH and totals.runs > totals.tasks > 5 * BATCH
 
 
+def test_who_thaws_and_asks_for_a_retry_takes_nothing_back_that_the_next_owner_has_done() -> None:
+    """A frozen owner's task had asked for a retry; it says so after the next owner has finished the task."""
+    lived(*live_seeds(range(764147670, 764147671), partial(draw, directed=False)))
+
+
 @pytest.mark.parametrize("seed", [4018540, 7019015])
 def test_a_store_that_is_lost_again_right_after_its_fresh_document_was_written(seed: int) -> None:
     """A member that has not seen that document has waited long enough, and writes another one.

@@ -124,6 +124,8 @@ class Progress:
     runs: int = 0
     finished_by: Process | None = None
     finished_at: float = 0.0
+    finished_under: int = 0
+    """The epoch of the run that finished it."""
     cut_off: bool = False
     """Who finished it lost the slot while its connection to the broker was broken: the verdict had not gone through."""
     buried: bool = False
@@ -177,10 +179,15 @@ class Witness:
         progress = self.tasks[body]
         progress.place = progress.came = self._next_place()
 
-    def retries(self, old: bytes, new: bytes) -> None:
-        """A run asked for a retry: its task has not finished, whatever an earlier run did."""
-        self.replaces(old, new)
-        self.tasks[new].finished_by = None
+    def retries(self, run: Run, new: bytes) -> None:
+        """A run asked for a retry: its task has not finished, whatever an earlier run did.
+
+        Nobody hears of it where the slot has had another owner since, whose run of the task has finished.
+        """
+        self.replaces(run.body, new)
+        progress = self.tasks[new]
+        if progress.finished_under <= run.epoch:
+            progress.finished_by = None
 
     def replaces(self, old: bytes, new: bytes) -> None:
         """A message takes the place of another one of the same task."""
@@ -305,6 +312,7 @@ class Witness:
         if finished:
             progress = self.tasks[run.body]
             progress.finished_by, progress.finished_at, progress.cut_off = run.process, run.process.world.now, False
+            progress.finished_under = run.epoch
 
     def cuts_off(self, process: Process, slot: Slot, since: float) -> None:
         """A worker lost a slot while its connection to the broker was broken; nothing it said after `since` arrived."""

@@ -45,23 +45,25 @@ class Tenure(Struct, frozen=True):
     incarnation: str
     open_count: int
 
-    @property
-    def opening(self) -> str:
-        """The name of this opening of the slot: no other opening has it, whatever the broker forgets."""
-        return f"{self.incarnation}.{self.open_count}"
+    def trip(self, number: int) -> str:
+        """Return the name of one request under this tenure: no other request has it, whatever the broker forgets.
+
+        `number` counts the requests of one reader.
+        """
+        return f"{self.incarnation}.{self.open_count}.{number}"
 
 
 class Tag(Struct, frozen=True, order=True):
     """Names one delivery for good.
 
-    A broker that comes back with an older copy of its data counts from a lower number again. A number alone would then
-    name two messages, and the acknowledgement of one would delete the other.
+    A broker that comes back with an older copy of its data counts from a lower number again, perhaps under the same
+    opening. A number alone would then name two messages, and the acknowledgement of one would delete the other.
     """
 
     number: int
     """Grows with every delivery of the slot: its order is the order of fetching."""
-    opening: str
-    """The opening under which it was fetched (`Tenure.opening`)."""
+    trip: str
+    """Names the request that fetched it (`Tenure.trip`)."""
 
 
 class Act(StrEnum):

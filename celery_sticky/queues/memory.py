@@ -100,6 +100,7 @@ class MemoryQueues:
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
         self._drained: dict[SlotId, Tenure] = {}
+        self._trips = 0
         self._woken = False
 
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
@@ -122,6 +123,7 @@ class MemoryQueues:
     def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
         """Settle, then bring."""
         fetched = Fetched()
+        self._trips += 1
         with self.broker.changed:
             for verdict in verdicts:
                 self._settle(verdict, fetched)
@@ -250,7 +252,7 @@ class MemoryQueues:
         for message in slot.waiting[: max(want.limit, 0)]:
             slot.lists[message.priority].popleft()
             slot.seq += 1
-            tag = Tag(slot.seq, tenure.opening)
+            tag = Tag(slot.seq, tenure.trip(self._trips))
             slot.flight[tag] = message
             fetched.deliveries.append(Delivery(tenure, tag, message.priority, message.body, message.marks))
         if not slot.waiting:

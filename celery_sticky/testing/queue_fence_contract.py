@@ -205,11 +205,23 @@ class FenceContract(QueueFixtures):
         first, _ = take(queues, FIRST).deliveries
         queues.open(AGAIN, ())
         brought = take(queues, AGAIN).deliveries
-        twin = replace(brought[0].tag, opening=first.tag.opening)
+        twin = replace(brought[0].tag, trip=first.tag.trip)
         assert twin.number == brought[0].tag.number and twin != brought[0].tag
         assert not queues.open(NEXT, [twin]), "it is not that delivery"
         assert settle(queues, Verdict(Act.ACK, NEXT, twin)).confirmed == []
         assert bodies(take(queues, NEXT)) == [b"1", b"2"]
+
+    def test_no_two_requests_of_one_opening_fetch_under_the_same_name(
+        self, queues: SlotQueues, publish: Publish
+    ) -> None:
+        """That data may have had the same opening, and the answer to a request after it may be lost."""
+        publish(b"1", b"2")
+        (first,) = take(queues, FIRST, limit=1).deliveries
+        (second,) = take(queues, FIRST, limit=1).deliveries
+        twin = replace(first.tag, number=second.tag.number)
+        assert twin != second.tag
+        assert not queues.open(AGAIN, [twin]), "it is not that delivery"
+        assert bodies(take(queues, AGAIN)) == [b"1", b"2"]
 
     def test_a_kept_delivery_that_goes_back_later_takes_its_original_place(
         self, queues: SlotQueues, publish: Publish

@@ -13,6 +13,7 @@ import pytest
 
 from celery_sticky.ownership.gate import Entry, Gate
 from celery_sticky.ownership.machine import Machine, Phase
+from celery_sticky.queues.base import Tenure
 from celery_sticky.stores.directory import Answer, Wish
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.simulator import scale
@@ -43,6 +44,15 @@ def test_whatever_happens_no_promise_is_broken(first: int) -> None:
 def test_who_thaws_and_asks_for_a_retry_takes_nothing_back_that_the_next_owner_has_done() -> None:
     """A frozen owner's task had asked for a retry; it says so after the next owner has finished the task."""
     lived(*live_seeds(range(764147670, 764147671), partial(draw, directed=False)))
+
+
+def test_a_number_that_is_given_twice_in_one_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker goes back to a moment of the present opening, and the answer that would tell is lost."""
+    live = partial(live_seeds, range(879905947, 879905948), partial(draw, directed=False))
+    lived(*live())
+    monkeypatch.setattr(Tenure, "trip", lambda self, number: f"{self.incarnation}.{self.open_count}")
+    _, failure = live()
+    assert failure is not None and failure.invariant is Invariant.SETTLED_ANOTHER
 
 
 @pytest.mark.parametrize("seed", [4018540, 7019015])

@@ -418,8 +418,8 @@ RULES = [
     rule(
         "a tag names one delivery, also to a broker that counts anew",
         Tenure,
-        "opening",
-        property(lambda self: ""),
+        "trip",
+        lambda self, number: "",
         breaks={Invariant.SETTLED_ANOTHER},
         kinds=(Kind.BROKER_BACK,),
     ),

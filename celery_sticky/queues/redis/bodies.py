@@ -110,7 +110,7 @@ class Bodies:
         fetched.failed[:] = [(own.get(id(verdict), verdict), why) for verdict, why in fetched.failed]
         fetched.failed += upload.failed
 
-    def set_aside(self, tenure: Tenure, list_key: str) -> Delivery | None:
+    def set_aside(self, tenure: Tenure, list_key: str, trip: int) -> Delivery | None:
         """Fetch the message in front of a list by plain commands, under the tenure's fence; None: nothing is there.
 
         Raises:
@@ -121,7 +121,7 @@ class Bodies:
         seq = self._watch(tenure)
         if seq is None:
             return None
-        tag = Tag(seq + 1, tenure.opening)
+        tag = Tag(seq + 1, tenure.trip(trip))
         key = f"{queue}:body:{field_of(tag)}"
         priority = self._layout.priority_of(tenure.keyspace, tenure.slot, list_key)
         value = b"%d:%b%b" % (priority, REFERENCE, key.encode())

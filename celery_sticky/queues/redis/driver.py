@@ -68,6 +68,8 @@ class RedisQueues:
         self._drained = Drained(layout)
         self._wire = Wire(client, socket_timeout, self._drained.hear)
         self._checked_on = 0
+        self._trips = 0
+        """Requests that brought something, or might have: part of the tags, so that none names two messages."""
         self._warned = False
         self._pause = FIRST_PAUSE
         self._next_check = 0.0
@@ -141,8 +143,10 @@ class RedisQueues:
         parts = arrange(wants, verdicts)
         keys = [self._layout.queue(part.tenure.keyspace, part.tenure.slot) for part in parts]
         look = [self._drained.request(slots)] if 0 < len(slots) <= LOOKED_AT and self._wire.tracking else []
-        reply, *counts = self._server.call(self._fetch, keys, arguments(parts, self._layout, now), look)
-        answer = read(parts, cast(Sequence[object], reply))
+        self._trips += 1
+        said = arguments(parts, self._layout, now, self._trips)
+        reply, *counts = self._server.call(self._fetch, keys, said, look)
+        answer = read(parts, cast(Sequence[object], reply), self._trips)
         for slot, want in zip(slots, wants, strict=True):
             if slot in answer.fetched.drained:
                 self._drained.add(slot, want.tenure)
@@ -163,7 +167,8 @@ class RedisQueues:
     def _set_aside(self, tenure: Tenure, name: str, fetched: Fetched) -> None:
         """One of them a round trip: the others are asked for again."""
         try:
-            delivery = self._bodies.set_aside(tenure, name)
+            self._trips += 1
+            delivery = self._bodies.set_aside(tenure, name, self._trips)
         except SlotBroken as broken:
             fetched.broken[tenure.keyspace, tenure.slot] = str(broken)
             return

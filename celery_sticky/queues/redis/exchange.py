@@ -59,9 +59,9 @@ def split(verdicts: Sequence[Verdict]) -> int:
     return min(len(verdicts), REQUEST_VERDICTS)
 
 
-def arguments(parts: Sequence[Part], layout: Layout, now: float) -> list[Argument]:
+def arguments(parts: Sequence[Part], layout: Layout, now: float, trip: int) -> list[Argument]:
     """Return the arguments of the script for these parts."""
-    said: list[Argument] = [repr(now), layout.separator, layout.steps_json]
+    said: list[Argument] = [repr(now), layout.separator, layout.steps_json, trip]
     for part in parts:
         tenure = part.tenure
         said += (tenure.epoch, tenure.incarnation, tenure.open_count, part.limit, len(part.verdicts))
@@ -75,7 +75,7 @@ def arguments(parts: Sequence[Part], layout: Layout, now: float) -> list[Argumen
 
 def field_of(tag: Tag) -> str:
     """Return the field of a delivery in the hash of what is in flight."""
-    return f"{tag.number}:{tag.opening}"
+    return f"{tag.number}:{tag.trip}"
 
 
 def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
@@ -94,8 +94,8 @@ def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
             said += ("b" + name, layout.dead(keyspace), f"{slot}-{verdict.tag.number}", verdict.info)
 
 
-def read(parts: Sequence[Part], reply: Sequence[object]) -> Answer:
-    """Return what the script answered to these parts."""
+def read(parts: Sequence[Part], reply: Sequence[object], trip: int) -> Answer:
+    """Return what the script answered to these parts on this trip."""
     answer, answers = Answer(), iter(reply)
     for part in parts:
         held = next(answers)
@@ -109,7 +109,7 @@ def read(parts: Sequence[Part], reply: Sequence[object]) -> Answer:
                 else:
                     _settled(answer, verdict, told)
             if part.limit != NOTHING_WANTED:
-                _brought(answer, part.tenure, answers)
+                _brought(answer, part.tenure, trip, answers)
         else:
             answer.fetched.refused += part.verdicts
             if part.limit != NOTHING_WANTED:
@@ -138,7 +138,7 @@ def _settled(answer: Answer, verdict: Verdict, told: object) -> None:
             fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag] = cast(int, told)
 
 
-def _brought(answer: Answer, tenure: Tenure, answers: Iterator[object]) -> None:
+def _brought(answer: Answer, tenure: Tenure, trip: int, answers: Iterator[object]) -> None:
     fetched, place = answer.fetched, (tenure.keyspace, tenure.slot)
     empty = next(answers)
     if isinstance(empty, bytes):
@@ -153,8 +153,8 @@ def _brought(answer: Answer, tenure: Tenure, answers: Iterator[object]) -> None:
     count = cast(int, next(answers))
     if not count:
         return
-    first, opening, bring = cast(int, next(answers)), tenure.opening, fetched.deliveries.append
+    first, name, bring = cast(int, next(answers)), tenure.trip(trip), fetched.deliveries.append
     for number in range(first, first + count):
         head, _, body = cast(bytes, next(answers)).partition(b":")
         priority, _, marks = head.partition(b",")
-        bring(Delivery(tenure, Tag(number, opening), int(priority), body, int(marks) if marks else None))
+        bring(Delivery(tenure, Tag(number, name), int(priority), body, int(marks) if marks else None))

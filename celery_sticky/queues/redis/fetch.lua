@@ -1,7 +1,7 @@
 -- Settle verdicts and move messages into flight, for any number of tenures at once, within a bounded time.
 --
 -- KEYS  the queue of each tenure
--- ARGV  now, separator, priority steps (JSON list of strings), then for each tenure:
+-- ARGV  now, separator, priority steps (JSON list of strings), number of this trip, then for each tenure:
 --       epoch, incarnation, open count, limit (-1: nothing wanted), number of verdicts, and for each verdict
 --         'a' .. field                              ack
 --         'm' .. field, starts                      mark
@@ -9,7 +9,7 @@
 --         'd' .. field, due, body ('': unchanged)   defer
 --         'b' .. field, dead key, dead id, info     bury
 --         'f' .. field, queue, body ('': unchanged) move there
---       where a field names a delivery: its number, ':', and the incarnation and open count it was fetched under
+--       where a field names a delivery: its number, ':', and incarnation, open count and trip that it was fetched with
 -- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 (an error as text: nothing more for this tenure)
 --       for each verdict: 0 refused, else 1 (a mark: starts marked so far), -1 not now: say it again, or an error as text
 --       if wanted: an error as text, or 1 if the queue is empty now else 0, when the next deferred message comes due
@@ -368,12 +368,12 @@ local function pop(queue, limit, has)
     return values, has.whole
 end
 
-local function put_in_flight(queue, flight, values, opening)
+local function put_in_flight(queue, flight, values, trip)
     local first = redis.call('HINCRBY', queue .. ':fence', 'seq', #values) - #values + 1
     for from = 1, #values, CHUNK do
         local pairs_ = {}
         for i = from, math.min(from + CHUNK - 1, #values) do
-            pairs_[#pairs_ + 1] = (first + i - 1) .. ':' .. opening
+            pairs_[#pairs_ + 1] = (first + i - 1) .. ':' .. trip
             pairs_[#pairs_ + 1] = values[i]
         end
         redis.call('HSET', flight, unpack(pairs_))
@@ -438,7 +438,7 @@ local function touch(queue, has)
     end
 end
 
-local function take(queue, limit, has, opening)
+local function take(queue, limit, has, trip)
     if spent > BUDGET then -- next time
         say(0)
         say('')
@@ -456,7 +456,7 @@ local function take(queue, limit, has, opening)
     say(has.too_big or '')
     say(#values)
     if #values > 0 then
-        say(put_in_flight(queue, has.flight, values, opening))
+        say(put_in_flight(queue, has.flight, values, trip))
     end
     for _, value in ipairs(values) do
         say(has.marks and with_marks(queue, value) or value)
@@ -483,7 +483,8 @@ end
 
 local function take_safely(queue, limit, has, at)
     local said = answered
-    local done, err = pcall(take, queue, limit, has, ARGV[at + 1] .. '.' .. ARGV[at + 2])
+    local trip = ARGV[at + 1] .. '.' .. ARGV[at + 2] .. '.' .. ARGV[4]
+    local done, err = pcall(take, queue, limit, has, trip)
     if not done then
         for i = answered, said + 1, -1 do
             reply[i] = nil
@@ -493,7 +494,7 @@ local function take_safely(queue, limit, has, at)
     end
 end
 
-local at = 4
+local at = 5
 for _, queue in ipairs(KEYS) do
     local fence, has = redis.pcall('HMGET', queue .. ':fence', 'epoch', 'incarnation', 'count', 'more'), nil
     if fence[1] == ARGV[at] and fence[2] == ARGV[at + 1] and fence[3] == ARGV[at + 2] then

@@ -10,7 +10,7 @@
                                            cut: the time before which deferred messages come before the lists;
                                            more: there if any of these after seq may be there
     <list>:ahead                  list     while there is a cut: what comes before that list
-    <queue>:flight                hash     <number>:<opening> → <priority>:<body>
+    <queue>:flight                hash     <number>:<opening>.<trip> → <priority>:<body>
     <queue>:deferred              zset     <number>:<priority>:<body>, scored with its due time
     <queue>:marks                 hash     SHA-1 of a suspect's body (its ends, if long) → starts
     <queue>:body:…                list     one body that is too big for a script; its reference is in its place

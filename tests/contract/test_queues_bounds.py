@@ -156,6 +156,25 @@ def test_bodies_left_by_a_purge_do_not_stay(client: Any, queues: SlotQueues) -> 
     assert {key for key in client.scan_iter() if b":fence" not in key} == set()
 
 
+def test_the_body_of_a_message_in_a_list_that_nobody_looks_into_stays(
+    client: Any, server: ValkeyServer, queues: SlotQueues
+) -> None:
+    """It was moved, with a priority that is no step of the reader over there: to that one the slot seems empty."""
+    there = tenure(slot=8)
+    other = open_queues(
+        Connection(server.url, transport_options={"priority_steps": [0]}), prefix="sticky", socket_timeout=60.0
+    )
+    queues.open(FIRST, ())
+    other.open(there, ())
+    client.lpush(f"{QUEUE}\x06\x163", body(1, MB))
+    settle(queues, move(take(queues, FIRST).deliveries[0], 8))
+    assert take(other, there).drained and not take(other, there).deliveries
+    other.close()
+    after = tenure(slot=8, count=4)
+    queues.open(after, ())
+    assert bodies(take(queues, after)) == [body(1, MB)]
+
+
 @pytest.mark.parametrize("count", [100_000])
 def test_many_deferred_messages_that_come_due_at_once(client: Any, queues: SlotQueues, count: int) -> None:
     """What is published while they are woken goes behind them, and what stood there before goes before them."""

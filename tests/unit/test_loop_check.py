@@ -12,6 +12,13 @@ from celery_sticky.bootsteps.loop_check import NO_PLACE, NO_PROCESS, NOT_CONNECT
 from celery_sticky.bootsteps.places import free_places, grows, places
 
 
+class Request(Some):
+    """One that Celery can keep in its sets."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
 def pool(*, green: bool = False, num_processes: int | None = 2, **parts: Any) -> Any:
     return Some(is_green=green, num_processes=num_processes, **parts)
 
@@ -30,6 +37,21 @@ def test_without_a_connection_of_celery_the_answer_says_so() -> None:
     check.stop(None)
     check._answer()
     assert answers == [NOT_CONNECTED, "", NOT_CONNECTED]
+    check._reader.close()
+    check._writer.close()
+
+
+def test_what_was_taken_back_leaves_celerys_books_once_the_loop_answers() -> None:
+    """One that stayed in them would be shown by `inspect reserved` for ever."""
+    freed: list[str] = []
+    part = Some(loop_watch=Some(answer=lambda _: None, ask=lambda: None))
+    check = LoopCheck(Some(controller=Some(sticky=part), app=None))
+    check.start(Some(pool=pool(), controller=Some(_quick_release=lambda: freed.append("a place"))))
+    request = Request(id="taken-back", name="t")
+    state.task_reserved(request)
+    check._owed.append(request)
+    check._answer()
+    assert "taken-back" not in state.requests and freed == ["a place"]
     check._reader.close()
     check._writer.close()
 

@@ -5,7 +5,7 @@ import pytest
 from celery.app.task import Context
 
 from celery_sticky.bootsteps.outcome import Said
-from celery_sticky.bootsteps.request import _letting_go, _name_custom_headers
+from celery_sticky.bootsteps.request import _acks_on_timeout, _letting_go, _name_custom_headers
 
 pytestmark = pytest.mark.unit
 
@@ -43,3 +43,12 @@ def test_a_task_that_had_succeeded_before_is_not_taken_for_a_killed_one() -> Non
     request = SimpleNamespace(_run=run, acknowledge=lambda: said.append("acknowledged"))
     ended(request, (0, None, None))
     assert said == [(0, None, None), "acknowledged", "let go"]
+
+
+@pytest.mark.parametrize("acks", [True, False])
+def test_celery_5_5_has_one_setting_for_failures_and_timeouts(acks: bool) -> None:
+    assert _acks_on_timeout(SimpleNamespace(acks_on_failure_or_timeout=acks)) is acks
+    newer = SimpleNamespace(acks_on_timeout=acks, acks_on_failure_or_timeout=not acks)
+    assert _acks_on_timeout(newer) is acks
+    unset = SimpleNamespace(acks_on_timeout=None, acks_on_failure_or_timeout=acks)
+    assert _acks_on_timeout(unset) is acks

@@ -26,6 +26,7 @@ from celery_sticky.bootsteps.limits import limit_rates, no_rate_limits
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.places import free_places, grows, places
 from celery_sticky.bootsteps.readable import Unreadable, check
+from celery_sticky.bootsteps.reconnecting import connect_again_when_refused
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
 from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
@@ -85,6 +86,7 @@ class Delivery(bootsteps.StartStopStep):
 
         setattr(consumer, name, give_up)  # called by a cold shutdown, and by nothing else
         limit_rates(consumer, self._part.courier)
+        connect_again_when_refused(consumer)
         return self
 
     def start(self, consumer: Any) -> None:

@@ -56,7 +56,7 @@ def test_workers_follow_a_name_that_moves_though_the_old_primary_keeps_their_con
     """A managed failover: the demoted server answers READONLY on connections that nobody closes."""
     old, new = valkey(), valkey()
     name = proxy(old.port)
-    fleet = crew(broker=name.url, broker_channel_error_retry=True)  # else Celery's own consumer ends at UNBLOCKED
+    fleet = crew(broker=name.url)
     fleet.workers_up("a", "b")
     before = fleet.wait_members("a", "b")
     with old.client() as old_client, new.client() as new_client:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace as Some
 from typing import Any
 
+import pytest
 from harness.fleet import Fleet
+from redis.exceptions import ResponseError
 from worker.test_cli import CONF, SLOTS, facts
 
+from celery_sticky.bootsteps.reconnecting import connect_again_when_refused
 from celery_sticky.cli.access import line
 from celery_sticky.keys import slot_for
 from celery_sticky.testing.server import ValkeyServer
@@ -61,6 +65,48 @@ def test_a_worker_drains_a_full_broker(fleet: Callable[..., Fleet], valkey: Call
         assert ended(made) < 150
         wait_until(lambda: ended(made) == 200, 60, "all have run")
         wait_until(lambda: not _left(client), 20, "all are settled")
+
+
+def test_a_worker_starts_and_connects_again_while_its_broker_is_full(
+    fleet: Callable[..., Fleet], valkey: Callable[..., ValkeyServer]
+) -> None:
+    """Stock Celery exits at the first command that the server refuses, the declaration of its own queue."""
+    broker = valkey(config={"maxmemory-policy": "noeviction"})
+    made = fleet(broker=broker.url, conf=QUIET)
+    connected = made.worker("w1")
+    for n in range(20):
+        made.send(f"k{n}", 0)
+    wait_until(lambda: ended(made) == 20, 30, "the worker works")
+    with broker.client() as client:
+        client.config_set("maxmemory", 1)
+        client.client_kill_filter(_type="normal", skipme=True)
+        started = made.worker("w2", ready=False)
+        refused = "the broker refuses Celery's own connection: OOM"
+        wait_until(lambda: refused in connected.log and refused in started.log, 30, "both are refused")
+        client.config_set("maxmemory", 0)
+    for n in range(20):
+        made.send(f"k{n}", 1)
+    wait_until(lambda: ended(made) == 40, 30, "they work again")
+    assert connected.alive and started.alive
+
+
+def test_a_wrong_command_ends_the_worker_as_before() -> None:
+    """What no waiting cures must not be tried for ever in silence."""
+    stock, raised = (ConnectionError,), list[Exception]()
+    consumer = Some(
+        connection_errors=stock,
+        channel_errors=(ResponseError,),
+        app=Some(conf=Some(broker_channel_error_retry=False)),
+        on_connection_error_before_connected=raised.append,
+        on_connection_error_after_connected=raised.append,
+    )
+    connect_again_when_refused(consumer)
+    assert consumer.connection_errors == (ConnectionError, ResponseError)
+    lost, wrong = ConnectionError("lost"), ResponseError("unknown command 'FOO'")
+    consumer.on_connection_error_after_connected(lost)
+    with pytest.raises(ResponseError, match="FOO"):
+        consumer.on_connection_error_after_connected(wrong)
+    assert raised == [lost]
 
 
 def _left(client: Any) -> list[str]:

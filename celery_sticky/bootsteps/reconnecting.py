@@ -1,0 +1,48 @@
+"""Celery's consumer connects again when the server refuses it for a while, as it does when a connection breaks.
+
+Celery takes a refusal for an error in the program (`channel_errors`, celery/worker/consumer/consumer.py, 5.5 to 5.7):
+its worker exits when it connects to a full server, or when a server is demoted under it. `broker_channel_error_retry`
+makes it try again after every such error, a wrong configuration included.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery_sticky.redis_errors import Cure, describe, refusal_of
+
+logger = logging.getLogger("celery_sticky")
+
+PAUSE = 1.0
+"""Seconds between two attempts."""
+
+
+def connect_again_when_refused(consumer: Any) -> None:
+    """Make the consumer try again after refusals that pass; after any other it fails as before."""
+    stock = consumer.connection_errors
+    consumer.connection_errors = (*stock, *consumer.channel_errors)
+    if not consumer.app.conf.broker_channel_error_retry:
+        for name in ("on_connection_error_before_connected", "on_connection_error_after_connected"):
+            setattr(consumer, name, _told_apart(getattr(consumer, name), stock))
+
+
+def _told_apart(
+    recover: Callable[[Exception], None], stock: tuple[type[Exception], ...]
+) -> Callable[[Exception], None]:
+    def on_error(error: Exception) -> None:
+        if not isinstance(error, stock):
+            refusal = refusal_of(error)
+            if refusal is None or refusal.cure not in (Cure.WAIT, Cure.RECONNECT):
+                raise error
+            logger.warning(
+                "sticky: the broker refuses Celery's own connection: %s. Connecting again in %.0f s",
+                describe(error),
+                PAUSE,
+            )
+            time.sleep(PAUSE)
+        recover(error)
+
+    return on_error

@@ -124,8 +124,6 @@ class Progress:
     runs: int = 0
     finished_by: Process | None = None
     finished_at: float = 0.0
-    finished_under: int = 0
-    """The epoch of the run that finished it."""
     cut_off: bool = False
     """Who finished it lost the slot while its connection to the broker was broken: the verdict had not gone through."""
     buried: bool = False
@@ -155,6 +153,8 @@ class Witness:
     begun: int = 0
     """Runs so far."""
     evicted: list[str] = field(default_factory=list)
+    _finished: set[bytes] = field(default_factory=set)
+    """Messages of which a run has finished."""
     _places: int = 0
     _highest: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
     _running: dict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
@@ -179,15 +179,13 @@ class Witness:
         progress = self.tasks[body]
         progress.place = progress.came = self._next_place()
 
-    def retries(self, run: Run, new: bytes) -> None:
+    def retries(self, old: bytes, new: bytes) -> None:
         """A run asked for a retry: its task has not finished, whatever an earlier run did.
 
-        Nobody hears of it where the slot has had another owner since, whose run of the task has finished.
+        The broker may never hear of it. An earlier run of the old message that has finished may then still settle it.
         """
-        self.replaces(run.body, new)
-        progress = self.tasks[new]
-        if progress.finished_under <= run.epoch:
-            progress.finished_by = None
+        self.replaces(old, new)
+        self.tasks[new].finished_by = None
 
     def replaces(self, old: bytes, new: bytes) -> None:
         """A message takes the place of another one of the same task."""
@@ -218,7 +216,7 @@ class Witness:
         if verdict.act not in (Act.ACK, Act.BURY):
             return
         progress = self.tasks[body]
-        asked = progress.finished_by is not None if verdict.act is Act.ACK else self._may_be_buried(progress)
+        asked = body in self._finished if verdict.act is Act.ACK else self._may_be_buried(progress)
         if not asked:
             raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {verdict.act}")
         progress.settled = True
@@ -312,7 +310,7 @@ class Witness:
         if finished:
             progress = self.tasks[run.body]
             progress.finished_by, progress.finished_at, progress.cut_off = run.process, run.process.world.now, False
-            progress.finished_under = run.epoch
+            self._finished.add(run.body)
 
     def cuts_off(self, process: Process, slot: Slot, since: float) -> None:
         """A worker lost a slot while its connection to the broker was broken; nothing it said after `since` arrived."""

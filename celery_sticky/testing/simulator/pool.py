@@ -182,7 +182,7 @@ class Pool:
                 due = now + self._process.rng.choice((0.0, 0.1, 3.0))
                 stamp = self._world.stamp(run.key)
                 body = envelope(run.key, run.n, retries=run.retries + 1, due=due, stamp=stamp)
-                self._world.witness.retries(run, body)
+                self._world.witness.retries(run.body, body)
                 courier.end(run.entry, End(Act.DEFER, due=due, body=body))
             case Outcome.BURY:
                 self._world.witness.tasks[run.body].buried = True

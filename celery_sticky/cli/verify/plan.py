@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-GRACEFUL = ("term", "join", "leave", "rolling", "surge")
+GRACEFUL = ("term", "join", "leave", "rolling", "surge", "loop-hang")
 """Steps that wait until tasks have ended: they come before the slow ones."""
 SUDDEN = (
     *("kill", "cascade", "stop", "child-kill", "partition"),
@@ -16,7 +16,6 @@ SUDDEN = (
     "backend-away",
     "failover",
     *("broker-full", "wrong-type"),
-    "loop-hang",
 )
 ORDERS = ("oom", "burst", "slow", "big", "malformed")
 """What senders are told to send at a moment."""

@@ -159,8 +159,10 @@ class World:
             self._end_trouble()
             quiet = max([TROUBLE, *(fault.at + fault.seconds for fault in self.scenario.faults)])
             self.run(quiet)
+            # One worker that runs one task at a time may be left with all the work.
+            work = sum(task.seconds * (len(task.ends) + 1) for task in self.scenario.tasks)
             while (disorder := self.disorder()) is not None:
-                if self.now > quiet + RECOVERY:
+                if self.now > quiet + RECOVERY + work * (disorder[0] is Invariant.NOT_DRAINED):
                     raise Violation(*disorder)
                 self.run(self.now + 0.5)
         return self

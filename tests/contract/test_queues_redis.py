@@ -87,6 +87,29 @@ def test_it_reads_what_stock_kombu_publishes(redis_url: str, connect: Connect, p
     assert [d.priority for d in deliveries] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
 
 
+NOTED = {"marks": "1", "deferred": "1", "big": "1", "heavy": "1", "light": "1", "former": '["5"]'}
+
+
+@pytest.mark.parametrize("note", NOTED)
+@pytest.mark.parametrize("seen", [False, True], ids=["new", "used"])
+def test_a_look_into_an_empty_slot_forgets_no_note_that_still_holds(
+    redis_url: str, connect: Connect, note: str, seen: bool
+) -> None:
+    """A fence without `more` is taken for one without notes: nothing that was deferred would come due there."""
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    queues.open(FIRST, ())
+    if seen:
+        client.lpush(QUEUE, "seen")
+        settle(queues, ack(take(queues, FIRST).deliveries[0]))
+    client.zadd(f"{QUEUE}:deferred", {"0000000000000001:0:later": NOW + 10})
+    queues.open(AGAIN, ())
+    client.hset(f"{QUEUE}:fence", mapping={note: NOTED[note], "more": 1})
+    for _ in range(3):
+        assert take(queues, AGAIN).drained == {HERE}
+    assert bodies(take(queues, AGAIN, now=NOW + 11)) == [b"later"]
+
+
 def test_a_server_that_forgot_the_scripts_gets_them_again(redis_url: str, connect: Connect) -> None:
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)

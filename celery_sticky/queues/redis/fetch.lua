@@ -30,8 +30,6 @@ local BULK = 2 * BUDGET -- bytes of a list up to which a part of it is popped at
 local LIGHT = 32768 -- bytes of an average message of a list that weighs more, up to which the next ones are looked at here
 local PART = 8 -- messages of such a list that are looked at in one go
 
-local MORE = {'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut', 'former'} -- in a fence that says `more`
-local PLAIN = 4 -- fields of a fence that says no more: epoch, incarnation, count, seq
 
 local spent, woken, brought = 0, 0, 0
 
@@ -402,9 +400,7 @@ local function sweep(queue, has)
     if has.heavy or has.light then
         redis.call('HDEL', queue .. ':fence', 'heavy', 'light')
     end
-    if redis.call('HLEN', queue .. ':fence') == PLAIN + 1 then
-        redis.call('HDEL', queue .. ':fence', 'more')
-    end
+    note_less(queue .. ':fence')
     if not (has.marks or has.big) or redis.call('EXISTS', queue .. ':flight', queue .. ':deferred') > 0 then
         return
     end

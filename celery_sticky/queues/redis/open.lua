@@ -14,7 +14,6 @@ local queue, separator, steps = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
 local epoch, incarnation, count = ARGV[3], ARGV[4], ARGV[5]
 local fence_key, flight_key = queue .. ':fence', queue .. ':flight'
 local STAY = 6 + tonumber(ARGV[6])
-local PLAIN = 4 -- fields of a fence that notes nothing: epoch, incarnation, count, more
 local FEW = 256 -- in flight: so many are looked through here
 
 local function refused(fence)
@@ -123,9 +122,7 @@ local function open()
         end
     end
     local former = note_former_steps()
-    if redis.call('HLEN', fence_key) == PLAIN + redis.call('HEXISTS', fence_key, 'seq') then
-        redis.call('HDEL', fence_key, 'more')
-    end
+    note_less(fence_key)
     return {1, former, unpack(kept)}
 end
 

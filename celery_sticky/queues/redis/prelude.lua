@@ -38,6 +38,20 @@ local function referred(body)
     end
 end
 
+-- What a fence may note of its slot. Most fences note nothing, and have no `more`: a fetch then looks no further.
+local MORE = {'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut', 'former'}
+
+-- Take `more` away from a fence that notes nothing any more.
+local function note_less(fence)
+    local notes = redis.call('HMGET', fence, unpack(MORE))
+    for i = 1, #MORE do
+        if notes[i] then
+            return
+        end
+    end
+    redis.call('HDEL', fence, 'more')
+end
+
 -- Bodies whose reference stands in a slot are registered there: what a purge leaves behind is found by that.
 local function register_body(queue, key)
     redis.call('SADD', queue .. ':big', key)

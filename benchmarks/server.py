@@ -39,10 +39,11 @@ class Server:
         return int(self._left(args=[SLOTS if side == "sticky" else 0]))
 
     def deferred(self) -> int:
-        """Return how many messages wait for their time in slot queues."""
+        """Return how many messages wait for their time in slot queues, or have come due and stand before the others."""
         with self.client.pipeline(transaction=False) as pipe:
             for slot in range(SLOTS):
                 pipe.zcard(f"sticky.default.{slot}:deferred")
+                pipe.llen(f"sticky.default.{slot}:ahead")
             return sum(pipe.execute())
 
     def watch_slow(self) -> None:

@@ -20,6 +20,12 @@ Slot = int | str
 """Where something stands in a keyspace: the number of a slot; `@<worker>`, a worker's direct queue; or `=<key>`, where
 the jobs of a directed key are written down."""
 
+SlotId = tuple[str, Slot]
+"""Keyspace and slot, or the name of a direct queue."""
+
+KeyId = tuple[str, str]
+"""Keyspace and key."""
+
 DIRECT = "@"
 """What the name of a direct queue begins with."""
 KEYED = "="

@@ -11,10 +11,10 @@ from celery_sticky.belongings import Belongings
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
+from celery_sticky.membership.lease import Lease
 from celery_sticky.one_server import known_connection
 from celery_sticky.settings import SETTING, Settings
 from celery_sticky.stores import Directory, JobStore, open_directory, open_job_store
-from celery_sticky.worker.lease import Lease
 
 
 class Wiring:

@@ -3,7 +3,7 @@
 In each child of the pool a thread looks at the shared lease, and kills the child with whatever it started while it runs
 a keyed task past the deadline or without its parent. The main process does the same half a second later, from outside:
 C code that holds the interpreter lock keeps a child's own thread waiting. Should the main process die, the kernel kills
-its children, and `worker.undertaker` what they have started.
+its children, and `platform.undertaker` what they have started.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from celery import signals
 
 from celery_sticky.bootsteps.body import guard_traces
 from celery_sticky.bootsteps.part import Part
-from celery_sticky.worker.deadline import Deadline, Reliance
-from celery_sticky.worker.undertaker import FAREWELL, hire, kill_group
+from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.platform.undertaker import FAREWELL, hire, kill_group
 
 logger = logging.getLogger("celery_sticky")
 

@@ -30,14 +30,14 @@ from celery_sticky.bootsteps.reconnecting import connect_again_when_refused
 from celery_sticky.bootsteps.request import sticky_request_class
 from celery_sticky.bootsteps.run import Run, StickyMessage
 from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
+from celery_sticky.delivery.desk import Item
+from celery_sticky.delivery.envelope import Envelope, loads
+from celery_sticky.delivery.gate import Entry
 from celery_sticky.errors import InvalidKey, StickyError
-from celery_sticky.keys import queue_name, slot_for
+from celery_sticky.keys import SlotId, queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
 from celery_sticky.ownership.events import BrokerUp
-from celery_sticky.ownership.gate import Entry, SlotId
-from celery_sticky.worker.desk import Item
-from celery_sticky.worker.envelope import Envelope, loads
-from celery_sticky.worker.native import start_thread
+from celery_sticky.platform.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
 

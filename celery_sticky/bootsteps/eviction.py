@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from celery_sticky.errors import BrokerUnavailable, MissingDependency
-from celery_sticky.worker.native import start_thread
+from celery_sticky.platform.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_sticky.worker.undertaker import kill_group
+from celery_sticky.platform.undertaker import kill_group
 
 logger = logging.getLogger("celery_sticky")
 

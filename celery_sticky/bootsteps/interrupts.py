@@ -22,8 +22,8 @@ from celery.exceptions import Reject
 
 from celery_sticky.bootsteps.body import entering
 from celery_sticky.bootsteps.part import Part
-from celery_sticky.worker.deadline import Deadline, Reliance
-from celery_sticky.worker.native import start_thread
+from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.platform.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
 

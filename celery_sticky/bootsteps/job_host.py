@@ -27,7 +27,7 @@ from celery_sticky.jobs.host import leave_signals_to_worker, run_host
 from celery_sticky.jobs.process import CONNECTION, LEASE
 from celery_sticky.jobs.run import error_text
 from celery_sticky.jobs.wire import Unready, encode
-from celery_sticky.worker.lease import Lease
+from celery_sticky.membership.lease import Lease
 
 logger = logging.getLogger("celery_sticky.jobs")
 

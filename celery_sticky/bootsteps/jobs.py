@@ -18,9 +18,9 @@ from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.jobs.suspects import Suspects
+from celery_sticky.membership.member import Slots
 from celery_sticky.ownership.events import Event, HostDown
 from celery_sticky.stores import open_job_store
-from celery_sticky.worker.member import Slots
 
 logger = logging.getLogger("celery_sticky.jobs")
 

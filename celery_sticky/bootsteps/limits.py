@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery_sticky.ownership.limited import Bucket
-from celery_sticky.worker.courier import Courier
+from celery_sticky.delivery.courier import Courier
+from celery_sticky.delivery.limited import Bucket
 
 
 def limit_rates(consumer: Any, courier: Courier) -> None:

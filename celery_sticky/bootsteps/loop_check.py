@@ -17,8 +17,8 @@ from celery.worker.state import task_ready
 
 from celery_sticky.bootsteps.places import grows, places
 from celery_sticky.bootsteps.shield import take_back
-from celery_sticky.worker.loop_watch import LoopWatch
-from celery_sticky.worker.native import original, start_thread
+from celery_sticky.membership.loop_watch import LoopWatch
+from celery_sticky.platform.native import original, start_thread
 
 TRACER = "celery.app.trace"
 """The module whose code runs a task, in every pool."""

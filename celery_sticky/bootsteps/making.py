@@ -15,22 +15,22 @@ from celery_sticky.bootsteps.jobs import make_jobs
 from celery_sticky.bootsteps.loop_check import runs_task
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.refusals import Refusals
+from celery_sticky.delivery.courier import Courier
+from celery_sticky.delivery.dead_bounds import DeadBounds
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.keys import DEFAULT_KEYSPACE
+from celery_sticky.membership.claim import Claim, runtime_dir
+from celery_sticky.membership.lease import Lease
+from celery_sticky.membership.loop_watch import LoopWatch
+from celery_sticky.membership.member import Member
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.ownership.machine import Terms
 from celery_sticky.ownership.view import DIRECT_QUEUE
+from celery_sticky.placement.director import Director
 from celery_sticky.queues import SlotQueues, open_queues
 from celery_sticky.settings import Settings, read_keyspaces
 from celery_sticky.signals import pins_lost
 from celery_sticky.stores import open_directory, open_store
-from celery_sticky.worker.claim import Claim, runtime_dir
-from celery_sticky.worker.courier import Courier
-from celery_sticky.worker.dead_bounds import DeadBounds
-from celery_sticky.worker.director import Director
-from celery_sticky.worker.lease import Lease
-from celery_sticky.worker.loop_watch import LoopWatch
-from celery_sticky.worker.member import Member
 
 
 def make_part(worker: Any, chosen: Any) -> Part:

@@ -19,9 +19,9 @@ from celery_sticky.bootsteps.making import make_part
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.errors import StickyError
 from celery_sticky.ownership.events import BrokerDown
+from celery_sticky.platform.native import share_with_threads
 from celery_sticky.settings import OnLeaseLoss
 from celery_sticky.signals import pins_lost, slots_gained, slots_lost
-from celery_sticky.worker.native import share_with_threads
 
 logger = logging.getLogger("celery_sticky")
 

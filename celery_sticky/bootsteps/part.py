@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_sticky.bootsteps.results import Results
+from celery_sticky.delivery.courier import Courier
 from celery_sticky.keyed import KeyedTasks
+from celery_sticky.membership.lease import Lease, boottime
+from celery_sticky.membership.loop_watch import LoopWatch
+from celery_sticky.membership.member import Member
+from celery_sticky.placement.director import Director
+from celery_sticky.platform.undertaker import Leaders
 from celery_sticky.settings import Settings
-from celery_sticky.worker.courier import Courier
-from celery_sticky.worker.director import Director
-from celery_sticky.worker.lease import Lease, boottime
-from celery_sticky.worker.loop_watch import LoopWatch
-from celery_sticky.worker.member import Member
-from celery_sticky.worker.undertaker import Leaders
 
 
 @dataclass(slots=True)

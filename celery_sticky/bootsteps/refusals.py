@@ -23,8 +23,8 @@ from kombu.serialization import prepare_accept_content
 from celery_sticky.bootsteps.readable import Unreadable
 from celery_sticky.bootsteps.results import Results
 from celery_sticky.bootsteps.run import NoChannel
+from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.errors import StickyError
-from celery_sticky.worker.envelope import Envelope
 
 
 class Refusals:

@@ -17,7 +17,7 @@ from typing import Any
 
 from celery.local import Proxy
 
-from celery_sticky.worker.native import start_thread
+from celery_sticky.platform.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
 

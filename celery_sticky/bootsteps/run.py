@@ -15,13 +15,13 @@ from kombu.message import Message
 from celery_sticky.bootsteps.outcome import Outcome, Said, decide
 from celery_sticky.bootsteps.part import Part
 from celery_sticky.bootsteps.readable import Unreadable
+from celery_sticky.delivery.desk import End, Item
+from celery_sticky.delivery.gate import Entry
 from celery_sticky.errors import StickyError
-from celery_sticky.ownership.gate import Entry
+from celery_sticky.membership.deadline import Reliance
+from celery_sticky.platform.native import start_native_thread
+from celery_sticky.platform.undertaker import kill_group
 from celery_sticky.queues.base import Act
-from celery_sticky.worker.deadline import Reliance
-from celery_sticky.worker.desk import End, Item
-from celery_sticky.worker.native import start_native_thread
-from celery_sticky.worker.undertaker import kill_group
 
 logger = logging.getLogger("celery_sticky")
 

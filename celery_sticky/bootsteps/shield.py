@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_sticky.bootsteps.run import Run, unaccepted
-from celery_sticky.worker.undertaker import kill_group
+from celery_sticky.platform.undertaker import kill_group
 
 
 def shield_flush(pool: Any, runs: dict[int, Run]) -> None:

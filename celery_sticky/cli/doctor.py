@@ -26,10 +26,10 @@ from celery_sticky.cli.failures import FAILURES, said
 from celery_sticky.cli.servers import leftovers, server_facts, server_findings
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import dash, json_option, show, table
+from celery_sticky.delivery.dead_bounds import MANY
 from celery_sticky.errors import StickyError
 from celery_sticky.settings import NAMES, SETTING, Settings
 from celery_sticky.wiring import sticky_entries
-from celery_sticky.worker.dead_bounds import MANY
 
 LOOKS = {Level.WRONG: ("✗", "bold red"), Level.NOTE: ("!", "yellow")}
 

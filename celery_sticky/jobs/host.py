@@ -1,7 +1,7 @@
 """The job host: a process that runs jobs for a worker, in one event loop and a pool of threads.
 
 It lives no longer than what it relies on. At the end of trust, or when the worker is gone while something runs, it
-kills its own process group, and so whatever jobs have started. `worker.deadline` does that in a thread, so that it
+kills its own process group, and so whatever jobs have started. `membership.deadline` does that in a thread, so that it
 happens also while a handler blocks the loop; what blocks all threads is killed by the worker, from outside.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, cast
 from celery_sticky.jobs.handler import JobSpecs
 from celery_sticky.jobs.run import Answer, Run, Surroundings, begin
 from celery_sticky.jobs.wire import Ended, Failed, Message, Notify, Ready, Start, Stop, decode, encode
-from celery_sticky.worker.deadline import Deadline, Reliance
-from celery_sticky.worker.lease import Lease
-from celery_sticky.worker.undertaker import kill_group
+from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.membership.lease import Lease
+from celery_sticky.platform.undertaker import kill_group
 
 logger = logging.getLogger("celery_sticky.jobs")
 

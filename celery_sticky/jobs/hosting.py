@@ -10,8 +10,8 @@ from typing import Protocol
 from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.suspects import Suspects
 from celery_sticky.jobs.wire import Message, Ready, Unready
-from celery_sticky.worker.deadline import Deadline, Reliance
-from celery_sticky.worker.lease import Lease, boottime
+from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.membership.lease import Lease, boottime
 
 logger = logging.getLogger("celery_sticky.jobs")
 

@@ -21,12 +21,12 @@ from celery_sticky.jobs.looks import Looks
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.wire import Message, Notify, Start
 from celery_sticky.keys import Slot
+from celery_sticky.membership.deadline import Reliance
+from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, OpenRefused
+from celery_sticky.platform.native import start_native_thread
+from celery_sticky.platform.outage import Outage
 from celery_sticky.stores.jobs import JobStore, Report, Reserved
-from celery_sticky.worker.deadline import Reliance
-from celery_sticky.worker.lease import Lease, boottime
-from celery_sticky.worker.native import start_native_thread
-from celery_sticky.worker.outage import Outage
 
 logger = logging.getLogger("celery_sticky.jobs")
 

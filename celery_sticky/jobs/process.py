@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import Any
 
 from celery_sticky.jobs.wire import Message, decode, encode
-from celery_sticky.worker.native import original, start_native_thread
-from celery_sticky.worker.spawn import reap, spawn
-from celery_sticky.worker.undertaker import FAREWELL, hire, kill_group
+from celery_sticky.platform.native import original, start_native_thread
+from celery_sticky.platform.spawn import reap, spawn
+from celery_sticky.platform.undertaker import FAREWELL, hire, kill_group
 
 logger = logging.getLogger("celery_sticky.jobs")
 
 CONNECTION, LEASE = 3, 4
-"""What the host finds at these descriptors: the socket to its worker, and the memory of `worker.lease`."""
+"""What the host finds at these descriptors: the socket to its worker, and the memory of `membership.lease`."""
 
 _CHUNK = 1 << 18
 _HANG_UP = b""

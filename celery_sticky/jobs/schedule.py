@@ -30,8 +30,8 @@ from celery_sticky.errors import (
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.handler import Job
 from celery_sticky.keys import Key, key_text
-from celery_sticky.worker.lease import boottime
-from celery_sticky.worker.outage import Outage
+from celery_sticky.membership.lease import boottime
+from celery_sticky.platform.outage import Outage
 
 logger = logging.getLogger("celery_sticky.jobs")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celery_sticky.jobs.keeper import Keeper
+from celery_sticky.keys import SlotId
+from celery_sticky.membership.lease import Lease
+from celery_sticky.membership.member import Slots
 from celery_sticky.ownership.events import Drained, Event, Opened
-from celery_sticky.ownership.gate import SlotId
-from celery_sticky.worker.lease import Lease
-from celery_sticky.worker.member import Slots
 
 
 class SharedSlots:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from celery_sticky.worker.native import original
+from celery_sticky.platform.native import original
 
 Who = tuple[str, str]
 """Keyspace and id of a job."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from celery_sticky.errors import Fenced
-from celery_sticky.keys import DEFAULT_PREFIX, Slot, slot_of_queue
-from celery_sticky.ownership.gate import SlotId
+from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId, slot_of_queue
 from celery_sticky.queues.base import (
     Act,
     Dead,

@@ -10,7 +10,7 @@ from typing import Any
 from celery import signals
 from celery.worker.control import control_command
 
-from celery_sticky.worker.native import original
+from celery_sticky.platform.native import original
 
 ENDS = "ends-hanging"
 """The file beside the history that ends all hanging."""

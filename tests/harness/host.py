@@ -14,8 +14,8 @@ from typing import Any
 from celery_sticky.bootsteps.job_host import host_command
 from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Ready, Start, Started, Stop, Unready
+from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.testing.waiting import wait_until
-from celery_sticky.worker.lease import Lease, boottime
 
 KEYSPACES = {"default": 64, "second": 8}
 TERM = 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sticky.ownership.gate import Entry, Gate, Stage
-from celery_sticky.worker.backoff import LAST, Backoff, pause
-from celery_sticky.worker.desk import Item
-from celery_sticky.worker.envelope import Envelope
+from celery_sticky.delivery.backoff import LAST, Backoff, pause
+from celery_sticky.delivery.desk import Item
+from celery_sticky.delivery.envelope import Envelope
+from celery_sticky.delivery.gate import Entry, Gate, Stage
 
 pytestmark = pytest.mark.unit
 SLOT = ("ks", 1)

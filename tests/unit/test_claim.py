@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery_sticky.errors import InvalidSettings, NameTaken
-from celery_sticky.worker.claim import Claim, runtime_dir
+from celery_sticky.membership.claim import Claim, runtime_dir
 
 SAID = "Set sticky_runtime_dir"
 

@@ -11,11 +11,11 @@ from celery.worker import state as worker_state
 
 from celery_sticky.bootsteps.hooks import WorkerHooks
 from celery_sticky.errors import DocumentDamaged, RecordUnusable, StoreRefused, StoreUnavailable
+from celery_sticky.membership.clerk import Clerk
 from celery_sticky.ownership.events import BeatDone, Read, SendBeat, StoreFailed
 from celery_sticky.stores.base import Reading
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.testing.store_contract import first_view, joined
-from celery_sticky.worker.clerk import Clerk
 
 KS = "ks"
 

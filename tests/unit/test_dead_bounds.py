@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
+from celery_sticky.delivery import dead_bounds
+from celery_sticky.delivery.dead_bounds import LOOK, DeadBounds
 from celery_sticky.queues import Act, Tenure, Verdict, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.worker import dead_bounds
-from celery_sticky.worker.dead_bounds import LOOK, DeadBounds
 
 TENURE = Tenure("ks", 1, 1, "a", 1)
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from celery_sticky.delivery.desk import Desk, End, Item
+from celery_sticky.delivery.envelope import Envelope
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.errors import Fenced
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
-from celery_sticky.ownership.gate import Entry
 from celery_sticky.queues.base import Act, Fetched
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.worker.desk import Desk, End, Item
-from celery_sticky.worker.envelope import Envelope
-from celery_sticky.worker.rounds import Rounds
 
 SLOT = ("ks", 1)
 NOW = 1000.0

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from celery_sticky.delivery.desk import Desk
 from celery_sticky.errors import BrokerUnavailable, StoreUnavailable
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
+from celery_sticky.placement.direct_queues import DirectQueues
+from celery_sticky.placement.talks import hold
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory import MemoryServer
 from celery_sticky.stores.memory_directory import MemoryDirectory
-from celery_sticky.worker.desk import Desk
-from celery_sticky.worker.direct_queues import DirectQueues
-from celery_sticky.worker.talks import hold
 
 KS = "ks"
 

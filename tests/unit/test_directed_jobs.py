@@ -11,25 +11,25 @@ import pytest
 from harness.fake_host import FakeHost, World
 
 from celery_sticky.assignment import Keyspace, Worker, belongs, workers_of
+from celery_sticky.delivery.desk import Desk
 from celery_sticky.errors import NotAMember, NotPinned, NoWorker, StoreUnavailable
 from celery_sticky.jobs.held import Terms
 from celery_sticky.jobs.keeper import Keeper
 from celery_sticky.jobs.roster import Roster
 from celery_sticky.keys import Slot, hash_key, job_place, slot_for
+from celery_sticky.membership.lease import Lease, boottime
+from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import DirectClosed, Drained, Event, ViewChanged
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, MemberState, View
+from celery_sticky.placement.director import Director
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.directory import Claims, Look, PinMoved, Version, Wish
 from celery_sticky.stores.jobs import Admission, JobPlaces, JobState, NewJob, Reserved, SlotJobs
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
-from celery_sticky.worker.desk import Desk
-from celery_sticky.worker.director import Director
-from celery_sticky.worker.lease import Lease, boottime
-from celery_sticky.worker.member import Snapshot
 
 SLOTS = 4
 KEYS = [f"k{i}" for i in range(8)]

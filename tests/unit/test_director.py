@@ -11,27 +11,28 @@ from typing import Any
 import pytest
 
 from celery_sticky.assignment import Keyspace
+from celery_sticky.delivery import key_claims
+from celery_sticky.delivery.courier import Courier
+from celery_sticky.delivery.dead_bounds import DeadBounds
+from celery_sticky.delivery.desk import End
+from celery_sticky.delivery.envelope import Envelope
+from celery_sticky.delivery.gate import Entry
 from celery_sticky.errors import StickyError
-from celery_sticky.keys import direct, slot_for
+from celery_sticky.keys import SlotId, direct, slot_for
+from celery_sticky.membership.lease import Lease
+from celery_sticky.membership.member import Snapshot
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import Event
-from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
+from celery_sticky.placement import direct_queues, direction, lost_pins
+from celery_sticky.placement.director import Director
 from celery_sticky.queues.base import Act, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.waiting import wait_until
-from celery_sticky.worker import direct_queues, direction, key_claims, lost_pins
-from celery_sticky.worker.courier import Courier
-from celery_sticky.worker.dead_bounds import DeadBounds
-from celery_sticky.worker.desk import End
-from celery_sticky.worker.director import Director
-from celery_sticky.worker.envelope import Envelope
-from celery_sticky.worker.lease import Lease
-from celery_sticky.worker.member import Snapshot
 
 KS, SLOTS = "pinned", 8
 

@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage
+from celery_sticky.delivery.gate import Entry, Gate, Stage
+from celery_sticky.keys import SlotId
 
 SLOT: SlotId = ("ks", 1)
 OTHER: SlotId = ("ks", 2)

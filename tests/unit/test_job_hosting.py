@@ -15,8 +15,8 @@ from celery_sticky.jobs.hosting import Supervisor
 from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.suspects import Suspects
 from celery_sticky.jobs.wire import Message, Ready, Unready
+from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.testing.processes import children
-from celery_sticky.worker.lease import Lease, boottime
 
 
 class FakeHost:

@@ -20,10 +20,10 @@ from celery_sticky.jobs.roster import Roster
 from celery_sticky.jobs.slots import SharedSlots
 from celery_sticky.jobs.wire import Ended, Notify, Start, Stop
 from celery_sticky.keys import Slot
+from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
 from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
 from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
-from celery_sticky.worker.lease import Lease, boottime
 
 SLOTS, KEYS = 4, 8
 NEVER = 1e9

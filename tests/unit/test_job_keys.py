@@ -12,8 +12,8 @@ from celery_sticky.assignment import Keyspace, Worker, workers_of
 from celery_sticky.keys import slot_for
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
-from celery_sticky.worker.job_keys import RETRY_FIRST, RETRY_LAST, Changes, JobKeys
-from celery_sticky.worker.key_plans import Duty, Scene
+from celery_sticky.placement.job_keys import RETRY_FIRST, RETRY_LAST, Changes, JobKeys
+from celery_sticky.placement.key_plans import Duty, Scene
 
 SLOTS, NOW = 8, 1000.0
 PINNED, STRICT = Keyspace("ks", pins=True), Keyspace("ks", pins=True, unpinned="refuse")

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from celery_sticky.delivery.desk import MOST_HOPS, Desk, End
+from celery_sticky.delivery.desk import Item as DeskItem
+from celery_sticky.delivery.envelope import parse
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.key_claims import HELD_FIRST, REVIEW
 from celery_sticky.errors import AssignmentFailed, Fenced, NotPinned
 from celery_sticky.message import STAMP_HEADER
-from celery_sticky.ownership.gate import Entry
 from celery_sticky.queues.base import Act, Tag
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.worker.desk import MOST_HOPS, Desk, End
-from celery_sticky.worker.desk import Item as DeskItem
-from celery_sticky.worker.envelope import parse
-from celery_sticky.worker.key_claims import HELD_FIRST, REVIEW
 
 KS, MINE, DEAD, OTHER = "ks", "@me", "@dead", "@you"
 NOW = 1000.0

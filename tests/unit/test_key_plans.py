@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from celery_sticky.delivery.key_claims import Question
 from celery_sticky.keys import Slot
-from celery_sticky.worker.key_claims import Question
-from celery_sticky.worker.key_plans import Belonging, Duty, Plan
+from celery_sticky.placement.key_plans import Belonging, Duty, Plan
 
 MINE, OTHER = "@me", "@you"
 

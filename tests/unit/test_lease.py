@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from celery_sticky.worker.lease import NEVER, Lease, boottime
+from celery_sticky.membership.lease import NEVER, Lease, boottime
 
 KEYSPACES = {"default": 9, "second": 70}
 
@@ -35,7 +35,7 @@ def test_what_one_process_grants_another_one_that_attached_reads(lease: Lease) -
 
 READER = """
 import json, sys
-from celery_sticky.worker.lease import Lease
+from celery_sticky.membership.lease import Lease
 lease = Lease.attach(int(sys.argv[1]), json.loads(sys.argv[2]))
 print(lease.term("second"), lease.trusted("second"))
 """
@@ -51,7 +51,7 @@ def test_a_program_that_is_given_the_descriptor_attaches_it(lease: Lease) -> Non
 
 FORKER = """
 import os
-from celery_sticky.worker.lease import Lease, boottime
+from celery_sticky.membership.lease import Lease, boottime
 lease, (granted, grants) = Lease({"default": 9}), os.pipe()
 child = os.fork()
 if child == 0:

@@ -10,9 +10,9 @@ from types import FrameType
 
 import pytest
 
+from celery_sticky.membership.loop_watch import LOOKS, SILENT, LoopWatch
 from celery_sticky.ownership.events import Event, LoopAnswers, LoopSilent
 from celery_sticky.testing.waiting import wait_until
-from celery_sticky.worker.loop_watch import LOOKS, SILENT, LoopWatch
 
 TIMEOUT = 0.5
 

@@ -12,6 +12,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from celery_sticky.errors import KeyspaceMismatch, StoreUnavailable
+from celery_sticky.membership.claim import Claim
+from celery_sticky.membership.lease import Lease
+from celery_sticky.membership.member import Member, Snapshot
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.machine import Phase, Terms
 from celery_sticky.ownership.view import View
@@ -19,9 +22,6 @@ from celery_sticky.stores.base import Signal
 from celery_sticky.stores.memory import MemoryServer, MemoryStore
 from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.waiting import wait_until
-from celery_sticky.worker.claim import Claim
-from celery_sticky.worker.lease import Lease
-from celery_sticky.worker.member import Member, Snapshot
 
 KS, NAME = "ks", "w"
 

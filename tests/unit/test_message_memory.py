@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from celery_sticky.ownership.gate import Entry
+from celery_sticky.delivery.desk import End
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.message_memory import REMEMBERED, MessageMemory, Starts
 from celery_sticky.queues.base import Act
-from celery_sticky.worker.desk import End
-from celery_sticky.worker.message_memory import REMEMBERED, MessageMemory, Starts
 
 ACK = End(Act.ACK)
 

@@ -11,7 +11,7 @@ LOGGING = """
 {patch}
 import logging, os, time
 from celery_sticky.signals import slots_gained, slots_lost
-from celery_sticky.worker.native import share_with_threads, start_native_thread
+from celery_sticky.platform.native import share_with_threads, start_native_thread
 
 logging.basicConfig(stream=open(os.devnull, "w"), level=logging.INFO)
 if {share}:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from celery_sticky.errors import StoreRefused, StoreUnavailable
-from celery_sticky.worker.outage import REPEAT, Outage
+from celery_sticky.platform.outage import REPEAT, Outage
 
 ERROR = StoreUnavailable("redis://here:6379/0: TimeoutError: Timeout reading from socket")
 

@@ -16,8 +16,8 @@ from celery.result import AsyncResult
 
 from celery_sticky.bootsteps.refusals import Refusals
 from celery_sticky.bootsteps.results import Results
+from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.errors import NotPinned
-from celery_sticky.worker.envelope import Envelope
 
 
 @pytest.fixture

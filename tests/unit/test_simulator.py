@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.ownership.gate import Entry, Gate
+from celery_sticky.delivery.gate import Entry, Gate
+from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.queues.base import Tenure
 from celery_sticky.stores.directory import Answer, Wish
@@ -23,7 +24,6 @@ from celery_sticky.testing.simulator.run import Totals, live_seeds
 from celery_sticky.testing.simulator.scenario import PLAIN_POINTS, Kind, Point, draw
 from celery_sticky.testing.simulator.shrink import Failure, live, shrink
 from celery_sticky.testing.simulator.world import World
-from celery_sticky.worker.key_claims import KeyClaims
 
 SEEDS, BATCH = 2000, 50
 

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from harness.rules import Rule, broken_without, rule
 
-from celery_sticky.ownership.gate import Entry
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.ownership.view import View
+from celery_sticky.placement import direct_queues
+from celery_sticky.placement.decisions import Decisions
+from celery_sticky.placement.direct_queues import DirectQueues
+from celery_sticky.placement.direction import Direction
+from celery_sticky.placement.lost_pins import LostPins
 from celery_sticky.queues.base import Act, Fetched, Verdict
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.stores.directory import Answer, Said, Version, Wish
@@ -17,12 +23,6 @@ from celery_sticky.stores.memory_directory import MemoryDirectory
 from celery_sticky.testing.simulator.director import SteppedDirector
 from celery_sticky.testing.simulator.invariants import Invariant
 from celery_sticky.testing.simulator.scenario import Kind
-from celery_sticky.worker import direct_queues
-from celery_sticky.worker.decisions import Decisions
-from celery_sticky.worker.direct_queues import DirectQueues
-from celery_sticky.worker.direction import Direction
-from celery_sticky.worker.key_claims import KeyClaims
-from celery_sticky.worker.lost_pins import LostPins
 
 answer_wish, settle = MemoryDirectory._answer, MemoryQueues._settle
 prepare, unstarted = KeyClaims.prepare, KeyClaims.unstarted

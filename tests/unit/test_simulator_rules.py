@@ -11,9 +11,13 @@ import msgspec
 import pytest
 from harness.rules import Rule, broken_without, rule
 
+from celery_sticky.delivery.desk import Desk, End
+from celery_sticky.delivery.gate import Entry, Gate, Stage, _Slot
+from celery_sticky.delivery.outbox import Outbox
+from celery_sticky.delivery.rounds import Rounds
+from celery_sticky.keys import SlotId
 from celery_sticky.ownership import changes, machine
 from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
-from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage, _Slot
 from celery_sticky.ownership.holdings import Holdings
 from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.ownership.view import View
@@ -27,9 +31,6 @@ from celery_sticky.testing.simulator.invariants import Invariant
 from celery_sticky.testing.simulator.pool import Pool, Run
 from celery_sticky.testing.simulator.scenario import Kind
 from celery_sticky.testing.simulator.terms import MARGIN, TTL
-from celery_sticky.worker.desk import Desk, End
-from celery_sticky.worker.outbox import Outbox
-from celery_sticky.worker.rounds import Rounds
 
 on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._on_store_lost
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open

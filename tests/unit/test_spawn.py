@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from celery_sticky.platform.spawn import UNKNOWN_STATUS, reap, spawn
 from celery_sticky.testing.processes import stat
-from celery_sticky.worker.spawn import UNKNOWN_STATUS, reap, spawn
 
 SAY = "import os, sys; os.write(5, f'{os.getpgrp()} {os.getsid(0)} {sys.stdin.read()!r}'.encode()); sys.exit(3)"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from celery_sticky.platform.undertaker import Leader, Leaders, kill_group
 from celery_sticky.testing.processes import running
 from celery_sticky.testing.waiting import wait_until
-from celery_sticky.worker.undertaker import Leader, Leaders, kill_group
 
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 SLEEP = "import time; time.sleep(60)"

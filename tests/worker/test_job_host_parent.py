@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from harness.host import settle, wait_log
 
+from celery_sticky.platform.spawn import UNKNOWN_STATUS
 from celery_sticky.testing import processes
 from celery_sticky.testing.guard import Guard
-from celery_sticky.worker.spawn import UNKNOWN_STATUS
 
 
 class Parent:

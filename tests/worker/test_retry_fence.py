@@ -16,9 +16,9 @@ from harness.app import AppConfig, make_app
 
 from celery_sticky import Sticky
 from celery_sticky.bootsteps.retry import DeferredRetry, fence_retry
+from celery_sticky.delivery.envelope import parse
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.queues import Act, Depth, SlotQueues, Tenure, Verdict, Want, open_queues
-from celery_sticky.worker.envelope import parse
 
 
 def totals(depth: Depth) -> tuple[int, int, int]:

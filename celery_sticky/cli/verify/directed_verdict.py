@@ -10,9 +10,9 @@ from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.record import EVERYBODY, Done
 from celery_sticky.cli.verify.run import Outcome
 from celery_sticky.cli.verify.site import short
+from celery_sticky.delivery.key_claims import REVIEW
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Inversion
-from celery_sticky.worker.key_claims import REVIEW
 
 STALE = int(FRESH * 1_000_000_000)
 """Nanoseconds by which what a sender knows may be old."""

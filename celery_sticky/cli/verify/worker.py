@@ -13,9 +13,9 @@ from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.app import make_app
 from celery_sticky.cli.verify.pins import Pins
 from celery_sticky.cli.verify.site import HANG, Site
+from celery_sticky.platform.native import original, start_native_thread
 from celery_sticky.signals import pins_lost, slots_gained, slots_lost
 from celery_sticky.testing.slot_log import SlotLog
-from celery_sticky.worker.native import original, start_native_thread
 
 site = Site.from_environ(os.environ)
 app = make_app(site, worker=True)

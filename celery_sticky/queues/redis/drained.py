@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import cast
 
-from celery_sticky.ownership.gate import SlotId
+from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Tenure
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Push

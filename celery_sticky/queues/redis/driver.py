@@ -17,8 +17,7 @@ from typing import cast
 import redis
 
 from celery_sticky.errors import Fenced, SlotBroken
-from celery_sticky.keys import Slot
-from celery_sticky.ownership.gate import SlotId
+from celery_sticky.keys import Slot, SlotId
 from celery_sticky.queues.base import (
     Act,
     Dead,

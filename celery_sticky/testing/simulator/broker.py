@@ -7,8 +7,7 @@ from copy import deepcopy
 from itertools import takewhile
 from typing import Any
 
-from celery_sticky.keys import Slot
-from celery_sticky.ownership.gate import SlotId
+from celery_sticky.keys import Slot, SlotId
 from celery_sticky.queues.base import Act, Fetched, Tag, Tenure, Verdict, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.testing.simulator.invariants import Witness

@@ -6,17 +6,18 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from celery_sticky.delivery.courier import IDLE, RETRY_FIRST, RETRY_LAST, have_claimed
+from celery_sticky.delivery.desk import Desk, End, Item
+from celery_sticky.delivery.envelope import parse
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.outbox import LINGER
 from celery_sticky.errors import Fenced
+from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import BrokerDown, BrokerUp
-from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.queues.base import Delivery, Fetched, Tag, Tenure
 from celery_sticky.testing.simulator.broker import WitnessedQueues
 from celery_sticky.testing.simulator.scenario import Point
 from celery_sticky.testing.simulator.terms import BROKER_GRACE, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING
-from celery_sticky.worker.courier import IDLE, RETRY_FIRST, RETRY_LAST, have_claimed
-from celery_sticky.worker.desk import Desk, End, Item
-from celery_sticky.worker.envelope import parse
-from celery_sticky.worker.outbox import LINGER
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.process import Process
@@ -28,7 +29,7 @@ HESITATION = 0.01 + LINGER
 
 
 class SteppedCourier:
-    """Does what `worker.courier.Courier` does, in its order."""
+    """Does what `delivery.courier.Courier` does, in its order."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._world, self._pool = process, process.world, process.pool

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from celery_sticky.errors import NotAMember, StoreUnavailable
 from celery_sticky.keys import direct, slot_for
 from celery_sticky.message import Stamp
+from celery_sticky.placement.talks import Request
 from celery_sticky.stores.directory import Directory
 from celery_sticky.stores.memory import DirectoryRecords
 from celery_sticky.testing.simulator.belongings import Belongings
@@ -18,7 +19,6 @@ from celery_sticky.testing.simulator.scenario import Kind, Task
 from celery_sticky.testing.simulator.senders import SENDERS, Sender
 from celery_sticky.testing.simulator.terms import KEYSPACE
 from celery_sticky.testing.simulator.witness import DirectedWitness
-from celery_sticky.worker.talks import Request
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.director import SteppedDirector

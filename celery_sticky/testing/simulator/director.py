@@ -7,16 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership.events import Event, ViewChanged
+from celery_sticky.placement.direction import Direction
+from celery_sticky.placement.director import BROKEN_PAUSE
+from celery_sticky.placement.talks import Request, Talk
 from celery_sticky.stores.directory import PinMoved
 from celery_sticky.testing.simulator.directory import WitnessedDirectory
 from celery_sticky.testing.simulator.pinning import Pinning
 from celery_sticky.testing.simulator.scenario import Point
 from celery_sticky.testing.simulator.terms import KEYSPACE
-from celery_sticky.worker.direction import Direction
-from celery_sticky.worker.director import BROKEN_PAUSE
-from celery_sticky.worker.member import Snapshot
-from celery_sticky.worker.talks import Request, Talk
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.directed import Directed
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SteppedDirector:
-    """Does what `worker.director.Director` does, in its order."""
+    """Does what `placement.director.Director` does, in its order."""
 
     def __init__(self, process: Process, directed: Directed) -> None:
         self._process, self._world, self._directed = process, process.world, directed

@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_sticky.keys import Slot
+from celery_sticky.delivery.desk import End, Item
+from celery_sticky.delivery.envelope import Envelope
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.keys import Slot, SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
-from celery_sticky.ownership.gate import Entry, SlotId
 from celery_sticky.queues.base import Act
 from celery_sticky.testing.simulator.scenario import Outcome, Point
 from celery_sticky.testing.simulator.terms import EPOCH, KEYSPACE
-from celery_sticky.worker.desk import End, Item
-from celery_sticky.worker.envelope import Envelope
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.process import Process

@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
+from celery_sticky.membership.member import Snapshot, changed
 from celery_sticky.ownership.events import (
     BeatDone,
     CloseSlot,
@@ -40,7 +41,6 @@ from celery_sticky.testing.simulator.invariants import HELD, Invariant, Violatio
 from celery_sticky.testing.simulator.pool import Pool
 from celery_sticky.testing.simulator.scenario import Fault, Kind, Point
 from celery_sticky.testing.simulator.terms import BROKER_GRACE, KEYSPACE, LOOP_TIMEOUT, MARGIN, SETTLE, TTL
-from celery_sticky.worker.member import Snapshot, changed
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.world import World

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from celery_sticky.delivery.key_claims import REVIEW
 from celery_sticky.keys import DIRECT, direct
 from celery_sticky.testing.simulator.belongings import Belongings
 from celery_sticky.testing.simulator.invariants import Invariant, Progress, Violation, Witness
-from celery_sticky.worker.key_claims import REVIEW
 
 if TYPE_CHECKING:
     from celery_sticky.testing.simulator.pool import Run

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 if "-m" in sys.orig_argv:  # the workers, and the command that starts them
-    from celery_sticky.ownership.gate import Entry
-    from celery_sticky.worker.key_claims import KeyClaims
+    from celery_sticky.delivery.gate import Entry
+    from celery_sticky.delivery.key_claims import KeyClaims
 
     prepare = KeyClaims.prepare
 

@@ -9,7 +9,7 @@ import sys
 
 if "-m" in sys.orig_argv:  # the workers, and the command that starts them
     from celery_sticky.keys import Slot
-    from celery_sticky.worker.key_plans import Plan
+    from celery_sticky.placement.key_plans import Plan
 
     def here(plan: Plan, slot: Slot, mine: Slot) -> bool:
         """Whether it is in our own queue is enough."""

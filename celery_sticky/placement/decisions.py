@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from celery_sticky.delivery.desk import Desk
+from celery_sticky.delivery.gate import Entry
 from celery_sticky.keys import direct
-from celery_sticky.ownership.gate import Entry
 from celery_sticky.ownership.view import View
+from celery_sticky.placement.directed_jobs import DirectedJobs
+from celery_sticky.placement.key_plans import Plan, Scene
+from celery_sticky.placement.talks import Courier, Talk, ask
 from celery_sticky.stores.directory import Answer, Directory, Said, Wish
-from celery_sticky.worker.desk import Desk
-from celery_sticky.worker.directed_jobs import DirectedJobs
-from celery_sticky.worker.key_plans import Plan, Scene
-from celery_sticky.worker.talks import Courier, Talk, ask
 
 logger = logging.getLogger("celery_sticky.director")
 

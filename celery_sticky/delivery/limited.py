@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from celery_sticky.ownership.gate import Entry
+    from celery_sticky.delivery.gate import Entry
 
 
 class Bucket(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from celery_sticky.worker.key_plans import Duty, Scene
+from celery_sticky.placement.key_plans import Duty, Scene
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until the function is called again for keys for which it has failed; doubled in between."""

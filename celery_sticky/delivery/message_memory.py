@@ -10,10 +10,10 @@ import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from celery_sticky.ownership.gate import Entry
+from celery_sticky.delivery.gate import Entry
 
 if TYPE_CHECKING:
-    from celery_sticky.worker.desk import End
+    from celery_sticky.delivery.desk import End
 
 T = TypeVar("T")
 

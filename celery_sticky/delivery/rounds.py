@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from celery_sticky.ownership.gate import SlotId
+from celery_sticky.keys import SlotId
 
 SLOTS_A_ROUND = 64
 

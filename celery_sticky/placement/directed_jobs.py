@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
+from celery_sticky.delivery.desk import Desk
 from celery_sticky.keys import Slot, job_place, key_of
+from celery_sticky.placement.job_keys import JobKeys
+from celery_sticky.placement.key_plans import Duty, Plan, Scene
+from celery_sticky.placement.talks import Courier, Talk, ask
 from celery_sticky.stores.directory import Answer, Directory, Look, Said, Version
-from celery_sticky.worker.desk import Desk
-from celery_sticky.worker.job_keys import JobKeys
-from celery_sticky.worker.key_plans import Duty, Plan, Scene
-from celery_sticky.worker.talks import Courier, Talk, ask
 
 logger = logging.getLogger("celery_sticky.director")
 

@@ -14,6 +14,10 @@ from typing import Protocol
 
 from celery_sticky.assignment import how_to_agree
 from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StoreUnavailable
+from celery_sticky.keys import SlotId
+from celery_sticky.membership.claim import Claim
+from celery_sticky.membership.clerk import Clerk
+from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import (
     BeatDone,
     CloseSlot,
@@ -32,15 +36,11 @@ from celery_sticky.ownership.events import (
     Swap,
     Tick,
 )
-from celery_sticky.ownership.gate import SlotId
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Machine, Phase, Terms
 from celery_sticky.ownership.view import View
+from celery_sticky.platform.native import start_native_thread
 from celery_sticky.stores.base import Store
-from celery_sticky.worker.claim import Claim
-from celery_sticky.worker.clerk import Clerk
-from celery_sticky.worker.lease import Lease, boottime
-from celery_sticky.worker.native import start_native_thread
 
 logger = logging.getLogger("celery_sticky.member")
 

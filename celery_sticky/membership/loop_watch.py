@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from celery_sticky.ownership.events import Event, LoopAnswers, LoopSilent
-from celery_sticky.worker.native import original, start_native_thread
+from celery_sticky.platform.native import original, start_native_thread
 
 logger = logging.getLogger("celery_sticky")
 

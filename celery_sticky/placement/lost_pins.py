@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from celery_sticky.placement.talks import Talk, ask
 from celery_sticky.stores.directory import START, Directory
-from celery_sticky.worker.talks import Talk, ask
 
 LOOK_EVERY = 5.0
 """Seconds between two looks: the hint that there is something to see may be lost."""

@@ -23,7 +23,7 @@ def hire() -> tuple[int, int]:
 
     Make it before the pool forks: whatever inherits the descriptor can tell it things, and has to be dead in the end.
     """
-    from celery_sticky.worker.spawn import spawn  # not above: the program itself imports nothing of ours
+    from celery_sticky.platform.spawn import spawn  # not above: the program itself imports nothing of ours
 
     theirs, ours = os.pipe()
     try:

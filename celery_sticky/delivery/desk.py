@@ -13,18 +13,19 @@ from collections.abc import Callable, Collection, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from celery_sticky.delivery.backoff import Backoff
+from celery_sticky.delivery.broken_slots import BrokenSlots
+from celery_sticky.delivery.envelope import Envelope, restamped
+from celery_sticky.delivery.gate import Entry, Gate, Stage
+from celery_sticky.delivery.key_claims import KeyClaims
+from celery_sticky.delivery.message_memory import MessageMemory
+from celery_sticky.delivery.outbox import Outbox
+from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.errors import AssignmentFailed, StickyError
+from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
-from celery_sticky.ownership.gate import Entry, Gate, SlotId, Stage
 from celery_sticky.queues.base import Act, Delivery, Fetched, Tag, Tenure, Verdict, Want
-from celery_sticky.worker.backoff import Backoff
-from celery_sticky.worker.broken_slots import BrokenSlots
-from celery_sticky.worker.envelope import Envelope, restamped
-from celery_sticky.worker.key_claims import KeyClaims
-from celery_sticky.worker.message_memory import MessageMemory
-from celery_sticky.worker.outbox import Outbox
-from celery_sticky.worker.rounds import Rounds
 
 BATCH = 64
 """Messages a fetch brings at most."""

@@ -11,9 +11,9 @@ from celery_sticky.assignment import heir
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import DIRECT, Slot, direct
 from celery_sticky.ownership.view import View
+from celery_sticky.placement.talks import Courier, Talk, ask
 from celery_sticky.queues.base import Depth, SlotQueues
 from celery_sticky.stores.directory import START, Directory
-from celery_sticky.worker.talks import Courier, Talk, ask
 
 logger = logging.getLogger("celery_sticky.director")
 

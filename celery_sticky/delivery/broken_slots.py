@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from celery_sticky.ownership.gate import SlotId
+from celery_sticky.keys import SlotId
 
 logger = logging.getLogger("celery_sticky.courier")
 

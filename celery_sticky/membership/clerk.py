@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from celery_sticky.errors import RecordUnusable, StickyError, StoreUnavailable
+from celery_sticky.membership.lease import boottime
 from celery_sticky.ownership.events import BeatDone, Event, Read, ReadDone, SendBeat, StoreFailed, Swap, SwapDone
+from celery_sticky.platform.outage import Outage
 from celery_sticky.stores.base import Store
-from celery_sticky.worker.lease import boottime
-from celery_sticky.worker.outage import Outage
 
 logger = logging.getLogger("celery_sticky.member")
 

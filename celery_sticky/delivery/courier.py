@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Protocol, TypeVar
 
+from celery_sticky.delivery.dead_bounds import DeadBounds
+from celery_sticky.delivery.desk import Desk, End, Item
+from celery_sticky.delivery.envelope import Envelope, parse
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.limited import Bucket
 from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken, StickyError
+from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
-from celery_sticky.ownership.gate import Entry, SlotId
-from celery_sticky.ownership.limited import Bucket
+from celery_sticky.platform.native import Section, start_thread
 from celery_sticky.queues.base import Delivery, SlotQueues
-from celery_sticky.worker.dead_bounds import DeadBounds
-from celery_sticky.worker.desk import Desk, End, Item
-from celery_sticky.worker.envelope import Envelope, parse
-from celery_sticky.worker.native import Section, start_thread
 
 logger = logging.getLogger("celery_sticky.courier")
 

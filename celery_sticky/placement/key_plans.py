@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from celery_sticky.assignment import Keyspace, Worker, belongs
+from celery_sticky.delivery.key_claims import Question
 from celery_sticky.errors import AssignmentFailed, NotPinned, NoWorker, StickyError
 from celery_sticky.keys import Slot, direct, slot_for
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.directory import Version
-from celery_sticky.worker.key_claims import Question
 
 
 class Duty(Enum):

@@ -13,20 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_sticky.assignment import Keyspace, Worker, workers_of
+from celery_sticky.delivery.desk import Desk
 from celery_sticky.keys import direct
+from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership.events import DirectClosed, Drained, Event, OpenRefused
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
+from celery_sticky.placement.decisions import PAUSE, Beats, Decisions
+from celery_sticky.placement.direct_queues import DirectQueues
+from celery_sticky.placement.directed_jobs import DirectedJobs
+from celery_sticky.placement.key_plans import Scene
+from celery_sticky.placement.lost_pins import LostPins
+from celery_sticky.placement.talks import Courier, Talk, ask
 from celery_sticky.queues.base import SlotQueues
 from celery_sticky.stores.directory import NO_VERSION, Directory, PinMoved
-from celery_sticky.worker.decisions import PAUSE, Beats, Decisions
-from celery_sticky.worker.desk import Desk
-from celery_sticky.worker.direct_queues import DirectQueues
-from celery_sticky.worker.directed_jobs import DirectedJobs
-from celery_sticky.worker.key_plans import Scene
-from celery_sticky.worker.lost_pins import LostPins
-from celery_sticky.worker.member import Snapshot
-from celery_sticky.worker.talks import Courier, Talk, ask
 
 IDLE = 5.0
 """Seconds between two looks for direct queues of workers that are gone."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from celery_sticky.ownership.gate import Entry, SlotId
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Act, Tag, Verdict
 
 LINGER = 0.005

@@ -25,13 +25,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from celery_sticky.ownership.limited import Bucket, Limited
-
-SlotId = tuple[str, int | str]
-"""Keyspace and slot, or the name of a direct queue."""
-
-KeyId = tuple[str, str]
-"""Keyspace and key."""
+from celery_sticky.delivery.limited import Bucket, Limited
+from celery_sticky.keys import KeyId, SlotId
 
 
 class Stage(StrEnum):

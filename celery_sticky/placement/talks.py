@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-from celery_sticky.ownership.gate import SlotId
+from celery_sticky.delivery.desk import Desk
+from celery_sticky.keys import SlotId
 from celery_sticky.stores.directory import Directory
-from celery_sticky.worker.desk import Desk
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")

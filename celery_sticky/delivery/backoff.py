@@ -9,7 +9,7 @@ import heapq
 import logging
 from collections.abc import Iterator
 
-from celery_sticky.ownership.gate import Entry
+from celery_sticky.delivery.gate import Entry
 
 logger = logging.getLogger("celery_sticky")
 

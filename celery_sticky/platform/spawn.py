@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from celery_sticky.worker.native import original
+from celery_sticky.platform.native import original
 
 UNKNOWN_STATUS = 255
 """The exit status of a program that somebody else in this process has reaped, as asyncio has it."""

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from celery_sticky.worker.lease import Lease, boottime
-from celery_sticky.worker.native import start_native_thread
+from celery_sticky.membership.lease import Lease, boottime
+from celery_sticky.platform.native import start_native_thread
 
 STEP = 0.25
 """Seconds the watch sleeps at most: trust may end at once, when a member finds itself evicted."""

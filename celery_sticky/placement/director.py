@@ -11,17 +11,17 @@ from collections.abc import Callable
 from functools import partial
 
 from celery_sticky.assignment import Keyspace
+from celery_sticky.delivery.courier import Courier
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.membership.lease import Lease, boottime
+from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership.events import Event
+from celery_sticky.placement.direction import Direction
+from celery_sticky.placement.talks import hold
+from celery_sticky.platform.native import start_thread
+from celery_sticky.platform.outage import Outage
 from celery_sticky.queues.base import SlotQueues
 from celery_sticky.stores.directory import Directory, PinMoved
-from celery_sticky.worker.courier import Courier
-from celery_sticky.worker.direction import Direction
-from celery_sticky.worker.lease import Lease, boottime
-from celery_sticky.worker.member import Snapshot
-from celery_sticky.worker.native import start_thread
-from celery_sticky.worker.outage import Outage
-from celery_sticky.worker.talks import hold
 
 logger = logging.getLogger("celery_sticky.director")
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from celery_sticky.ownership.gate import Entry, Gate, KeyId, Stage
+from celery_sticky.delivery.gate import Entry, Gate, Stage
+from celery_sticky.keys import KeyId
 
 HELD_FIRST, HELD_LAST = 0.05, 1.0
 """Seconds between two looks whether another worker has given a key back: a tenth of what it has been waited for."""

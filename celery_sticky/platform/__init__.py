@@ -1,0 +1,1 @@
+"""The operating system: native threads, processes, what is away for a while."""

@@ -20,20 +20,20 @@ from celery.exceptions import NotRegistered
 from celery.utils.imports import symbol_by_name
 from kombu.message import Message
 
-from celery_sticky.bootsteps.body import guard_traces
-from celery_sticky.bootsteps.eta import due_of
-from celery_sticky.bootsteps.limits import limit_rates, no_rate_limits
-from celery_sticky.bootsteps.part import Part
-from celery_sticky.bootsteps.places import free_places, grows, places
-from celery_sticky.bootsteps.readable import Unreadable, check
-from celery_sticky.bootsteps.reconnecting import connect_again_when_refused
-from celery_sticky.bootsteps.request import sticky_request_class
-from celery_sticky.bootsteps.run import Run, StickyMessage
-from celery_sticky.bootsteps.shield import drop_unaccepted, shield_flush
 from celery_sticky.delivery.desk import Item
 from celery_sticky.delivery.envelope import Envelope, loads
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.errors import InvalidKey, StickyError
+from celery_sticky.execution.body import guard_traces
+from celery_sticky.execution.eta import due_of
+from celery_sticky.execution.limits import limit_rates, no_rate_limits
+from celery_sticky.execution.part import Part
+from celery_sticky.execution.places import free_places, grows, places
+from celery_sticky.execution.readable import Unreadable, check
+from celery_sticky.execution.reconnecting import connect_again_when_refused
+from celery_sticky.execution.request import sticky_request_class
+from celery_sticky.execution.run import Run, StickyMessage
+from celery_sticky.execution.shield import drop_unaccepted, shield_flush
 from celery_sticky.keys import SlotId, queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
 from celery_sticky.ownership.events import BrokerUp

@@ -9,19 +9,16 @@ from __future__ import annotations
 import socket
 from collections import deque
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 from celery import bootsteps
 from celery.worker.state import task_ready
 
-from celery_sticky.bootsteps.places import grows, places
-from celery_sticky.bootsteps.shield import take_back
+from celery_sticky.execution.places import grows, places
+from celery_sticky.execution.shield import take_back
 from celery_sticky.membership.loop_watch import LoopWatch
 from celery_sticky.platform.native import original, start_thread
 
-TRACER = "celery.app.trace"
-"""The module whose code runs a task, in every pool."""
 NOT_CONNECTED = "Celery is not connected to its broker"
 NO_PROCESS = "no process of the pool is up"
 NO_PLACE = "the pool has no place for a task"
@@ -113,8 +110,3 @@ def pool_lacks(pool: Any) -> str:
     if up is not None and not up:
         return NO_PROCESS
     return "" if places(pool) else NO_PLACE
-
-
-def runs_task(frame: FrameType) -> bool:
-    """Whether this frame belongs to a task that runs."""
-    return frame.f_globals.get("__name__") == TRACER

@@ -11,13 +11,13 @@ from typing import Any
 import click
 from celery import bootsteps, signals
 
-from celery_sticky.bootsteps.children import Children
-from celery_sticky.bootsteps.eviction import warn_of_eviction
-from celery_sticky.bootsteps.forced import force
-from celery_sticky.bootsteps.interrupts import Interrupts
-from celery_sticky.bootsteps.making import make_part
-from celery_sticky.bootsteps.part import Part
 from celery_sticky.errors import StickyError
+from celery_sticky.execution.children import Children
+from celery_sticky.execution.eviction import warn_of_eviction
+from celery_sticky.execution.forced import force
+from celery_sticky.execution.interrupts import Interrupts
+from celery_sticky.execution.making import make_part
+from celery_sticky.execution.part import Part
 from celery_sticky.ownership.events import BrokerDown
 from celery_sticky.platform.native import share_with_threads
 from celery_sticky.settings import OnLeaseLoss

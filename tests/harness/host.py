@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from celery_sticky.bootsteps.job_host import host_command
+from celery_sticky.execution.job_host import host_command
 from celery_sticky.jobs.process import HostProcess
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Ready, Start, Started, Stop, Unready
 from celery_sticky.membership.lease import Lease, boottime

@@ -13,8 +13,8 @@ from celery import Celery
 from celery._state import set_default_app
 from celery.app.utils import find_app
 
-from celery_sticky.bootsteps.job_host import app_name
 from celery_sticky.errors import StickyError
+from celery_sticky.execution.job_host import app_name
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_where_it_is_not_to_be_found_the_setting_is_named(app: Celery) -> None:
 
 SCRIPT = """
 from celery import Celery
-from celery_sticky.bootsteps.job_host import app_name
+from celery_sticky.execution.job_host import app_name
 shop = Celery("shop")
 if __name__ == "__main__":
     print(app_name(shop, arguments=[]))

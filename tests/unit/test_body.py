@@ -14,8 +14,8 @@ from celery import VERSION, Celery, Task, states
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject
 
-from celery_sticky.bootsteps.body import NotBegun, guard_traces, mark_body
-from celery_sticky.bootsteps.retry import DeferredRetry
+from celery_sticky.execution.body import NotBegun, guard_traces, mark_body
+from celery_sticky.execution.retry import DeferredRetry
 
 # Celery warns of what was raised outside a body; here warnings are errors.
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")]

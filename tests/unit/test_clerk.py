@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from celery.worker import state as worker_state
 
-from celery_sticky.bootsteps.hooks import WorkerHooks
 from celery_sticky.errors import DocumentDamaged, RecordUnusable, StoreRefused, StoreUnavailable
+from celery_sticky.execution.hooks import WorkerHooks
 from celery_sticky.membership.clerk import Clerk
 from celery_sticky.ownership.events import BeatDone, Read, SendBeat, StoreFailed
 from celery_sticky.stores.base import Reading

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sticky.bootsteps import interrupts
-from celery_sticky.bootsteps.interrupts import _may_raise
+from celery_sticky.execution import interrupts
+from celery_sticky.execution.interrupts import _may_raise
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ import pytest
 from celery.worker import state
 
 from celery_sticky.bootsteps.loop_check import NO_PLACE, NO_PROCESS, NOT_CONNECTED, LoopCheck, pool_lacks
-from celery_sticky.bootsteps.places import free_places, grows, places
+from celery_sticky.execution.places import free_places, grows, places
 
 
 class Request(Some):

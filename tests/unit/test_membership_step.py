@@ -9,8 +9,8 @@ from celery import Celery, Task
 from celery.worker import WorkController
 
 from celery_sticky.bootsteps.control import Control
-from celery_sticky.bootsteps.forced import share_disabled_backend
 from celery_sticky.bootsteps.membership import Membership
+from celery_sticky.execution.forced import share_disabled_backend
 
 
 def test_it_starts_when_everything_has_forked() -> None:

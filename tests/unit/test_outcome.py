@@ -9,8 +9,8 @@ import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import InvalidTaskError, Reject
 
-from celery_sticky.bootsteps.body import NotBegun
-from celery_sticky.bootsteps.outcome import MOST_TRIES, Outcome, Said, decide
+from celery_sticky.execution.body import NotBegun
+from celery_sticky.execution.outcome import MOST_TRIES, Outcome, Said, decide
 
 pytestmark = pytest.mark.unit
 LAST = MOST_TRIES - 1

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
-from celery_sticky.bootsteps.readable import Unreadable, check
 from celery_sticky.cli.verify.malformed import MALFORMED, Envelope, body_of, malformed, set_body, well_formed
 from celery_sticky.delivery.envelope import DamagedMessage, parse
+from celery_sticky.execution.readable import Unreadable, check
 
 pytestmark = pytest.mark.unit
 ACCEPT = prepare_accept_content(["json"])

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from celery.app.task import Context
 
-from celery_sticky.bootsteps.outcome import Said
-from celery_sticky.bootsteps.request import _acks_on_timeout, _letting_go, _name_custom_headers
+from celery_sticky.execution.outcome import Said
+from celery_sticky.execution.request import _acks_on_timeout, _letting_go, _name_custom_headers
 
 pytestmark = pytest.mark.unit
 

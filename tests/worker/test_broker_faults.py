@@ -11,8 +11,8 @@ from harness.fleet import Fleet
 from redis.exceptions import ResponseError
 from worker.test_cli import CONF, SLOTS, facts
 
-from celery_sticky.bootsteps.reconnecting import connect_again_when_refused
 from celery_sticky.cli.access import line
+from celery_sticky.execution.reconnecting import connect_again_when_refused
 from celery_sticky.keys import slot_for
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.waiting import wait_until

@@ -10,8 +10,9 @@ import sys
 if "-m" in sys.orig_argv:  # the workers, and the command that starts them
     from typing import Any
 
-    from celery_sticky.bootsteps import delivery, run
-    from celery_sticky.bootsteps.outcome import Outcome, Said, decide
+    from celery_sticky.bootsteps import delivery
+    from celery_sticky.execution import run
+    from celery_sticky.execution.outcome import Outcome, Said, decide
 
     def blunt(said: Said, **known: Any) -> Outcome:
         """Take whatever says nothing for a death."""

@@ -10,14 +10,14 @@ from typing import Any
 
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
-from celery_sticky.bootsteps.hooks import WorkerHooks
-from celery_sticky.bootsteps.jobs import make_jobs
-from celery_sticky.bootsteps.loop_check import runs_task
-from celery_sticky.bootsteps.part import Part
-from celery_sticky.bootsteps.refusals import Refusals
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.dead_bounds import DeadBounds
 from celery_sticky.errors import InvalidSettings
+from celery_sticky.execution.body import runs_task
+from celery_sticky.execution.hooks import WorkerHooks
+from celery_sticky.execution.jobs import make_jobs
+from celery_sticky.execution.part import Part
+from celery_sticky.execution.refusals import Refusals
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.membership.claim import Claim, runtime_dir
 from celery_sticky.membership.lease import Lease

@@ -15,8 +15,8 @@ from typing import Any
 
 from celery import signals
 
-from celery_sticky.bootsteps.body import guard_traces
-from celery_sticky.bootsteps.part import Part
+from celery_sticky.execution.body import guard_traces
+from celery_sticky.execution.part import Part
 from celery_sticky.membership.deadline import Deadline, Reliance
 from celery_sticky.platform.undertaker import FAREWELL, hire, kill_group
 

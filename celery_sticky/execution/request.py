@@ -21,11 +21,11 @@ from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry, TaskRevok
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from celery_sticky.bootsteps.outcome import DEATHS
-from celery_sticky.bootsteps.results import kept
-from celery_sticky.bootsteps.retry import DeferredRetry
-from celery_sticky.bootsteps.run import Run
-from celery_sticky.bootsteps.shield import forget_job
+from celery_sticky.execution.outcome import DEATHS
+from celery_sticky.execution.results import kept
+from celery_sticky.execution.retry import DeferredRetry
+from celery_sticky.execution.run import Run
+from celery_sticky.execution.shield import forget_job
 
 logger = logging.getLogger("celery_sticky")
 

@@ -15,7 +15,7 @@ from celery.exceptions import InvalidTaskError, Reject
 from kombu.exceptions import ContentDisallowed, DecodeError
 from msgspec import Struct
 
-from celery_sticky.bootsteps.body import SUSPECT, NotBegun
+from celery_sticky.execution.body import SUSPECT, NotBegun
 
 MOST_TRIES = 8
 """Failures in a row after which a message is buried, where the error may be the message's own fault."""

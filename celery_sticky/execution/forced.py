@@ -7,8 +7,8 @@ from typing import Any
 
 from celery.backends.base import DisabledBackend
 
-from celery_sticky.bootsteps.body import mark_body
-from celery_sticky.bootsteps.retry import fence_retry
+from celery_sticky.execution.body import mark_body
+from celery_sticky.execution.retry import fence_retry
 
 
 def force(tasks: Any, keyed: Iterable[str]) -> None:

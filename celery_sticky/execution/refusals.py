@@ -20,11 +20,11 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
-from celery_sticky.bootsteps.readable import Unreadable
-from celery_sticky.bootsteps.results import Results
-from celery_sticky.bootsteps.run import NoChannel
 from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.errors import StickyError
+from celery_sticky.execution.readable import Unreadable
+from celery_sticky.execution.results import Results
+from celery_sticky.execution.run import NoChannel
 
 
 class Refusals:

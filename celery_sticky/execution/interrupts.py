@@ -20,8 +20,8 @@ from typing import Any
 
 from celery.exceptions import Reject
 
-from celery_sticky.bootsteps.body import entering
-from celery_sticky.bootsteps.part import Part
+from celery_sticky.execution.body import entering
+from celery_sticky.execution.part import Part
 from celery_sticky.membership.deadline import Deadline, Reliance
 from celery_sticky.platform.native import start_thread
 

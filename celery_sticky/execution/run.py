@@ -12,12 +12,12 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.worker.state import task_ready
 from kombu.message import Message
 
-from celery_sticky.bootsteps.outcome import Outcome, Said, decide
-from celery_sticky.bootsteps.part import Part
-from celery_sticky.bootsteps.readable import Unreadable
 from celery_sticky.delivery.desk import End, Item
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.errors import StickyError
+from celery_sticky.execution.outcome import Outcome, Said, decide
+from celery_sticky.execution.part import Part
+from celery_sticky.execution.readable import Unreadable
 from celery_sticky.membership.deadline import Reliance
 from celery_sticky.platform.native import start_native_thread
 from celery_sticky.platform.undertaker import kill_group

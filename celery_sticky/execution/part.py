@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_sticky.bootsteps.results import Results
 from celery_sticky.delivery.courier import Courier
+from celery_sticky.execution.results import Results
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.membership.loop_watch import LoopWatch
@@ -32,11 +32,11 @@ class Part:
     courier: Courier
     members: dict[str, Member] = field(default_factory=dict)
     jobs: Any = None
-    """The jobs' side of the slots (`bootsteps.jobs.WorkerJobs`); None where the app declares none."""
+    """The jobs' side of the slots (`execution.jobs.WorkerJobs`); None where the app declares none."""
     directors: dict[str, Director] = field(default_factory=dict)
     """Of the keyspaces that direct keys to workers."""
     refusals: Any = None
-    """`bootsteps.refusals.Refusals`: tells whoever waits for what was buried unstarted."""
+    """`execution.refusals.Refusals`: tells whoever waits for what was buried unstarted."""
     results: Results = field(default_factory=Results)
     """Writes results that a worker's loop must not wait for."""
     loop_watch: LoopWatch | None = None

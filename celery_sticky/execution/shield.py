@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from celery_sticky.bootsteps.run import Run, unaccepted
+from celery_sticky.execution.run import Run, unaccepted
 from celery_sticky.platform.undertaker import kill_group
 
 

@@ -23,8 +23,8 @@ from kombu import Producer
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
-from celery_sticky.bootsteps.body import at_end, error_here
-from celery_sticky.bootsteps.eta import due_of
+from celery_sticky.execution.body import at_end, error_here
+from celery_sticky.execution.eta import due_of
 
 logger = logging.getLogger("celery_sticky")
 

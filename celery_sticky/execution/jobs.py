@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from celery_sticky.bootsteps.job_host import app_name, host_command
-from celery_sticky.bootsteps.part import Part
+from celery_sticky.execution.job_host import app_name, host_command
+from celery_sticky.execution.part import Part
 from celery_sticky.jobs.held import Terms
 from celery_sticky.jobs.hosting import REMEDY, Supervisor
 from celery_sticky.jobs.keeper import Keeper

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pickle import PicklingError
+from types import FrameType
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -29,6 +30,8 @@ from msgspec import Struct
 
 logger = logging.getLogger("celery_sticky")
 
+TRACER = "celery.app.trace"
+"""The module whose frames run tasks."""
 _here = threading.local()
 """What is known of the body that this thread or greenlet runs, as `run`."""
 SUSPECT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, PicklingError)
@@ -210,3 +213,8 @@ def _store_started(task: Any, request: dict[str, Any]) -> None:
         raise  # it is the task's
     except Exception as error:
         logger.warning("sticky: the state STARTED of task %s[%s] is not stored: %r; it runs", task.name, task_id, error)
+
+
+def runs_task(frame: FrameType) -> bool:
+    """Whether this frame belongs to a task that runs."""
+    return frame.f_globals.get("__name__") == TRACER

@@ -1,4 +1,4 @@
-"""The program of a job host: `python -m celery_sticky.bootsteps.job_host`, started by a worker for its jobs.
+"""The program of a job host: `python -m celery_sticky.execution.job_host`, started by a worker for its jobs.
 
 It loads the app by name, as `celery -A` does, because a process that is forked beside threads may hang.
 """
@@ -49,7 +49,7 @@ class HostOrders:
 def host_command(worker: Any, app: str, keyspaces: Mapping[str, int]) -> list[str]:
     """Return the command line that starts a job host of this process for a worker's keyspaces."""
     orders = HostOrders(app, worker.hostname, dict(keyspaces), os.getpid())
-    return [sys.executable, "-m", "celery_sticky.bootsteps.job_host", json.dumps(asdict(orders))]
+    return [sys.executable, "-m", "celery_sticky.execution.job_host", json.dumps(asdict(orders))]
 
 
 def main(orders: HostOrders) -> None:

@@ -26,7 +26,7 @@ test: $(STAMP) ## All tests (TEST_ARGS="-k name"); those of real workers under f
 	exit $$status
 
 simulate: $(STAMP) ## Workers, store and broker under random faults and virtual time (SEEDS=2000, SIMULATE_ARGS="--seed 7")
-	@$(BIN)/python -m celery_sticky.testing.simulator --seeds $(or $(SEEDS),2000) $(SIMULATE_ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m simulator --seeds $(or $(SEEDS),2000) $(SIMULATE_ARGS)
 
 check: $(STAMP) ## Style, types, import contracts, and that the wheel works alone
 	@$(BIN)/ruff check --quiet

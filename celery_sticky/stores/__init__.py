@@ -8,9 +8,9 @@ from celery_sticky.errors import InvalidSettings
 from celery_sticky.stores.base import Beat, Reading, Signal, Store
 from celery_sticky.stores.directory import Directory
 from celery_sticky.stores.jobs import JobStore
-from celery_sticky.stores.memory import MemoryStore, memory_server
-from celery_sticky.stores.memory_directory import MemoryDirectory
-from celery_sticky.stores.memory_jobs import MemoryJobs, memory_job_server
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.jobs import MemoryJobs, memory_job_server
+from celery_sticky.stores.memory.store import MemoryStore, memory_server
 
 __all__ = [
     "Beat",

@@ -15,8 +15,8 @@ from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import Member, View
 from celery_sticky.stores import Store, open_directory, open_store
 from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Directory, PinMoved, Said, Wish
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
-from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.store_contract import StoreServer, first_view, hear, joined
 

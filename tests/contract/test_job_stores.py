@@ -10,7 +10,7 @@ from kombu import Connection
 
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.stores import JobStore, open_job_store
-from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
+from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.testing.job_store_contract import JobStoreContract
 from celery_sticky.testing.job_store_contract.steps import ids, queued
 from celery_sticky.testing.server import ValkeyServer

@@ -16,7 +16,7 @@ from celery_sticky.errors import Fenced
 from celery_sticky.keys import Slot
 from celery_sticky.stores import JobStore, open_job_store
 from celery_sticky.stores.jobs import NewJob, Note, Report, SlotJobs, Verdict
-from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
+from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 
 T = TypeVar("T")
 SLOTS: list[Slot] = [0, 1, "=b", "=:b"]

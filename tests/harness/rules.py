@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-
-from celery_sticky.testing.simulator.invariants import Invariant
-from celery_sticky.testing.simulator.scenario import Kind, Scenario, draw
-from celery_sticky.testing.simulator.shrink import Failure, live
+from simulator.invariants import Invariant
+from simulator.scenario import Kind, Scenario, draw
+from simulator.shrink import Failure, live
 
 SEEDS = 400
 

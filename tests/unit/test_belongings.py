@@ -14,8 +14,8 @@ from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
 from celery_sticky.settings import Settings
 from celery_sticky.stores.directory import Look, Version
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
-from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 
 JUMPED, PINNED = Keyspace("jumped", assign=jump), Keyspace("pinned", pins=True)
 

@@ -14,7 +14,7 @@ from celery_sticky.execution.hooks import WorkerHooks
 from celery_sticky.membership.clerk import Clerk
 from celery_sticky.ownership.events import BeatDone, Read, SendBeat, StoreFailed
 from celery_sticky.stores.base import Reading
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.testing.store_contract import first_view, joined
 
 KS = "ks"

@@ -33,7 +33,7 @@ from celery_sticky.queues.memory import process_broker
 from celery_sticky.stores import Directory
 from celery_sticky.stores.directory import Wish
 from celery_sticky.stores.jobs import NewJob
-from celery_sticky.stores.memory import memory_server
+from celery_sticky.stores.memory.store import memory_server
 
 SLOTS = 12
 QUICK = ("--timeout", "0.01")

@@ -14,8 +14,8 @@ from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
 from celery_sticky.placement.direct_queues import DirectQueues
 from celery_sticky.placement.talks import hold
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.stores.memory import MemoryServer
-from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.store import MemoryServer
 
 KS = "ks"
 

@@ -27,9 +27,9 @@ from celery_sticky.placement.director import Director
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.directory import Claims, Look, PinMoved, Version, Wish
 from celery_sticky.stores.jobs import Admission, JobPlaces, JobState, NewJob, Reserved, SlotJobs
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
-from celery_sticky.stores.memory_directory import MemoryDirectory
-from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 
 SLOTS = 4
 KEYS = [f"k{i}" for i in range(8)]

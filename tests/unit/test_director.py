@@ -30,8 +30,8 @@ from celery_sticky.placement import direct_queues, direction, lost_pins
 from celery_sticky.placement.director import Director
 from celery_sticky.queues.base import Act, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
-from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.testing.waiting import wait_until
 
 KS, SLOTS = "pinned", 8

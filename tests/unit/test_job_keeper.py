@@ -23,7 +23,7 @@ from celery_sticky.keys import Slot
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
 from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
-from celery_sticky.stores.memory_jobs import MemoryJobs, MemoryJobServer
+from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 
 SLOTS, KEYS = 4, 8
 NEVER = 1e9

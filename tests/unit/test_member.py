@@ -19,8 +19,8 @@ from celery_sticky.ownership import changes
 from celery_sticky.ownership.machine import Phase, Terms
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Signal
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
-from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.testing.waiting import wait_until
 
 KS, NAME = "ks", "w"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from celery_sticky.stores.in_process import Server
-from celery_sticky.stores.memory import memory_server
-from celery_sticky.stores.memory_jobs import memory_job_server
+from celery_sticky.stores.memory.jobs import memory_job_server
+from celery_sticky.stores.memory.store import memory_server
 
 
 @pytest.mark.parametrize("ask", [memory_server, memory_job_server])

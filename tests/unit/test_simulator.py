@@ -6,26 +6,29 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulator import scale
+from simulator.directing import WAYS
+from simulator.invariants import Invariant, Violation, Witness
+from simulator.run import Totals, live_seeds
+from simulator.scenario import PLAIN_POINTS, Kind, Point, draw
+from simulator.shrink import Failure, live, shrink
+from simulator.world import World
 
 from celery_sticky.delivery.gate import Entry, Gate
 from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.queues.base import Tenure
 from celery_sticky.stores.directory import Answer, Wish
-from celery_sticky.stores.memory_directory import MemoryDirectory
-from celery_sticky.testing.simulator import scale
-from celery_sticky.testing.simulator.directing import WAYS
-from celery_sticky.testing.simulator.invariants import Invariant, Violation, Witness
-from celery_sticky.testing.simulator.run import Totals, live_seeds
-from celery_sticky.testing.simulator.scenario import PLAIN_POINTS, Kind, Point, draw
-from celery_sticky.testing.simulator.shrink import Failure, live, shrink
-from celery_sticky.testing.simulator.world import World
+from celery_sticky.stores.memory.directory import MemoryDirectory
 
 SEEDS, BATCH = 2000, 50
+
+HERE = {"PYTHONPATH": str(Path(__file__).parent.parent)}
 
 
 def lived(*outcome: object) -> Totals:
@@ -93,9 +96,11 @@ def test_every_fourth_world_directs_its_keys_in_one_of_all_ways() -> None:
 
 @pytest.mark.parametrize("world", ["--plain", "--directed"])
 def test_a_seed_is_always_the_same_world(world: str) -> None:
-    command = [sys.executable, "-m", "celery_sticky.testing.simulator", world, "--seed", "17"]
+    command = [sys.executable, "-m", "simulator", world, "--seed", "17"]
     told = [
-        subprocess.run(command, env={"PYTHONHASHSEED": salt}, capture_output=True, check=True, timeout=60).stdout
+        subprocess.run(
+            command, env={"PYTHONHASHSEED": salt, **HERE}, capture_output=True, check=True, timeout=60
+        ).stdout
         for salt in ("1", "2")
     ]
     assert told[0] == told[1] and b"no promise was broken" in told[0]
@@ -156,13 +161,13 @@ def test_a_fault_that_matters_is_left_in(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_violation_ends_the_command_with_1() -> None:
     command = [sys.executable, "-c", BROKEN]
-    ended = subprocess.run(command, capture_output=True, timeout=60, text=True)
-    assert ended.returncode == 1 and "unbalanced-plan" in ended.stdout and "again: python -m" in ended.stdout
+    ended = subprocess.run(command, env=HERE, capture_output=True, timeout=60, text=True)
+    assert ended.returncode == 1 and "unbalanced-plan" in ended.stdout and "again: make simulate" in ended.stdout
 
 
 BROKEN = """
 from celery_sticky.ownership import changes
-from celery_sticky.testing.simulator.__main__ import main
+from simulator.__main__ import main
 changes.plan = lambda view: tuple(min(view.members, default=None) for _ in range(view.slots))
 main(["--seeds", "60", "--jobs", "2"])
 """

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from harness.rules import Rule, broken_without, rule
+from simulator.director import SteppedDirector
+from simulator.invariants import Invariant
+from simulator.scenario import Kind
 
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.key_claims import KeyClaims
@@ -19,10 +22,7 @@ from celery_sticky.placement.lost_pins import LostPins
 from celery_sticky.queues.base import Act, Fetched, Verdict
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.stores.directory import Answer, Said, Version, Wish
-from celery_sticky.stores.memory_directory import MemoryDirectory
-from celery_sticky.testing.simulator.director import SteppedDirector
-from celery_sticky.testing.simulator.invariants import Invariant
-from celery_sticky.testing.simulator.scenario import Kind
+from celery_sticky.stores.memory.directory import MemoryDirectory
 
 answer_wish, settle = MemoryDirectory._answer, MemoryQueues._settle
 prepare, unstarted = KeyClaims.prepare, KeyClaims.unstarted

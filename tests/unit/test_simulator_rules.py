@@ -10,6 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from harness.rules import Rule, broken_without, rule
+from simulator.courier import SteppedCourier
+from simulator.invariants import Invariant
+from simulator.pool import Pool, Run
+from simulator.scenario import Kind
+from simulator.terms import MARGIN, TTL
 
 from celery_sticky.delivery.desk import Desk, End
 from celery_sticky.delivery.gate import Entry, Gate, Stage, _Slot
@@ -25,12 +30,7 @@ from celery_sticky.ownership.watches import Watches
 from celery_sticky.queues import memory as queues
 from celery_sticky.queues.base import Act, Fetched, Tag, Tenure, Verdict, Want
 from celery_sticky.queues.memory import MemoryQueues
-from celery_sticky.stores.memory import MemoryStore
-from celery_sticky.testing.simulator.courier import SteppedCourier
-from celery_sticky.testing.simulator.invariants import Invariant
-from celery_sticky.testing.simulator.pool import Pool, Run
-from celery_sticky.testing.simulator.scenario import Kind
-from celery_sticky.testing.simulator.terms import MARGIN, TTL
+from celery_sticky.stores.memory.store import MemoryStore
 
 on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._on_store_lost
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open

@@ -10,7 +10,7 @@ from typing import Any
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.queues.base import Act, Fetched, Tag, Tenure, Verdict, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.testing.simulator.invariants import Witness
+from simulator.invariants import Witness
 
 
 class Broker(MemoryBroker):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from celery_sticky.errors import NotAMember, StoreUnavailable
 from celery_sticky.stores.directory import Directory
-from celery_sticky.testing.simulator.directing import Pin
-from celery_sticky.testing.simulator.directory import WitnessedDirectory
+from simulator.directing import Pin
+from simulator.directory import WitnessedDirectory
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.directed import Directed
-    from celery_sticky.testing.simulator.process import Process
+    from simulator.directed import Directed
+    from simulator.process import Process
 
 
 class Pinning:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from celery_sticky.delivery.key_claims import REVIEW
 from celery_sticky.keys import DIRECT, direct
-from celery_sticky.testing.simulator.belongings import Belongings
-from celery_sticky.testing.simulator.invariants import Invariant, Progress, Violation, Witness
+from simulator.belongings import Belongings
+from simulator.invariants import Invariant, Progress, Violation, Witness
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.pool import Run
-    from celery_sticky.testing.simulator.process import Process
+    from simulator.pool import Run
+    from simulator.process import Process
 
 
 PROMPT = 0.5

@@ -13,14 +13,14 @@ from celery_sticky.placement.direction import Direction
 from celery_sticky.placement.director import BROKEN_PAUSE
 from celery_sticky.placement.talks import Request, Talk
 from celery_sticky.stores.directory import PinMoved
-from celery_sticky.testing.simulator.directory import WitnessedDirectory
-from celery_sticky.testing.simulator.pinning import Pinning
-from celery_sticky.testing.simulator.scenario import Point
-from celery_sticky.testing.simulator.terms import KEYSPACE
+from simulator.directory import WitnessedDirectory
+from simulator.pinning import Pinning
+from simulator.scenario import Point
+from simulator.terms import KEYSPACE
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.directed import Directed
-    from celery_sticky.testing.simulator.process import Process
+    from simulator.directed import Directed
+    from simulator.process import Process
 
 
 class SteppedDirector:

@@ -13,11 +13,11 @@ from celery_sticky.delivery.gate import Entry
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.queues.base import Act
-from celery_sticky.testing.simulator.scenario import Outcome, Point
-from celery_sticky.testing.simulator.terms import EPOCH, KEYSPACE
+from simulator.scenario import Outcome, Point
+from simulator.terms import EPOCH, KEYSPACE
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.process import Process
+    from simulator.process import Process
 
 LOOK = 0.01
 """Seconds after the end of trust by which a child has ended itself."""

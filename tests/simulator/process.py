@@ -34,16 +34,16 @@ from celery_sticky.ownership.events import (
 )
 from celery_sticky.ownership.machine import Machine, Phase, Terms
 from celery_sticky.ownership.view import DIRECT_QUEUE, View
-from celery_sticky.stores.memory import MemoryStore
-from celery_sticky.testing.simulator.courier import SteppedCourier
-from celery_sticky.testing.simulator.director import SteppedDirector
-from celery_sticky.testing.simulator.invariants import HELD, Invariant, Violation
-from celery_sticky.testing.simulator.pool import Pool
-from celery_sticky.testing.simulator.scenario import Fault, Kind, Point
-from celery_sticky.testing.simulator.terms import BROKER_GRACE, KEYSPACE, LOOP_TIMEOUT, MARGIN, SETTLE, TTL
+from celery_sticky.stores.memory.store import MemoryStore
+from simulator.courier import SteppedCourier
+from simulator.director import SteppedDirector
+from simulator.invariants import HELD, Invariant, Violation
+from simulator.pool import Pool
+from simulator.scenario import Fault, Kind, Point
+from simulator.terms import BROKER_GRACE, KEYSPACE, LOOP_TIMEOUT, MARGIN, SETTLE, TTL
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.world import World
+    from simulator.world import World
 
 T = TypeVar("T")
 

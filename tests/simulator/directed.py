@@ -11,19 +11,19 @@ from celery_sticky.keys import direct, slot_for
 from celery_sticky.message import Stamp
 from celery_sticky.placement.talks import Request
 from celery_sticky.stores.directory import Directory
-from celery_sticky.stores.memory import DirectoryRecords
-from celery_sticky.testing.simulator.belongings import Belongings
-from celery_sticky.testing.simulator.directing import Directing, Pin
-from celery_sticky.testing.simulator.invariants import Invariant
-from celery_sticky.testing.simulator.scenario import Kind, Task
-from celery_sticky.testing.simulator.senders import SENDERS, Sender
-from celery_sticky.testing.simulator.terms import KEYSPACE
-from celery_sticky.testing.simulator.witness import DirectedWitness
+from celery_sticky.stores.memory.store import DirectoryRecords
+from simulator.belongings import Belongings
+from simulator.directing import Directing, Pin
+from simulator.invariants import Invariant
+from simulator.scenario import Kind, Task
+from simulator.senders import SENDERS, Sender
+from simulator.terms import KEYSPACE
+from simulator.witness import DirectedWitness
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.director import SteppedDirector
-    from celery_sticky.testing.simulator.process import Process
-    from celery_sticky.testing.simulator.world import World
+    from simulator.director import SteppedDirector
+    from simulator.process import Process
+    from simulator.world import World
 
 
 class Directed:

@@ -15,12 +15,12 @@ from celery_sticky.errors import Fenced
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import BrokerDown, BrokerUp
 from celery_sticky.queues.base import Delivery, Fetched, Tag, Tenure
-from celery_sticky.testing.simulator.broker import WitnessedQueues
-from celery_sticky.testing.simulator.scenario import Point
-from celery_sticky.testing.simulator.terms import BROKER_GRACE, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING
+from simulator.broker import WitnessedQueues
+from simulator.scenario import Point
+from simulator.terms import BROKER_GRACE, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.process import Process
+    from simulator.process import Process
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from random import Random
 
 from celery_sticky.assignment import Assign, Keyspace, Worker, jump
 from celery_sticky.keys import hash_key
-from celery_sticky.testing.simulator.terms import KEYSPACE
+from simulator.terms import KEYSPACE
 
 
 def rendezvous(key: str, workers: Sequence[Worker]) -> Worker:

@@ -1,4 +1,4 @@
-"""`python -m celery_sticky.testing.simulator`: simulate many seeds, or one of them with its trace."""
+"""`make simulate`: simulate many seeds, or one of them with its trace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 
 import click
 
-from celery_sticky.testing.simulator.run import Totals, cores, live_all
-from celery_sticky.testing.simulator.scale import measure
-from celery_sticky.testing.simulator.scenario import draw
-from celery_sticky.testing.simulator.shrink import Failure, live, shrink
+from simulator.run import Totals, cores, live_all
+from simulator.scale import measure
+from simulator.scenario import draw
+from simulator.shrink import Failure, live, shrink
 
 EVERY = 60.0
 """Seconds between lines about how far it is."""
@@ -71,9 +71,9 @@ def _report(failure: Failure) -> int:
     click.echo(f"seed {failure.scenario.seed} broke {failure.invariant}; cutting it down …")
     click.echo(str(shrink(failure)))
     world = "--plain" if failure.scenario.directing is None else "--directed"
-    click.echo(f"again: python -m celery_sticky.testing.simulator {world} --seed {failure.scenario.seed}")
+    click.echo(f"again: make simulate SIMULATE_ARGS='{world} --seed {failure.scenario.seed}'")
     return 1
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m celery_sticky.testing.simulator")
+    main(prog_name="make simulate SIMULATE_ARGS=…")

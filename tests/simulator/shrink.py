@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import TypeVar
 
-from celery_sticky.testing.simulator.invariants import Invariant, Violation
-from celery_sticky.testing.simulator.scenario import Scenario
-from celery_sticky.testing.simulator.world import World
+from simulator.invariants import Invariant, Violation
+from simulator.scenario import Scenario
+from simulator.world import World
 
 T = TypeVar("T")
 

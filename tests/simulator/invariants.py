@@ -14,8 +14,8 @@ from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.pool import Run
-    from celery_sticky.testing.simulator.process import Process
+    from simulator.pool import Run
+    from simulator.process import Process
 
 HELD = (SlotState.OPENING, SlotState.OPEN, SlotState.STOPPING)
 

@@ -13,12 +13,12 @@ from celery_sticky.errors import NotPinned, NoWorker, StoreUnavailable
 from celery_sticky.keys import Slot
 from celery_sticky.settings import Settings
 from celery_sticky.stores.directory import Look, Version
-from celery_sticky.stores.memory_directory import MemoryDirectory
-from celery_sticky.testing.simulator.scenario import Task
-from celery_sticky.testing.simulator.terms import KEYSPACE
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from simulator.scenario import Task
+from simulator.terms import KEYSPACE
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.world import World
+    from simulator.world import World
 
 SENDERS = 2
 AGAIN = 0.5

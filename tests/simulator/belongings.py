@@ -10,8 +10,8 @@ from celery_sticky.assignment import Keyspace, belongs, workers_of
 from celery_sticky.errors import NotPinned, NoWorker
 from celery_sticky.keys import Slot
 from celery_sticky.stores.directory import NO_VERSION
-from celery_sticky.stores.memory import MemoryServer
-from celery_sticky.stores.memory_directory import MemoryDirectory
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.store import MemoryServer
 
 
 class Belongings:

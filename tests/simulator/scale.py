@@ -32,8 +32,8 @@ from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Machine, Terms
 from celery_sticky.ownership.plan import plan
 from celery_sticky.ownership.view import Member, View
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
-from celery_sticky.testing.simulator.terms import BROKER_GRACE, HASH, KEYSPACE, MARGIN, SETTLE, TTL
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
+from simulator.terms import BROKER_GRACE, HASH, KEYSPACE, MARGIN, SETTLE, TTL
 
 HEARTBEAT = TTL / 3
 """Seconds."""

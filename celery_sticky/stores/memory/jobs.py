@@ -29,7 +29,7 @@ from celery_sticky.stores.jobs import (
     Reserved,
     SlotJobs,
 )
-from celery_sticky.stores.memory_job_records import Keyspace, SlotRecords
+from celery_sticky.stores.memory.job_records import Keyspace, SlotRecords
 
 Keyspaces = defaultdict[str, Keyspace]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from celery_sticky.stores.directory import Claims, Said, Version, Wish
-from celery_sticky.stores.memory_directory import MemoryDirectory
-from celery_sticky.testing.simulator.terms import KEYSPACE
+from celery_sticky.stores.memory.directory import MemoryDirectory
+from simulator.terms import KEYSPACE
 
 if TYPE_CHECKING:
-    from celery_sticky.testing.simulator.directed import Directed
-    from celery_sticky.testing.simulator.world import World
+    from simulator.directed import Directed
+    from simulator.world import World
 
 
 class WitnessedDirectory(MemoryDirectory):

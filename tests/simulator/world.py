@@ -21,14 +21,14 @@ from celery_sticky.ownership.events import BeatDone, Read, ReadDone, SendBeat, S
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
-from celery_sticky.stores.memory import MemoryServer, MemoryStore
-from celery_sticky.testing.simulator.broker import Broker, WitnessedQueues
-from celery_sticky.testing.simulator.directed import Directed
-from celery_sticky.testing.simulator.invariants import Invariant, Violation, Witness
-from celery_sticky.testing.simulator.pool import envelope
-from celery_sticky.testing.simulator.process import Process
-from celery_sticky.testing.simulator.scenario import TROUBLE, Fault, Kind, Scenario, Task
-from celery_sticky.testing.simulator.terms import EPOCH, KEYSPACE, MARGIN, TIMEOUT, TTL
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
+from simulator.broker import Broker, WitnessedQueues
+from simulator.directed import Directed
+from simulator.invariants import Invariant, Violation, Witness
+from simulator.pool import envelope
+from simulator.process import Process
+from simulator.scenario import TROUBLE, Fault, Kind, Scenario, Task
+from simulator.terms import EPOCH, KEYSPACE, MARGIN, TIMEOUT, TTL
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.directory import NO_VERSION, Answer, Claims, Look, PinMoved, Said, Version, Wish
 from celery_sticky.stores.in_process import Client
-from celery_sticky.stores.memory import DirectoryRecords, Heard, Records, parsed
+from celery_sticky.stores.memory.store import DirectoryRecords, Heard, Records, parsed
 
 
 class MemoryDirectory(Client[Records, Heard]):

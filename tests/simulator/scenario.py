@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
-from celery_sticky.testing.simulator.directing import WAYS, Directing, Pin, draw_pins
-from celery_sticky.testing.simulator.terms import HASH
+from simulator.directing import WAYS, Directing, Pin, draw_pins
+from simulator.terms import HASH
 
 TROUBLE = 40.0
 """Seconds during which faults happen."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 
-from celery_sticky.testing.simulator.scenario import Scenario, draw
-from celery_sticky.testing.simulator.shrink import Failure, live
+from simulator.scenario import Scenario, draw
+from simulator.shrink import Failure, live
 
 BATCH = 25
 """Seeds that a process takes at a time."""

@@ -1,0 +1,1 @@
+"""Stores in memory: the references that the contracts are written from."""

@@ -22,11 +22,12 @@ PAUSE = 1.0
 
 def connect_again_when_refused(consumer: Any) -> None:
     """Make the consumer try again after refusals that pass; after any other it fails as before."""
+    if consumer.app.conf.broker_channel_error_retry:
+        return  # Celery tries again after any error
     stock = consumer.connection_errors
     consumer.connection_errors = (*stock, *consumer.channel_errors)
-    if not consumer.app.conf.broker_channel_error_retry:
-        for name in ("on_connection_error_before_connected", "on_connection_error_after_connected"):
-            setattr(consumer, name, _told_apart(getattr(consumer, name), stock))
+    for name in ("on_connection_error_before_connected", "on_connection_error_after_connected"):
+        setattr(consumer, name, _told_apart(getattr(consumer, name), stock))
 
 
 def _told_apart(

@@ -1,1 +1,1 @@
-"""The operating system: native threads, processes, what is away for a while."""
+"""The operating system: native threads, processes, and reports of servers that do not answer."""

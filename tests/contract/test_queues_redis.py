@@ -110,6 +110,22 @@ def test_a_look_into_an_empty_slot_forgets_no_note_that_still_holds(
     assert bodies(take(queues, AGAIN, now=NOW + 11)) == [b"later"]
 
 
+def test_the_fence_of_an_ordinary_slot_sends_no_fetch_to_look_for_notes(redis_url: str, connect: Connect) -> None:
+    """That look is what most slots are spared."""
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues = connect(redis_url)
+    queues.open(FIRST, ())
+    client.lpush(QUEUE, "1")
+    (only,) = take(queues, FIRST).deliveries
+    assert not client.hexists(f"{QUEUE}:fence", "more")
+    settle(queues, defer(only, NOW + 1))
+    assert client.hexists(f"{QUEUE}:fence", "more")
+    settle(queues, ack(take(queues, FIRST, now=NOW + 2).deliveries[0]))
+    take(queues, FIRST, now=NOW + 2)
+    take(queues, FIRST, now=NOW + 2)
+    assert not client.hexists(f"{QUEUE}:fence", "more"), "it has nothing any more"
+
+
 def test_a_server_that_forgot_the_scripts_gets_them_again(redis_url: str, connect: Connect) -> None:
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)

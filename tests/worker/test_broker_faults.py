@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace as Some
 from typing import Any
 
-import pytest
 from harness.fleet import Fleet
-from redis.exceptions import ResponseError
 from worker.test_cli import CONF, SLOTS, facts
 
 from celery_sticky.cli.access import line
-from celery_sticky.execution.reconnecting import connect_again_when_refused
 from celery_sticky.keys import slot_for
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
@@ -88,25 +84,6 @@ def test_a_worker_starts_and_connects_again_while_its_broker_is_full(
         made.send(f"k{n}", 1)
     wait_until(lambda: ended(made) == 40, 30, "they work again")
     assert connected.alive and started.alive
-
-
-def test_a_wrong_command_ends_the_worker_as_before() -> None:
-    """What no waiting cures must not be tried for ever in silence."""
-    stock, raised = (ConnectionError,), list[Exception]()
-    consumer = Some(
-        connection_errors=stock,
-        channel_errors=(ResponseError,),
-        app=Some(conf=Some(broker_channel_error_retry=False)),
-        on_connection_error_before_connected=raised.append,
-        on_connection_error_after_connected=raised.append,
-    )
-    connect_again_when_refused(consumer)
-    assert consumer.connection_errors == (ConnectionError, ResponseError)
-    lost, wrong = ConnectionError("lost"), ResponseError("unknown command 'FOO'")
-    consumer.on_connection_error_after_connected(lost)
-    with pytest.raises(ResponseError, match="FOO"):
-        consumer.on_connection_error_after_connected(wrong)
-    assert raised == [lost]
 
 
 def _left(client: Any) -> list[str]:

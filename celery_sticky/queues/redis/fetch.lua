@@ -30,7 +30,6 @@ local BULK = 2 * BUDGET -- bytes of a list up to which a part of it is popped at
 local LIGHT = 32768 -- bytes of an average message of a list that weighs more, up to which the next ones are looked at here
 local PART = 8 -- messages of such a list that are looked at in one go
 
-
 local spent, woken, brought = 0, 0, 0
 
 local function list(queue, priority)
@@ -40,7 +39,7 @@ end
 -- The fence notes what a slot may have (`has`): marks, deferred messages, big bodies. Most have none of it.
 local function note(queue, has, name)
     if not has[name] then
-        redis.call('HSET', queue .. ':fence', name, 1, 'more', 1)
+        set_note(queue .. ':fence', name, 1)
         has[name], has.more = true, true
     end
 end
@@ -195,7 +194,7 @@ local function note_former(queue, has, priority)
     local former = has.former and cjson.decode(has.former) or {}
     former[#former + 1] = priority
     has.former = cjson.encode(former)
-    redis.call('HSET', queue .. ':fence', 'former', has.former, 'more', 1)
+    set_note(queue .. ':fence', 'former', has.former)
     has.more = true
     steps = steps_with(has.former)
 end
@@ -232,7 +231,7 @@ local function cut(queue, has)
             redis.call('RENAME', list(queue, priority), list(queue, priority) .. ':ahead')
         end
     end
-    redis.call('HSET', queue .. ':fence', 'cut', now, 'more', 1)
+    set_note(queue .. ':fence', 'cut', now)
     has.cut, has.more = now, true
 end
 

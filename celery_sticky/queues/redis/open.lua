@@ -32,8 +32,8 @@ local function set_fence(fence)
     -- Those of another incarnation may have been started. An opening that was broken off leaves the rest to the next.
     local suspects = fence[4] == 'suspects' or (fence[2] and fence[2] ~= incarnation)
     redis.call('HDEL', fence_key, 'marks', 'deferred', 'big', 'former')
-    redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count,
-        'opening', suspects and 'suspects' or 'plain', 'more', 1)
+    set_note(fence_key, 'opening', suspects and 'suspects' or 'plain')
+    redis.call('HSET', fence_key, 'epoch', epoch, 'incarnation', incarnation, 'count', count)
     return suspects
 end
 
@@ -78,7 +78,7 @@ local function note_former_steps()
         end
     end
     if #former > 0 then
-        redis.call('HSET', fence_key, 'former', cjson.encode(former))
+        set_note(fence_key, 'former', cjson.encode(former))
     end
     return found
 end
@@ -118,7 +118,7 @@ local function open()
     -- Spares each fetch a look into what hardly any slot has, and `more` a look at these notes; `fetch` keeps them up.
     for _, name in ipairs({'marks', 'deferred', 'big'}) do
         if redis.call('EXISTS', queue .. ':' .. name) == 1 then
-            redis.call('HSET', fence_key, name, 1)
+            set_note(fence_key, name, 1)
         end
     end
     local former = note_former_steps()

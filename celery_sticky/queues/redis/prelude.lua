@@ -41,6 +41,11 @@ end
 -- What a fence may note of its slot. Most fences note nothing, and have no `more`: a fetch then looks no further.
 local MORE = {'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut', 'former'}
 
+-- Every note goes through here: without `more` nobody would see it.
+local function set_note(fence, name, value)
+    redis.call('HSET', fence, name, value, 'more', 1)
+end
+
 -- Take `more` away from a fence that notes nothing any more.
 local function note_less(fence)
     local notes = redis.call('HMGET', fence, unpack(MORE))
@@ -55,7 +60,7 @@ end
 -- Bodies whose reference stands in a slot are registered there: what a purge leaves behind is found by that.
 local function register_body(queue, key)
     redis.call('SADD', queue .. ':big', key)
-    redis.call('HSET', queue .. ':fence', 'big', 1, 'more', 1)
+    set_note(queue .. ':fence', 'big', 1)
 end
 
 local function text_of(err)

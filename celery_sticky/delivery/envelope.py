@@ -28,6 +28,9 @@ class _Outer(msgspec.Struct, rename={"content_type": "content-type", "content_en
 
 _READER = msgspec.json.Decoder(_Outer)
 
+# What the readers raise at bytes that are no envelope; msgspec's own is a ValueError from 0.22 on only.
+_NOT_READ = (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
 
 class Envelope(msgspec.Struct):
     """The parts of a message, its body decoded from base64 but not deserialised."""
@@ -87,7 +90,7 @@ def parse(raw: bytes) -> Envelope:
             content_encoding=outer.content_encoding or "utf-8",
             body=a2b_base64(outer.body) if encoded else outer.body.encode(),
         )
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except _NOT_READ as error:
         raise DamagedMessage(f"the message is not a Kombu envelope: {error!r}") from error
 
 

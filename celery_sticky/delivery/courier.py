@@ -338,7 +338,6 @@ class Courier:
             if self._directed:
                 for keyspace in self._directed & {delivery.tenure.keyspace for delivery in fetched.deliveries}:
                     self._unclaimed(keyspace)
-            self._resume_limited()
             if desk.gate.has_ready:
                 self._host.ready()
         elif decided and desk.gate.has_ready:

@@ -208,7 +208,7 @@ class Desk:
     @property
     def opens_at(self) -> float | None:
         """When a slot is opened that could not be, or None."""
-        return min((at for at, _ in self._open_at.values()), default=None)
+        return min(at for at, _ in self._open_at.values()) if self._open_at else None
 
     def _forget_opening(self, slot: SlotId) -> None:
         self.to_open.pop(slot, None)
@@ -268,6 +268,8 @@ class Desk:
 
     def rouse(self, now: float) -> bool:
         """Let those have their turn whose time has come; True if there were any."""
+        if self.backoff.next_due is None:
+            return False
         due = list(self.backoff.due(now))
         for entry in due:
             self.gate.rouse(entry)

@@ -45,13 +45,16 @@ class Outbox:
     @property
     def goes_at(self) -> float | None:
         """When the verdicts that wait go at the latest, or None when there are none."""
-        ends = [at for at, _, _ in self._postponed]
-        if self._waiting:
-            ends.append(self._since + LINGER)
-        return min(ends, default=None)
+        first = self._since + LINGER if self._waiting else None
+        if not self._postponed:
+            return first
+        postponed = min(at for at, _, _ in self._postponed)
+        return postponed if first is None else min(first, postponed)
 
     def come_due(self, now: float) -> None:
         """Have postponed verdicts go again whose time has come."""
+        if not self._postponed:
+            return
         due = [one for one in self._postponed if one[0] <= now]
         if due:
             self._postponed = [one for one in self._postponed if one[0] > now]

@@ -47,6 +47,8 @@ class Rounds:
 
     def come_due(self, now: float) -> None:
         """Note the slots whose deferred message is due."""
+        if not self._due:
+            return
         for slot in [slot for slot, due in self._due.items() if due <= now]:
             del self._due[slot]
             self._maybe[slot] = None

@@ -4,6 +4,8 @@
 -- ARGV  epoch, incarnation, open count, number, field, value of the field
 -- Reply the body, or nil: the fence is another one's, or the list is empty
 
+-- include prelude
+
 write_first()
 
 local queue, list, key = KEYS[1], KEYS[2], KEYS[3]

@@ -5,6 +5,8 @@
 -- Reply for each queue, flat: waiting, deferred, in flight, the list whose front is next ('': none, or it may be big),
 --       '' or why it cannot be told
 
+-- include prelude
+
 local separator, steps, small = ARGV[1], cjson.decode(ARGV[2]), tonumber(ARGV[3])
 local SAMPLES = 5
 

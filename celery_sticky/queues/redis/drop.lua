@@ -4,6 +4,8 @@
 -- ARGV  dead ids
 -- Reply how many there were
 
+-- include prelude
+
 write_first()
 
 local dead, dropped = KEYS[1], 0

@@ -4,6 +4,8 @@
 -- ARGV  separator, dead id
 -- Reply 1, or 0 if there is no such message
 
+-- include prelude
+
 write_first()
 
 local dead, queue, separator, id = KEYS[1], KEYS[2], ARGV[1], ARGV[2]

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from celery_sticky.errors import InvalidSettings
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from kombu import Connection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The names of one installation."""
 
@@ -61,7 +62,7 @@ class Layout:
             raise InvalidSettings(f"priority_steps: {list(steps)} is not an ascending list of integers")
         return cls(prefix, key_prefix(connection), options.get("sep") or cls().separator, steps)
 
-    @property
+    @cached_property
     def steps_json(self) -> str:
         """The priority steps as the scripts take them."""
         return json.dumps([str(step) for step in self.steps])

@@ -8,6 +8,8 @@
 --       {2, n}: not all is back, nothing is fetched before. Of those named to go back the first n are: name the others;
 --       {0, epoch, incarnation} of the fence that refuses; {3, error}
 
+-- include prelude
+
 write_first()
 
 local queue, separator, steps = KEYS[1], ARGV[1], cjson.decode(ARGV[2])

@@ -1,4 +1,4 @@
--- Stands in front of every script: what they share.
+-- What the scripts share.
 --
 -- No script reads or moves a body of more than BIG bytes: Lua copies it several times, 2 to 3 ms a megabyte. A bigger one
 -- lies in a list of its own, `<queue>:body:…`, and a reference to it goes through queue, flight, deferred and dead.

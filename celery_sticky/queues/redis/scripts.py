@@ -1,14 +1,24 @@
-"""The Lua scripts beside this file, each one atomic verb; a script's own head says what it takes and answers."""
+"""The Lua scripts beside this file, each one atomic verb; a script's own head says what it takes and answers.
+
+A line `-- include <name>` stands for the text of `<name>.lua`.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Self
 
 from celery_sticky.queues.redis.resp import Argument, pack
+
+_INCLUDE = re.compile(r"^ *-- include (\w+)$", re.MULTILINE)
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +30,8 @@ class Script:
 
     @classmethod
     def load(cls, verb: str) -> Self:
-        """Read `<verb>.lua`, behind what all of them share."""
-        source = b"\n".join(files(__package__).joinpath(name).read_bytes() for name in ("prelude.lua", f"{verb}.lua"))
+        """Read `<verb>.lua`, with what it includes."""
+        source = _INCLUDE.sub(lambda found: _text(found[1]), _text(verb)).encode()
         return cls(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 
     def request(self, keys: Sequence[Argument], arguments: Sequence[Argument]) -> bytes:

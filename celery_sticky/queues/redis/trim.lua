@@ -4,6 +4,8 @@
 -- ARGV  how many may stay (0: any number), the time before which none stays, how many to drop at most
 -- Reply the number dropped
 
+-- include prelude
+
 write_first()
 
 local dead, limit, before = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])

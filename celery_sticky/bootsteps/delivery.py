@@ -251,7 +251,7 @@ class Delivery(bootsteps.StartStopStep):
         else:
             room = places(consumer.pool)
             waits = not room and grows(consumer)  # one that waits makes an empty pool grow
-            at_once = 1 if waits else free_places(consumer.pool)
+            at_once = 1 if waits else free_places(consumer.pool, room)
             entries = part.courier.take((room or 1) + (SPARE if part.has_processes else 0), at_once)
         for entry in entries:
             self._hand(consumer, part, entry)

@@ -309,12 +309,17 @@ class Desk:
     def verdicts(self, now: float) -> list[Verdict]:
         """Return the verdicts that go now."""
         self.outbox.come_due(now)
-        due = self.gate.unmarked(self._concurrency(), wary=max(0, self._max_attempts - LONE_MARKS))
-        marks = [self._put(entry, End(Act.MARK), now) for entry in due]
+        marks = self.gate.has_unmarked and self._mark(now)
         goes_at = self.outbox.goes_at
         if goes_at is None or not (marks or now >= goes_at or self._in_a_hurry()):
             return []
         return self.outbox.take(self._stamp)
+
+    def _mark(self, now: float) -> bool:
+        due = list(self.gate.unmarked(self._concurrency(), wary=max(0, self._max_attempts - LONE_MARKS)))
+        for entry in due:
+            self._put(entry, End(Act.MARK), now)
+        return bool(due)
 
     def wants(self, now: float, *, company: bool) -> list[Want]:
         """Return what to fetch now. `company`: the round trip is made in any case."""

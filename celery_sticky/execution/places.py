@@ -24,12 +24,12 @@ def grows(consumer: Any) -> bool:
     return not places(consumer.pool) and bool(getattr(consumer.controller, "max_concurrency", None))
 
 
-def free_places(pool: Any) -> int:
-    """Return how many tasks may be handed to the pool now."""
+def free_places(pool: Any, room: int) -> int:
+    """Return how many tasks may be handed to the pool now, which runs `room` at a time."""
     if pool.is_green:
         return _free_greenlets(pool._pool)
     if (executor := getattr(pool, "executor", None)) is not None:
-        return _free_threads(places(pool), executor)
+        return _free_threads(room, executor)
     return sys.maxsize
 
 

@@ -77,17 +77,17 @@ def test_the_size_of_a_pool_of_greenlets_is_not_how_many_run() -> None:
 
 
 def test_only_what_a_pool_can_begin_is_handed_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert free_places(pool(green=True, _pool=greenlets(8, 3))) == 3
-    assert free_places(pool(green=True, _pool=greenlets(8, -1))) == 0
+    assert free_places(pool(green=True, _pool=greenlets(8, 3)), 8) == 3
+    assert free_places(pool(green=True, _pool=greenlets(8, -1)), 8) == 0
     monkeypatch.setattr(state, "active_requests", {1, 2})
     threads = pool(num_processes=4, executor=Some(_work_queue=Some(qsize=lambda: 1)))
-    assert free_places(threads) == 1
+    assert free_places(threads, 4) == 1
     monkeypatch.setattr(state, "active_requests", {1, 2, 3})
-    assert free_places(threads) == 0
+    assert free_places(threads, 4) == 0
     threads.executor._work_queue.qsize = lambda: 0
     monkeypatch.setattr(state, "active_requests", {1, 2, 3, 4, 5})
-    assert free_places(threads) == 1, "never none while nobody waits there"
-    assert free_places(pool()) > 1000
+    assert free_places(threads, 4) == 1, "never none while nobody waits there"
+    assert free_places(pool(), 4) > 1000
 
 
 @pytest.mark.parametrize(("most", "answer"), [(4, ""), (None, NO_PROCESS)])

@@ -20,7 +20,7 @@ from celery_sticky.testing.waiting import wait_until
 SOLO = Pool("solo", 1)
 AT_ONCE = 3
 """Workers that may be starting at the same time: importing Celery is what a start costs."""
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
@@ -130,12 +130,12 @@ class Crowd:
 
     def wait_members(self, size: int) -> None:
         """Wait until there are so many."""
-        wait_until(lambda: self._members() == size, PATIENCE, f"{size} members")
+        wait_until(lambda: self._members() == size, TIMEOUT, f"{size} members")
 
     def wait_settled(self, size: int) -> float:
         """Wait until so many share all slots; return the seconds."""
         begun = time.monotonic()
-        wait_until(lambda: self._settled(size), PATIENCE, f"{size} members share the slots")
+        wait_until(lambda: self._settled(size), TIMEOUT, f"{size} members share the slots")
         return time.monotonic() - begun
 
     def _members(self) -> int:

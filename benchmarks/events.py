@@ -34,7 +34,7 @@ TASKS, KEYS, BURST, NAP = 400, 12, 5, 0.03
 """A key's tasks come in bursts; each takes `NAP` seconds."""
 BEFORE = 20
 """Tasks started before the event."""
-PATIENCE = 60.0
+TIMEOUT = 60.0
 CONF: Mapping[str, Mapping[str, Any]] = {
     "stock": {"broker_transport_options": {"visibility_timeout": 6}},
     "sticky": {"sticky_lease_ttl": 3.0, "sticky_lease_margin": 0.5},
@@ -100,9 +100,9 @@ def measure(server: Server, event: str, side: str, bound: float) -> Seen:
             start("second", "-Q", "none")
         elif event != HANDOVER:
             start("second")
-            wait_until(lambda: _shared(slots.events()), PATIENCE, "both have half of the slots")
+            wait_until(lambda: _shared(slots.events()), TIMEOUT, "both have half of the slots")
         send(app, recorder)
-        wait_until(lambda: _started(recorder) >= BEFORE, PATIENCE, "tasks start")
+        wait_until(lambda: _started(recorder) >= BEFORE, TIMEOUT, "tasks start")
         at = time.monotonic_ns()
         if event == TAKEOVER:
             first.kill()
@@ -114,7 +114,7 @@ def measure(server: Server, event: str, side: str, bound: float) -> Seen:
             app.control.add_consumer("bench-stock", destination=["second@stock"])
         elif event == HANDOVER:
             start("second")
-            wait_until(lambda: any(e.what == "lost" for e in slots.events()), PATIENCE, "slots move")
+            wait_until(lambda: any(e.what == "lost" for e in slots.events()), TIMEOUT, "slots move")
             at = min(e.at for e in slots.events() if e.what == "lost")
         _wait_done(recorder, at, bound)
         return seen(recorder.events(), at)

@@ -23,7 +23,7 @@ from celery_sticky.testing.waiting import wait_until
 
 POOL = Pool("prefork", 2)
 GOES, STAYS = "goes@sticky", "stays@sticky"
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ def _stop(moves: Moves, log: SlotLog, goes: Worker, slots: Collection[int]) -> N
     def events() -> list[SlotEvent]:
         return [e for e in log.events() if e.at > since]
 
-    wait_until(lambda: len(opened_after(events(), since, slots)) == len(slots), PATIENCE, "all slots open elsewhere")
+    wait_until(lambda: len(opened_after(events(), since, slots)) == len(slots), TIMEOUT, "all slots open elsewhere")
     moves.stop.append(max(opened_after(events(), since, slots).values()) * 1000)
     moves.gaps += [gap * 1000 for gap in handovers(events())]
     goes.wait_gone()
@@ -107,7 +107,7 @@ def _wait_slots(log: SlotLog, worker: Worker, name: str, slots: Collection[int] 
         worker.check_alive()
         return len(_held(log, name)) >= count
 
-    wait_until(there, PATIENCE, f"{name} has {count} slots")
+    wait_until(there, TIMEOUT, f"{name} has {count} slots")
     held = _held(log, name)
     assert slots is None or held == slots, f"{name} has come back to other slots"
     return held

@@ -26,7 +26,7 @@ from celery_sticky.testing.waiting import wait_until
 WORKERS = 3
 JOBS = 10_000
 DISPATCHES = 200
-PATIENCE = 300.0
+TIMEOUT = 300.0
 
 Rows = list[list[str]]
 
@@ -46,7 +46,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
             table.rows += latency(jobs)
             table.rows += moves(server, log, count)
             begun = time.monotonic()
-            jobs.shutdown(timeout=PATIENCE)
+            jobs.shutdown(timeout=TIMEOUT)
             table.rows.append(["shutdown: all stopped after, s", f"{time.monotonic() - begun:.2f}"])
         jobs.close()
         app.close()
@@ -77,7 +77,7 @@ class Log:
 
     def wait_running(self, count: int) -> None:
         """Wait until so many jobs run."""
-        wait_until(lambda: self.running() == count, PATIENCE, f"{count} jobs run")
+        wait_until(lambda: self.running() == count, TIMEOUT, f"{count} jobs run")
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def start(jobs: Jobs, log: Log, count: int) -> Rows:
         jobs.admit(JOB, f"j{number}", {"number": number})
     admitted = time.monotonic() - begun
     log.wait_running(count)
-    wait_until(lambda: all(info.state == "running" for info in jobs.list(JOB)), PATIENCE, "all are known to run")
+    wait_until(lambda: all(info.state == "running" for info in jobs.list(JOB)), TIMEOUT, "all are known to run")
     took = time.monotonic() - begun
     return [
         ["admitted a second, by one process", f"{count / admitted:,.0f}"],
@@ -149,7 +149,7 @@ def latency(jobs: Jobs) -> Rows:
         jobs.dispatch(JOB, f"single{number}")
         took.append(time.monotonic() - begun)
     for number in range(DISPATCHES):
-        jobs.stop(JOB, f"single{number}", timeout=PATIENCE)
+        jobs.stop(JOB, f"single{number}", timeout=TIMEOUT)
     return [["a dispatch, until the job has started", figures(took)]]
 
 

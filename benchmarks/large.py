@@ -18,7 +18,7 @@ from celery_sticky.testing.waiting import wait_until
 MEGABYTE = 1_000_000
 POOLS = (Pool("prefork", 2), Pool("threads", 8))
 KEYS = 20
-PATIENCE = 300.0
+TIMEOUT = 300.0
 LEAD = 30.0
 """Seconds until deferred messages come due: by then they are in place, and the worker is ready."""
 SPELL = 10.0
@@ -53,9 +53,9 @@ def _bodies_of(server: Server, side: str, pool: Pool, size: int, count: int) -> 
             app.tasks["carry"].apply_async((f"k{i % KEYS}", "x" * (size * MEGABYTE)))
     server.watch_slow()
     with running(server, side, pool) as worker:
-        wait_until(lambda: server.left(side) < count, PATIENCE, "the first task is run", interval=0.02)
+        wait_until(lambda: server.left(side) < count, TIMEOUT, "the first task is run", interval=0.02)
         start, first = time.perf_counter(), server.left(side)
-        wait_until(lambda: server.left(side) == 0, PATIENCE, "all are run", interval=0.02)
+        wait_until(lambda: server.left(side) == 0, TIMEOUT, "all are run", interval=0.02)
         took = time.perf_counter() - start
         peak = worker.peak_rss()
     return first / took, [f"{server.slowest():.1f}", f"{peak:.0f}"]
@@ -87,11 +87,11 @@ def _deferred_of(server: Server, side: str, pool: Pool, count: int) -> list[str]
             _defer_all(server.client, due)
     with running(server, side, pool) as worker:
         taken = "unacked" if side == "stock" else f"sticky.default.{SLOTS - 1}:fence"
-        wait_until(lambda: server.client.exists(taken), PATIENCE, "the worker fetches", interval=0.2)
+        wait_until(lambda: server.client.exists(taken), TIMEOUT, "the worker fetches", interval=0.2)
         assert time.time() < due, "the messages came due before the worker was ready"
         server.watch_slow()
         time.sleep(due - time.time())
-        wait_until(lambda: server.left(side) + server.deferred() < count, PATIENCE, "one is run", interval=0.2)
+        wait_until(lambda: server.left(side) + server.deferred() < count, TIMEOUT, "one is run", interval=0.2)
         start, first = time.perf_counter(), server.left(side) + server.deferred()
         time.sleep(SPELL)
         left = server.left(side) + server.deferred()

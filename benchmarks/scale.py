@@ -17,7 +17,7 @@ from celery_sticky.testing.slot_log import SlotLog
 from celery_sticky.testing.waiting import wait_until
 
 KEYS = 100
-PATIENCE = 120.0
+TIMEOUT = 120.0
 SHOWN = (crowd.REQUESTS, "commands/s, those inside scripts too", "server CPU %", "CPU of a worker %", "MiB a worker")
 
 
@@ -52,7 +52,7 @@ def cost_of(server: Server, side: str, tasks: int) -> tuple[float, float]:
         sent = server.cpu()
     with running(server, side, SOLO):
         # Looked at seldom: each look costs the server something.
-        wait_until(lambda: server.left(side) == 0, PATIENCE, "all are run", interval=0.5)
+        wait_until(lambda: server.left(side) == 0, TIMEOUT, "all are run", interval=0.5)
         done = server.cpu()
     return (sent - before) / tasks, (done - sent) / tasks
 
@@ -71,6 +71,6 @@ def idle_with(server: Server, slots: int, seconds: float) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder, prepared(server, "sticky", slots):
         path = stamps(folder)
         with running(server, "sticky", SOLO, log=path, conf={"sticky_slots": slots}) as worker:
-            wait_until(lambda: len(SlotLog(path).events()) >= slots, PATIENCE, "all slots open")
+            wait_until(lambda: len(SlotLog(path).events()) >= slots, TIMEOUT, "all slots open")
             time.sleep(BREATH)
             return crowd.idle(server, [worker], seconds)

@@ -23,7 +23,7 @@ from celery_sticky.cli.session import Session
 SECONDS = 8.0
 BACKLOG = {"stock": 4000, "sticky": 16000}
 MANY = 100_000
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def measure(server: Server, cell: Cell, *, seconds: float, scale: float) -> tupl
     with prepared(server, cell.side) as app:
         send_many(app, backlog, cell.keys)
     with running(server, cell.side, cell.pool) as worker:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while (first := server.left(cell.side)) == backlog:
             worker.check_alive()
             if time.monotonic() > deadline:

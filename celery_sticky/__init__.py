@@ -3,7 +3,6 @@
 from importlib.metadata import version
 
 from celery_sticky.app import Sticky
-from celery_sticky.assignment import Keyspace, Worker, jump
 from celery_sticky.errors import (
     AssignmentFailed,
     BrokerUnavailable,
@@ -38,6 +37,7 @@ from celery_sticky.jobs.client import JobInfo
 from celery_sticky.jobs.handler import Job, JobHandler
 from celery_sticky.jobs.schedule import Plan
 from celery_sticky.keys import queue_for, slot_for
+from celery_sticky.keyspace import Keyspace, Worker, jump
 
 __version__ = version("celery-sticky")
 

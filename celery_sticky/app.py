@@ -8,12 +8,12 @@ from typing import Any, Self, TypeVar
 from celery.bin.base import CeleryOption
 
 from celery_sticky import router
-from celery_sticky.assignment import Keyspace
 from celery_sticky.errors import InvalidSettings, NotAMember, StickyError
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, queue_for, queue_name, slot_for
+from celery_sticky.keyspace import Keyspace
 from celery_sticky.settings import Settings
 from celery_sticky.wiring import Wiring
 
@@ -48,7 +48,7 @@ class Sticky:
         if wired is None:
             wired = Wiring(app)
             setattr(app, _ATTRIBUTE, wired)
-            router.install(app, wired.tasks, lambda: wired.settings, wired.belongings.of)
+            router.install(app, wired.tasks, lambda: wired.settings, wired.lookup.of)
             # Celery calls the fixups of an app when it makes it, also when it makes it from a pickle: so an app sent
             # to a spawned process is wired there.
             app.fixups = {*app.fixups, f"{__name__}:{Sticky.__name__}"}
@@ -173,10 +173,10 @@ class Sticky:
             StoreUnavailable: it may or may not be pinned.
         """
         wiring, text = self.wiring, key_text(key)
-        directing = self.settings.directing(check_keyspace(keyspace))
+        placed = self.settings.placed_keyspace(check_keyspace(keyspace))
         if wiring.lease is not None and not wiring.lease.trusted(keyspace):
             raise NotAMember(f"this worker has no lease in keyspace {keyspace!r} now")
-        wiring.belongings.pin(directing, wiring.worker, text, take=take)
+        wiring.lookup.pin(placed, wiring.worker, text, take=take)
 
     def unpin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
         """Let a key go; False if this worker has not pinned it.
@@ -185,11 +185,11 @@ class Sticky:
             InvalidSettings: keys of this keyspace cannot be pinned.
             StoreUnavailable: it may or may not be pinned.
         """
-        directing = self.settings.directing(check_keyspace(keyspace))
-        return self.wiring.belongings.unpin(directing, self.wiring.worker, key_text(key))
+        placed = self.settings.placed_keyspace(check_keyspace(keyspace))
+        return self.wiring.lookup.unpin(placed, self.wiring.worker, key_text(key))
 
     def worker_for(self, key: Key, keyspace: str) -> str | None:
-        """Return the node name of the worker that a key of a directed keyspace belongs to now, as a sender sees it.
+        """Return the node name of the worker that a key of a placed keyspace belongs to now, as a sender sees it.
 
         None: it belongs to a slot that nobody owns.
 
@@ -197,10 +197,10 @@ class Sticky:
             InvalidSettings: the keyspace does not direct keys.
             StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: see `apply_async`.
         """
-        directing = self.settings.directing(check_keyspace(keyspace))
-        if directing is None:
+        placed = self.settings.placed_keyspace(check_keyspace(keyspace))
+        if placed is None:
             raise InvalidSettings(f"keyspace {keyspace!r} does not direct keys: its slots have owners")
-        return self.wiring.belongings.worker_for(directing, key_text(key))
+        return self.wiring.lookup.worker_for(placed, key_text(key))
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -210,9 +210,9 @@ class Sticky:
         Raises:
             InvalidKey: it cannot be a key.
         """
-        lease, directing = self.wiring.lease, self.settings.directing(keyspace)
-        if directing is not None:
-            mine = self.wiring.belongings.worker_for(directing, key_text(key)) == self.wiring.worker
+        lease, placed = self.wiring.lease, self.settings.placed_keyspace(keyspace)
+        if placed is not None:
+            mine = self.wiring.lookup.worker_for(placed, key_text(key)) == self.wiring.worker
             return mine and lease is not None and lease.trusted(keyspace)
         return lease is not None and lease.owns(keyspace, self.slot_for(key, keyspace))
 
@@ -230,8 +230,8 @@ class Sticky:
         Raises:
             InvalidKey: it cannot be a key, or the keyspace's name cannot be one.
         """
-        if (directing := self.settings.directing(keyspace)) is not None:
-            return queue_name(keyspace, self.wiring.belongings.of(directing, key_text(key)), self.settings.key_prefix)
+        if (placed := self.settings.placed_keyspace(keyspace)) is not None:
+            return queue_name(keyspace, self.wiring.lookup.of(placed, key_text(key)), self.settings.key_prefix)
         return queue_for(key, keyspace, self.settings.slots_of(keyspace), self.settings.key_prefix)
 
 

@@ -17,19 +17,19 @@ from celery_sticky.errors import InvalidKey
 Key = str | bytes | int | UUID
 
 Slot = int | str
-"""Where something stands in a keyspace: the number of a slot; `@<worker>`, a worker's direct queue; or `=<key>`, where
-the jobs of a directed key are written down."""
+"""Where something stands in a keyspace: the number of a slot; `@<worker>`, a worker's worker queue; or `=<key>`, where
+the jobs of a placed key are written down."""
 
 SlotId = tuple[str, Slot]
-"""Keyspace and slot, or the name of a direct queue."""
+"""Keyspace and slot, or the name of a worker queue."""
 
 KeyId = tuple[str, str]
 """Keyspace and key."""
 
-DIRECT = "@"
-"""What the name of a direct queue begins with."""
+WORKER_QUEUE = "@"
+"""What the name of a worker queue begins with."""
 KEYED = "="
-"""What the place of a directed key's jobs begins with."""
+"""What the place of a placed key's jobs begins with."""
 
 MAX_KEY_BYTES = 1024
 DEFAULT_SLOTS = 256
@@ -129,13 +129,13 @@ def slot_for(key: Key, slots: int = DEFAULT_SLOTS) -> int:
 
 
 def queue_name(keyspace: str, slot: Slot, prefix: str = DEFAULT_PREFIX) -> str:
-    """Return the name of a slot's queue, or of a direct queue."""
+    """Return the name of a slot's queue, or of a worker queue."""
     return f"{prefix}.{keyspace}.{slot}"
 
 
-def direct(worker: str) -> str:
-    """Return what the direct queue of a worker is called in its keyspace."""
-    return DIRECT + worker
+def worker_queue(worker: str) -> str:
+    """Return what the worker queue of a worker is called in its keyspace."""
+    return WORKER_QUEUE + worker
 
 
 def job_place(key: str) -> str:
@@ -156,7 +156,7 @@ def slot_of_queue(queue: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, Slot] 
         return None
     if slot.isascii() and slot.isdigit():
         return keyspace, int(slot)
-    return (keyspace, slot) if slot.startswith(DIRECT) and slot != DIRECT else None
+    return (keyspace, slot) if slot.startswith(WORKER_QUEUE) and slot != WORKER_QUEUE else None
 
 
 def queue_for(
@@ -171,7 +171,7 @@ def queue_for(
 
 
 def is_slot_queue(name: str, prefix: str = DEFAULT_PREFIX) -> bool:
-    """Tell whether a queue name is that of some slot or direct queue, of whatever keyspace."""
+    """Tell whether a queue name is that of some slot or worker queue, of whatever keyspace."""
     return slot_of_queue(name, prefix) is not None
 
 

@@ -16,7 +16,6 @@ import jump
 from celery.app.task import Context
 from kombu.entity import Exchange, Queue
 
-from celery_sticky.assignment import Keyspace
 from celery_sticky.errors import InvalidKey, RoutingConflict
 from celery_sticky.keyed import KeyedTasks, KeySpec
 from celery_sticky.keys import (
@@ -29,6 +28,7 @@ from celery_sticky.keys import (
     queue_name,
     slot_of_queue,
 )
+from celery_sticky.keyspace import Keyspace
 from celery_sticky.message import KEY_HEADER, KEYSPACE_HEADER, STAMP_HEADER, Stamp
 from celery_sticky.one_server import check_one_server
 from celery_sticky.settings import Settings
@@ -52,11 +52,11 @@ class StickyRouter:
         tasks: KeyedTasks,
         settings: Callable[[], Settings],
         clock: Callable[[], float] = time.time,
-        belongs: Callable[[Keyspace, str], Slot] | None = None,
+        placement_of: Callable[[Keyspace, str], Slot] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         """`check` is called before the first keyed message, and raises where there must be none."""
-        self._belongs = belongs
+        self._placement_of = placement_of
         self._inner = inner
         self._tasks = tasks
         self._settings = settings
@@ -160,10 +160,14 @@ class StickyRouter:
         self._check_broker()
         slots = settings.slots_of(keyspace)
         slot = jump.hash(hash_key(key.encode()), slots)
-        belongs: Slot = slot
-        if settings.directed and (directing := settings.directing(keyspace)) is not None and self._belongs is not None:
-            belongs = _slot_given(options, keyspace, settings.key_prefix) or self._belongs(directing, key)
-        queue = self._queues.get((keyspace, belongs)) or self._make_queue(keyspace, belongs, settings)
+        placement_of: Slot = slot
+        if (
+            settings.placed
+            and (placed := settings.placed_keyspace(keyspace)) is not None
+            and self._placement_of is not None
+        ):
+            placement_of = _slot_given(options, keyspace, settings.key_prefix) or self._placement_of(placed, key)
+        queue = self._queues.get((keyspace, placement_of)) or self._make_queue(keyspace, placement_of, settings)
         _refuse_other_destination(options, called, queue.name, settings.key_prefix)
         stamp = Stamp(key, keyspace, slot, slots, self._clock())
         written = {**headers, STAMP_HEADER: stamp.to_header()}
@@ -219,7 +223,7 @@ def install(
     app: Any,
     tasks: KeyedTasks,
     settings: Callable[[], Settings],
-    belongs: Callable[[Keyspace, str], Slot] | None = None,
+    placement_of: Callable[[Keyspace, str], Slot] | None = None,
 ) -> None:
     """Put a `StickyRouter` in front of every router the app makes from now on, and of the one it may have made.
 
@@ -233,7 +237,7 @@ def install(
         check_one_server(app.connection_for_write())
 
     def make_router(*args: Any, **kwargs: Any) -> StickyRouter:
-        return StickyRouter(make(*args, **kwargs), tasks, settings, belongs=belongs, check=check)
+        return StickyRouter(make(*args, **kwargs), tasks, settings, placement_of=placement_of, check=check)
 
     amqp.Router = make_router
     if "router" in vars(amqp):  # a cached property, already asked for

@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Self
 
-from celery_sticky.assignment import MOST_SLOTS, Keyspace
 from celery_sticky.errors import InvalidKey, InvalidSettings
 from celery_sticky.keys import DEFAULT_PREFIX, DEFAULT_SLOTS, HASH_NAME, check_keyspace
+from celery_sticky.keyspace import MOST_SLOTS, Keyspace
 
 SETTING = "sticky_"
 """What the name of every setting begins with."""
@@ -90,7 +90,7 @@ class Settings:
     """The logger that jobs write to, as `job.logger`."""
     job_app: str | None = None
     """How the job host finds the app, as `celery -A` does; None: as the worker was started."""
-    directed: Mapping[str, Keyspace] = field(default_factory=dict)
+    placed: Mapping[str, Keyspace] = field(default_factory=dict)
     """Keyspaces that were given as a `Keyspace`, by name. No entry of `app.conf`."""
 
     @classmethod
@@ -107,7 +107,7 @@ class Settings:
         settings = cls(**values)
         if keyspaces is not None:
             settings = replace(settings, keyspaces={name: own or settings.slots for name, own in keyspaces.items()})
-            settings = settings.declaring(_directed(given["keyspaces"]))
+            settings = settings.declaring(_placed(given["keyspaces"]))
         _check_together(settings)
         return settings
 
@@ -117,32 +117,32 @@ class Settings:
         Raises:
             InvalidSettings: one of them is another one's of the same name.
         """
-        directed, own = dict(self.directed), dict(self.keyspaces or {})
+        placed, own = dict(self.placed), dict(self.keyspaces or {})
         for keyspace in keyspaces:
-            if directed.setdefault(keyspace.name, keyspace) != keyspace:
+            if placed.setdefault(keyspace.name, keyspace) != keyspace:
                 raise InvalidSettings(f"keyspace {keyspace.name!r} is declared twice, and not alike")
             if keyspace.name in own and keyspace.slots is not None:
                 own[keyspace.name] = keyspace.slots
-        return replace(self, directed=directed, keyspaces=self.keyspaces and own)
+        return replace(self, placed=placed, keyspaces=self.keyspaces and own)
 
     def slots_of(self, keyspace: str) -> int:
         """Return the number of slots of a keyspace, also of one this worker takes no part in."""
-        declared = self.directed.get(keyspace)
+        declared = self.placed.get(keyspace)
         named = (self.keyspaces or {}).get(keyspace)
         return named or (declared and declared.slots) or self.slots
 
     def hash_of(self, keyspace: str) -> str:
         """Return what a keyspace's document is to say of how its keys find their way."""
-        declared = self.directed.get(keyspace)
+        declared = self.placed.get(keyspace)
         return declared.hash_name if declared is not None else HASH_NAME
 
-    def directing(self, keyspace: str) -> Keyspace | None:
+    def placed_keyspace(self, keyspace: str) -> Keyspace | None:
         """Return the keyspace if it directs keys to workers, else None."""
-        declared = self.directed.get(keyspace)
-        return declared if declared is not None and declared.directed else None
+        declared = self.placed.get(keyspace)
+        return declared if declared is not None and declared.placed else None
 
     @property
-    def patience(self) -> float:
+    def io_timeout(self) -> float:
         """How long a store or broker may take to answer: a beat that hangs must leave time for others in the lease."""
         return max(0.5, min(5.0, self.lease_ttl / 5))
 
@@ -259,7 +259,7 @@ def read_keyspaces(name: str, value: Any) -> dict[str, int | None] | None:
     return checked
 
 
-def _directed(value: Any) -> list[Keyspace]:
+def _placed(value: Any) -> list[Keyspace]:
     listed = isinstance(value, list | tuple | set | frozenset)
     return [one for one in value if isinstance(one, Keyspace)] if listed else []
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
-from celery_sticky.assignment import Keyspace
-from celery_sticky.belongings import Belongings
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
+from celery_sticky.keyspace import Keyspace
 from celery_sticky.membership.lease import Lease
 from celery_sticky.one_server import known_connection
+from celery_sticky.placement.lookup import PlacementLookup
 from celery_sticky.settings import SETTING, Settings
-from celery_sticky.stores import Directory, JobStore, open_directory, open_job_store
+from celery_sticky.stores import JobStore, PlacementStore, open_job_store, open_placement_store
 
 
 class Wiring:
@@ -28,7 +28,7 @@ class Wiring:
         """In a worker, the children it forks and its job host: what it may trust."""
         self.worker: str | None = None
         """There: the worker's node name."""
-        self.belongings = Belongings(lambda: self.settings, self._open_directory)
+        self.lookup = PlacementLookup(lambda: self.settings, self._open_placement_store)
         self._keyspaces: list[Keyspace] = []
 
     def _registry(self) -> Mapping[str, Any]:
@@ -58,16 +58,16 @@ class Wiring:
     @cached_property
     def jobs(self) -> Jobs:
         """What this app's processes ask of jobs."""
-        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.belongings.of)
+        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.lookup.of)
 
     def _open_job_store(self, keyspace: str) -> JobStore:
         return open_job_store(
-            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
+            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.io_timeout
         )
 
-    def _open_directory(self, keyspace: str) -> Directory:
-        return open_directory(
-            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.patience
+    def _open_placement_store(self, keyspace: str) -> PlacementStore:
+        return open_placement_store(
+            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.io_timeout
         )
 
 

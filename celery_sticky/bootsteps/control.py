@@ -18,15 +18,17 @@ class Control(bootsteps.Step):
 @inspect_command()
 def sticky(state: Any, **_: Any) -> dict[str, Any]:
     """Keyspaces, slots and lease of a worker that takes part in celery-sticky."""
-    part = getattr(state.consumer.controller, "sticky", None)
-    described: dict[str, Any] = part.describe() if part is not None else {"worker": state.hostname, "keyspaces": {}}
+    context = getattr(state.consumer.controller, "sticky", None)
+    described: dict[str, Any] = (
+        context.describe() if context is not None else {"worker": state.hostname, "keyspaces": {}}
+    )
     return described
 
 
 @inspect_command()
 def sticky_jobs(state: Any, **_: Any) -> dict[str, Any]:
     """Jobs that run in a worker, by keyspace."""
-    part = getattr(state.consumer.controller, "sticky", None)
-    jobs = getattr(part, "jobs", None)
+    context = getattr(state.consumer.controller, "sticky", None)
+    jobs = getattr(context, "jobs", None)
     described: dict[str, Any] = jobs.describe() if jobs is not None else {}
     return described

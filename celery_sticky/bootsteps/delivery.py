@@ -20,19 +20,19 @@ from celery.exceptions import NotRegistered
 from celery.utils.imports import symbol_by_name
 from kombu.message import Message
 
-from celery_sticky.delivery.desk import Item
 from celery_sticky.delivery.envelope import Envelope, loads
 from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.state import Item
 from celery_sticky.errors import InvalidKey, StickyError
 from celery_sticky.execution.body import guard_traces
+from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.eta import due_of
 from celery_sticky.execution.limits import limit_rates, no_rate_limits
-from celery_sticky.execution.part import Part
 from celery_sticky.execution.places import free_places, grows, places
 from celery_sticky.execution.readable import Unreadable, check
 from celery_sticky.execution.reconnecting import connect_again_when_refused
 from celery_sticky.execution.request import sticky_request_class
-from celery_sticky.execution.run import Run, StickyMessage
+from celery_sticky.execution.run import StickyMessage, TaskRun
 from celery_sticky.execution.shield import drop_unaccepted, shield_flush
 from celery_sticky.keys import SlotId, queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
@@ -54,7 +54,7 @@ class Delivery(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._part: Any = getattr(consumer.controller, "sticky", None)
+        self._context: Any = getattr(consumer.controller, "sticky", None)
         self._consumer: Any = None
         self._solo = False
         self._timezone = consumer.app.timezone
@@ -69,7 +69,7 @@ class Delivery(bootsteps.StartStopStep):
 
     def include_if(self, consumer: Any) -> bool:
         """Only where the worker takes part."""
-        return self._part is not None
+        return self._context is not None
 
     def create(self, consumer: Any) -> Delivery:
         """Return the service that is started and stopped: this step."""
@@ -79,41 +79,41 @@ class Delivery(bootsteps.StartStopStep):
         cancel = getattr(consumer, name)
 
         def give_up() -> None:
-            self._part.give_up()
-            if self._part.has_processes:
+            self._context.give_up()
+            if self._context.has_processes:
                 drop_unaccepted(consumer.pool)
             cancel()
 
         setattr(consumer, name, give_up)  # called by a cold shutdown, and by nothing else
-        limit_rates(consumer, self._part.courier)
+        limit_rates(consumer, self._context.courier)
         connect_again_when_refused(consumer)
         return self
 
     def start(self, consumer: Any) -> None:
         """Celery is connected: build the strategies, and take what is ready."""
         self._strategies = {name: self._strategy(task, consumer) for name, task in consumer.app.tasks.items()}
-        if not self._part.has_processes:
+        if not self._context.has_processes:
             guard_traces(consumer.app.tasks)  # Celery has built them anew; a child guards its own
         self._consumer = consumer
         self._green, self._solo = consumer.pool.is_green, isinstance(consumer.pool, SoloPool)
-        self._inline = consumer.hub is not None and not self._part.has_processes and not consumer.pool.is_green
-        shield_flush(consumer.pool, self._part.runs)
-        self._part.refusals.dispatcher = consumer.event_dispatcher
+        self._inline = consumer.hub is not None and not self._context.has_processes and not consumer.pool.is_green
+        shield_flush(consumer.pool, self._context.runs)
+        self._context.refusals.dispatcher = consumer.event_dispatcher
         if not self._started:
             self._started = True
             if self._green:
                 self._wanted = threading.Event()  # a green one
                 start_thread(self._hand_out, "sticky-hand-out")
-            for member in self._part.members.values():
+            for member in self._context.members.values():
                 member.post(BrokerUp())  # should the courier not reach it, it says so, and after this
-            self._part.courier.start(self)
+            self._context.courier.start(self)
         elif self._green:
             self.ready()
 
     def stop(self, consumer: Any) -> None:
         """Celery's connection is lost, or the worker stops: it has dropped what was handed out but not started."""
         self._consumer = None
-        self._part.courier.put_back_all()
+        self._context.courier.put_back_all()
 
     terminate = stop
 
@@ -151,16 +151,16 @@ class Delivery(bootsteps.StartStopStep):
             InvalidKey: the message is in the wrong slot, or its key cannot be read.
         """
         keyspace, number = slot
-        spec = self._part.tasks.spec_for(envelope.task)
+        spec = self._context.tasks.spec_for(envelope.task)
         header = envelope.headers.get(STAMP_HEADER)
         if header is None:
             header = self._stamp(slot, envelope)
         stamp = Stamp.from_header(header)
-        number = stamp.slot if isinstance(number, str) else number  # a direct queue has keys of every slot
-        if (stamp.keyspace, stamp.slot, stamp.slots) != (keyspace, number, self._part.keyspaces[keyspace]):
+        number = stamp.slot if isinstance(number, str) else number  # a worker queue has keys of every slot
+        if (stamp.keyspace, stamp.slot, stamp.slots) != (keyspace, number, self._context.keyspaces[keyspace]):
             raise InvalidKey(
                 f"the message says keyspace {stamp.keyspace!r}, slot {stamp.slot} of {stamp.slots}, but stands in "
-                f"keyspace {keyspace!r}, slot {number} of {self._part.keyspaces[keyspace]}: "
+                f"keyspace {keyspace!r}, slot {number} of {self._context.keyspaces[keyspace]}: "
                 "its sender is configured with other slots than the workers"
             )
         if spec is not None and not spec.serial:
@@ -169,14 +169,14 @@ class Delivery(bootsteps.StartStopStep):
 
     def _stamp(self, slot: SlotId, envelope: Envelope) -> dict[str, Any]:
         """Work out the stamp of a message that a producer without celery-sticky has put into the right queue."""
-        spec = self._part.tasks.spec_for(envelope.task)
+        spec = self._context.tasks.spec_for(envelope.task)
         if spec is None:
             raise InvalidKey(f"the message has no stamp, and task {envelope.task!r} has no key")
         try:
             args, kwargs, _ = loads(envelope.body)
         except (ValueError, TypeError) as error:
             raise InvalidKey("the message has no stamp, and its arguments are not JSON") from error
-        key, slots = spec.key_text(args, kwargs), self._part.keyspaces[slot[0]]
+        key, slots = spec.key_text(args, kwargs), self._context.keyspaces[slot[0]]
         stamp = Stamp(key, spec.keyspace, slot_for(key, slots), slots, time.time()).to_header()
         envelope.headers[STAMP_HEADER] = stamp
         return stamp
@@ -199,7 +199,7 @@ class Delivery(bootsteps.StartStopStep):
 
     def refused(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
         """These were buried before they could start: tell whoever waits for them."""
-        self._part.refusals.tell(messages)
+        self._context.refusals.tell(messages)
 
     # -- in Celery's loop ----------------------------------------------------------------------
 
@@ -243,38 +243,38 @@ class Delivery(bootsteps.StartStopStep):
             self.ready()
 
     def _take(self) -> int:
-        consumer, part = self._consumer, self._part
+        consumer, context = self._consumer, self._context
         if consumer is None:
             return 0
         if self._solo:
-            entries = part.courier.take(1)
+            entries = context.courier.take(1)
         else:
             room = places(consumer.pool)
             waits = not room and grows(consumer)  # one that waits makes an empty pool grow
             at_once = 1 if waits else free_places(consumer.pool, room)
-            entries = part.courier.take((room or 1) + (SPARE if part.has_processes else 0), at_once)
+            entries = context.courier.take((room or 1) + (SPARE if context.has_processes else 0), at_once)
         for entry in entries:
-            self._hand(consumer, part, entry)
+            self._hand(consumer, context, entry)
         return len(entries)
 
-    def _hand(self, consumer: Any, part: Part, entry: Entry) -> None:
+    def _hand(self, consumer: Any, context: WorkerContext, entry: Entry) -> None:
         item: Item = entry.content
         headers = dict(item.envelope.headers)
         stamp = headers[STAMP_HEADER]
         keyspace, slot = entry.slot
-        term = part.lease.term(keyspace)
+        membership = context.lease.membership(keyspace)
         headers[STAMP_HEADER] = StickyContext(
             key=stamp["key"],
             keyspace=keyspace,
             slot=stamp["slot"],
             epoch=entry.token or item.delivery.tenure.epoch,
             attempt=(entry.attempts or 0) + entry.requeues + 1,
-            worker=part.hostname,
-            term=term,
+            worker=context.hostname,
+            membership=membership,
         )
-        run = Run(entry, (keyspace, term), part, self.ready)
+        run = TaskRun(entry, (keyspace, membership), context, self.ready)
         try:
-            queue = queue_name(keyspace, slot, part.settings.key_prefix)
+            queue = queue_name(keyspace, slot, context.settings.key_prefix)
             message = StickyMessage(run, queue, consumer.task_consumer.accept, headers)
             check(message)
             strategy = self._strategies.get(entry.kind)

@@ -13,11 +13,11 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_sticky.platform.undertaker import kill_group
+from celery_sticky.platform.reaper import kill_group
 
 logger = logging.getLogger("celery_sticky")
 
-PATIENCE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds the last slots may take to be given away."""
 LEAST = 0.1
 """Seconds for those whose turn comes when that is over."""
@@ -30,11 +30,11 @@ class Handover(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._part: Any = getattr(consumer.controller, "sticky", None)
+        self._context: Any = getattr(consumer.controller, "sticky", None)
 
     def include_if(self, consumer: Any) -> bool:
         """Only where the worker takes part."""
-        return self._part is not None
+        return self._context is not None
 
     def create(self, consumer: Any) -> Handover:
         """Return the service that is started and stopped: this step."""
@@ -50,18 +50,21 @@ class Handover(bootsteps.StartStopStep):
 
     def shutdown(self, consumer: Any) -> None:
         """The pool is gone: nothing that it had not begun will run here."""
-        part = self._part
-        for run in tuple(part.runs.values()):
-            if part.has_processes and run.pid:
+        context = self._context
+        for run in tuple(context.runs.values()):
+            if context.has_processes and run.pid:
                 kill_group(run.pid)  # of a cold shutdown something may be left
-            if part.has_processes or not run.accepted:
+            if context.has_processes or not run.accepted:
                 run.unstart()
-        done = _finish(part.members.values(), PATIENCE if part.jobs is None else max(PATIENCE, part.jobs.patience))
-        if part.jobs is not None:
-            part.jobs.finish(PATIENCE)
-        _finish(part.directors.values(), PATIENCE)
-        part.courier.shutdown(PATIENCE)
-        part.results.finish(PATIENCE)
+        done = _finish(
+            context.members.values(),
+            STOP_TIMEOUT if context.jobs is None else max(STOP_TIMEOUT, context.jobs.stop_timeout),
+        )
+        if context.jobs is not None:
+            context.jobs.finish(STOP_TIMEOUT)
+        _finish(context.placers.values(), STOP_TIMEOUT)
+        context.courier.shutdown(STOP_TIMEOUT)
+        context.results.finish(STOP_TIMEOUT)
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")
 

@@ -31,8 +31,8 @@ class LoopCheck(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._part: Any = getattr(consumer.controller, "sticky", None)
-        self._watch: Any = self._part.loop_watch if self._part is not None else None
+        self._context: Any = getattr(consumer.controller, "sticky", None)
+        self._watch: Any = self._context.loop_watch if self._context is not None else None
         self._owed: deque[Any] = deque()
         """One for each release that the pool's semaphore is owed: filled by the watch's thread, paid by the loop."""
         self._connected: Any = None
@@ -88,8 +88,8 @@ class LoopCheck(bootsteps.StartStopStep):
 
     def _take_back(self, consumer: Any) -> None:
         # What only waits for the loop to write it to a process must not hold a slot that is given away.
-        courier = self._part.courier
-        self._owed.extend(take_back(consumer.pool, self._part.runs, lambda run: not courier.is_open(run.entry.slot)))
+        courier = self._context.courier
+        self._owed.extend(take_back(consumer.pool, self._context.runs, lambda run: not courier.is_open(run.entry.slot)))
 
     def _answer(self) -> None:
         consumer = self._connected

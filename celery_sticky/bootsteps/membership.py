@@ -12,12 +12,12 @@ import click
 from celery import bootsteps, signals
 
 from celery_sticky.errors import StickyError
+from celery_sticky.execution.assembly import make_context
 from celery_sticky.execution.children import Children
+from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.eviction import warn_of_eviction
 from celery_sticky.execution.forced import force
 from celery_sticky.execution.interrupts import Interrupts
-from celery_sticky.execution.making import make_part
-from celery_sticky.execution.part import Part
 from celery_sticky.ownership.events import BrokerDown
 from celery_sticky.platform.native import share_with_threads
 from celery_sticky.settings import OnLeaseLoss
@@ -32,7 +32,7 @@ class Membership(bootsteps.StartStopStep):
     # Threads start when everything has forked: a child would inherit whatever lock one of them happened to hold.
     requires = (
         "celery.worker.components:Pool",
-        "celery.worker.components:Beat",
+        "celery.worker.components:Heartbeat",
         "celery_sticky.bootsteps.control:Control",
     )
 
@@ -41,15 +41,15 @@ class Membership(bootsteps.StartStopStep):
         self.enabled = not without_sticky
         super().__init__(worker, **kwargs)
         if self.enabled:
-            worker.sticky = self._part = _make_part(worker, sticky_keyspaces)
-            force(worker.app.tasks, self._part.tasks.all())
-            self._watch = self._make_watch(self._part, worker)
+            worker.sticky = self._context = _make_context(worker, sticky_keyspaces)
+            force(worker.app.tasks, self._context.tasks.all())
+            self._watch = self._make_watch(self._context, worker)
 
-    def _make_watch(self, part: Part, worker: Any) -> Children | Interrupts:
-        ends_tasks = part.settings.on_lease_loss is OnLeaseLoss.TERMINATE
-        if part.has_processes:
-            return Children(part, worker.app.tasks, ends_tasks=ends_tasks)
-        interrupts = Interrupts(part, green=worker.pool_cls.is_green, ends_tasks=ends_tasks)
+    def _make_watch(self, context: WorkerContext, worker: Any) -> Children | Interrupts:
+        ends_tasks = context.settings.on_lease_loss is OnLeaseLoss.TERMINATE
+        if context.has_processes:
+            return Children(context, worker.app.tasks, ends_tasks=ends_tasks)
+        interrupts = Interrupts(context, green=worker.pool_cls.is_green, ends_tasks=ends_tasks)
         for name, task in worker.app.tasks.items():
             if not name.startswith("celery."):  # a message may bring a key of its own to a task without one
                 interrupts.guard(task)
@@ -67,16 +67,16 @@ class Membership(bootsteps.StartStopStep):
         self._leave_before_cold_shutdown(worker)
         share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
         self._watch.start()
-        warn_of_eviction(self._part.servers, self._part.settings.patience)
-        if self._part.loop_watch is not None:
-            self._part.loop_watch.start()
-        names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._part.keyspaces.items())
-        logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._part.store_url)
-        if self._part.jobs is not None:
-            self._part.jobs.start()
-        for director in self._part.directors.values():
-            director.start()
-        for member in self._part.members.values():
+        warn_of_eviction(self._context.servers, self._context.settings.io_timeout)
+        if self._context.loop_watch is not None:
+            self._context.loop_watch.start()
+        names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._context.keyspaces.items())
+        logger.info("sticky: keyspaces %s; ownership is kept at %s", names, self._context.store_url)
+        if self._context.jobs is not None:
+            self._context.jobs.start()
+        for placer in self._context.placers.values():
+            placer.start()
+        for member in self._context.members.values():
             member.post(BrokerDown())  # until `Delivery` starts: what it owns would stand still for as long
             member.start()
 
@@ -91,9 +91,9 @@ class Membership(bootsteps.StartStopStep):
         worker.wait_for_soft_shutdown = leave_and_wait
 
     def _leave(self, **_: Any) -> None:
-        if self._part.loop_watch is not None:
-            self._part.loop_watch.stop()
-        for member in self._part.members.values():
+        if self._context.loop_watch is not None:
+            self._context.loop_watch.stop()
+        for member in self._context.members.values():
             member.leave()
 
     def close(self, worker: Any) -> None:
@@ -108,12 +108,12 @@ class Membership(bootsteps.StartStopStep):
 
     def info(self, worker: Any) -> dict[str, Any]:
         """Return what `inspect stats` shows."""
-        return {"sticky": self._part.describe()} if self.enabled else {}
+        return {"sticky": self._context.describe()} if self.enabled else {}
 
 
-def _make_part(worker: Any, chosen: Any) -> Part:
+def _make_context(worker: Any, chosen: Any) -> WorkerContext:
     try:
-        return make_part(worker, chosen)
+        return make_context(worker, chosen)
     except StickyError as error:
         if click.get_current_context(silent=True) is None:
             raise  # not started by a command

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from celery_sticky.cli.checkup import Finding, note, wrong
-from celery_sticky.cli.session import PATIENCE
+from celery_sticky.cli.session import IO_TIMEOUT
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
 
@@ -75,7 +75,7 @@ def access_findings(what: str, connection: Any, prefix: str) -> Iterable[Finding
     if not is_redis(connection):
         return
     key = f"{connection.transport_options.get('global_keyprefix') or ''}{prefix}.doctor"
-    client = client_from_connection(connection, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    client = client_from_connection(connection, socket_timeout=IO_TIMEOUT, decode_responses=True, protocol=2)
     taken: Any = client.connection_pool.make_connection()
     try:
         with translate_errors(BrokerUnavailable):

@@ -53,8 +53,8 @@ def beating(session: Session, before: Mapping[str, Reading], doubtful: Mapping[s
     while (left := {keyspace: set(some) - found for keyspace, some in doubtful.items()}) and any(left.values()):
         for keyspace, incarnations in left.items():
             if incarnations:
-                beats, old = session.store(keyspace).read().beats, before[keyspace].beats
-                found |= {one for one in incarnations if beats.get(one, -1) > old.get(one, -1)}
+                heartbeats, old = session.store(keyspace).read().heartbeats, before[keyspace].heartbeats
+                found |= {one for one in incarnations if heartbeats.get(one, -1) > old.get(one, -1)}
         if time.monotonic() >= deadline:
             break
         time.sleep(LOOK_EVERY)

@@ -11,12 +11,12 @@ from enum import StrEnum
 from importlib.metadata import version
 from typing import Any
 
-from celery_sticky.assignment import how_to_agree
 from celery_sticky.cli.answers import ask, stall_text
 from celery_sticky.cli.failures import FAILURES, said
 from celery_sticky.cli.session import Session
 from celery_sticky.jobs import misplaced
 from celery_sticky.keyed import KeySpec
+from celery_sticky.keyspace import how_to_agree
 from celery_sticky.ownership.view import View
 
 DESTINATION = ("queue", "exchange", "routing_key")
@@ -125,10 +125,10 @@ def job_findings(session: Session) -> Iterable[Finding]:
 
 def _job_findings(session: Session, keyspace: str) -> Iterable[Finding]:
     with closing(session.jobs(keyspace)) as jobs:
-        if session.settings.directing(keyspace) is None:
+        if session.settings.placed_keyspace(keyspace) is None:
             places = jobs.places(0)
             if places is not None and places.revisions:
-                yield wrong(f"jobs: {misplaced.as_directed(keyspace, len(places.revisions))}")
+                yield wrong(f"jobs: {misplaced.as_placed(keyspace, len(places.revisions))}")
             return
         for record in jobs.records():
             if isinstance(record.slot, int):

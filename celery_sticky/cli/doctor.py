@@ -52,18 +52,18 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
         servers["store"] = session.store_at
     examined = {what: _examine(connection) for what, connection in servers.items()}
     away = {what for what, facts in examined.items() if "error" in facts}
-    looks = [server_findings(what, facts, session.settings) for what, facts in examined.items()]
+    poller = [server_findings(what, facts, session.settings) for what, facts in examined.items()]
     prefix = session.settings.key_prefix
-    looks += [guarded(what, access_findings(what, at, prefix)) for what, at in servers.items() if what not in away]
+    poller += [guarded(what, access_findings(what, at, prefix)) for what, at in servers.items() if what not in away]
     if not away:
-        looks += [
+        poller += [
             guarded("slot queues", _queue_findings(session)),
             guarded("members", member_findings(session, timeout)),
             guarded("jobs", job_findings(session)),
             guarded("slot queues", leftovers(session)),
         ]
-    looks += [task_findings(session), app_findings(session)]
-    findings = [finding for look in looks for finding in look]
+    poller += [task_findings(session), app_findings(session)]
+    findings = [finding for look in poller for finding in look]
     return {
         "ok": not any(finding.level is Level.WRONG for finding in findings),
         "findings": [{"level": finding.level.value, "text": finding.text} for finding in findings],

@@ -1,4 +1,4 @@
-"""`celery sticky owner KEY`: from a key to its queue and its worker; where keys are directed, also why."""
+"""`celery sticky owner KEY`: from a key to its queue and its worker; where keys are placed, also why."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 
-from celery_sticky.assignment import Keyspace, belongs, check_same, pinner, workers_of
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, seconds, show, table
 from celery_sticky.errors import AssignmentFailed, NotPinned, NoWorker
-from celery_sticky.keys import DEFAULT_KEYSPACE, DIRECT, Slot, check_keyspace, queue_name, slot_for
+from celery_sticky.keys import DEFAULT_KEYSPACE, WORKER_QUEUE, Slot, check_keyspace, queue_name, slot_for
+from celery_sticky.keyspace import Keyspace, check_same, pinner, placement_of, workers_of
 from celery_sticky.ownership.view import View
 from celery_sticky.queues import Depth
 
@@ -38,8 +38,8 @@ def _facts(session: Session, key: str, keyspace: str) -> dict[str, Any]:
     slot = slot_for(key, slots)
     place: Slot | None = slot
     found: dict[str, Any] = {"key": key, "keyspace": keyspace, "slot": slot, "slots": slots, "by": "slot"}
-    if (directing := session.settings.directing(keyspace)) is not None:
-        place, said = _directed(session, directing, key, view, slots)
+    if (placed := session.settings.placed_keyspace(keyspace)) is not None:
+        place, said = _placed(session, placed, key, view, slots)
         found |= said
     if isinstance(place, int):
         found |= {
@@ -48,7 +48,7 @@ def _facts(session: Session, key: str, keyspace: str) -> dict[str, Any]:
             "epoch": view.epoch[slot] if view else None,
         }
     else:
-        name = place.removeprefix(DIRECT) if place is not None else None
+        name = place.removeprefix(WORKER_QUEUE) if place is not None else None
         found |= {"owner": name, "target": name, "epoch": None}
     depth = session.queues.depth(keyspace, (place,))[place] if place is not None else Depth(0, 0, 0, None)
     return {
@@ -61,16 +61,16 @@ def _facts(session: Session, key: str, keyspace: str) -> dict[str, Any]:
     }
 
 
-def _directed(
+def _placed(
     session: Session, keyspace: Keyspace, key: str, view: View | None, slots: int
 ) -> tuple[Slot | None, dict[str, Any]]:
-    """Return the queue that a directed key belongs in, why, and who has claimed it."""
+    """Return the queue that a placed key belongs in, why, and who has claimed it."""
     if view is None:
         return None, {"by": None, "nowhere": "no worker has taken part in the keyspace yet", "claimed_by": None}
     check_same(keyspace, view)
-    directory = session.directory(keyspace.name)
-    pin = directory.look((view.version, view.generation), [key]).pins.get(key)
-    holder = directory.holder(key)
+    placement_store = session.placement_store(keyspace.name)
+    pin = placement_store.look((view.version, view.generation), [key]).pins.get(key)
+    holder = placement_store.holder(key)
     claimed_by = next((member.name for member in view.members.values() if member.incarnation == holder), None)
     found: dict[str, Any] = {"by": "slot", "nowhere": None, "claimed_by": claimed_by}
     if keyspace.pins and pinner(view, pin) is not None:
@@ -78,7 +78,7 @@ def _directed(
     elif keyspace.assign is not None:
         found["by"] = keyspace.assignment
     try:
-        return belongs(keyspace, key, slots, view, workers_of(view), pin), found
+        return placement_of(keyspace, key, slots, view, workers_of(view), pin), found
     except (NotPinned, NoWorker, AssignmentFailed) as error:
         return None, {**found, "by": None, "nowhere": str(error)}
 

@@ -38,7 +38,7 @@ def retry_message(session: Session, keyspace: str, dead: Dead) -> str:
     queue = queue_name(home, stamp.slot, session.settings.key_prefix)
     lies_in = dead_slot(dead.id)
     if (home, stamp.slot) == (keyspace, lies_in) and _says(envelope, stamp):
-        if not session.queues.exhume(keyspace, dead.id):
+        if not session.queues.requeue(keyspace, dead.id):
             raise ValueError("it is not there any more")
         return queue
     _publish(session, envelope, stamp, queue)

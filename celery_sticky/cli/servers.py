@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from celery_sticky.cli.checkup import Finding, guarded, note, wrong
-from celery_sticky.cli.session import PATIENCE, Session
+from celery_sticky.cli.session import IO_TIMEOUT, Session
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import HASH_NAME, Slot, slot_of_queue
 from celery_sticky.queues.redis import Layout
@@ -34,7 +34,7 @@ def server_facts(connection: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"url": connection.as_uri(), "prefix": connection.transport_options.get("global_keyprefix")}
     if not is_redis(connection):
         return facts
-    client = client_from_connection(connection, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    client = client_from_connection(connection, socket_timeout=IO_TIMEOUT, decode_responses=True, protocol=2)
     try:
         with translate_errors(BrokerUnavailable):
             client.ping()
@@ -83,7 +83,7 @@ def _number(text: str | None) -> int | None:
 
 def _wakes(connection: Any) -> bool:
     """Whether the server tells a client that a key it has read was changed, as the slot queues would like."""
-    client = client_from_connection(connection, socket_timeout=PATIENCE, protocol=3)
+    client = client_from_connection(connection, socket_timeout=IO_TIMEOUT, protocol=3)
     try:
         return bool(client.client_tracking_on())
     except redis.RedisError:
@@ -176,11 +176,11 @@ def _left_in(session: Session, keyspace: str, standing: Counter[tuple[str, Slot]
             f"keyspace {keyspace}: {count} messages stand in {len(beyond)} slot queues from number {beyond[0]} on, "
             f"but it has {slots} slots: they were sent with another sticky_slots"
         )
-    direct = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
-    if direct and reading.view and reading.view.hash == HASH_NAME:
+    worker_queue = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
+    if worker_queue and reading.view and reading.view.hash == HASH_NAME:
         yield wrong(
-            f"keyspace {keyspace}: {direct} messages stand in queues of single workers, from a time when it "
-            "directed its keys: no worker reads these. Declare it as it was until they have run"
+            f"keyspace {keyspace}: {worker_queue} messages stand in queues of single workers, from a time when it "
+            "placed its keys: no worker reads these. Declare it as it was until they have run"
         )
     inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
     if inside and not (reading.view and reading.view.members):
@@ -190,7 +190,7 @@ def _left_in(session: Session, keyspace: str, standing: Counter[tuple[str, Slot]
 def _former_steps(session: Session) -> Iterable[Finding]:
     """Look for lists of priorities that no sender with these settings uses: `priority_steps` were changed."""
     layout = Layout.of(session.broker, session.settings.key_prefix)
-    client = client_from_connection(session.broker, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    client = client_from_connection(session.broker, socket_timeout=IO_TIMEOUT, decode_responses=True, protocol=2)
     pattern = f"{_literal(layout.key_prefix + layout.prefix)}.*{_literal(layout.separator)}*"
     try:
         with translate_errors(BrokerUnavailable):
@@ -215,7 +215,7 @@ def _standing(session: Session) -> tuple[Counter[tuple[str, Slot]], dict[tuple[s
     """
     prefix = session.settings.key_prefix
     layout = Layout.of(session.broker, prefix)
-    client = client_from_connection(session.broker, socket_timeout=PATIENCE, decode_responses=True, protocol=2)
+    client = client_from_connection(session.broker, socket_timeout=IO_TIMEOUT, decode_responses=True, protocol=2)
     named: set[tuple[str, Slot]] = set()
     try:
         with translate_errors(BrokerUnavailable):

@@ -13,9 +13,17 @@ from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.one_server import known_connection
 from celery_sticky.queues import SlotQueues, open_queues
 from celery_sticky.settings import Settings
-from celery_sticky.stores import Directory, JobStore, Reading, Store, open_directory, open_job_store, open_store
+from celery_sticky.stores import (
+    JobStore,
+    PlacementStore,
+    Reading,
+    Store,
+    open_job_store,
+    open_placement_store,
+    open_store,
+)
 
-PATIENCE = 2.0
+IO_TIMEOUT = 2.0
 """Seconds the store or the broker may take for an answer."""
 
 
@@ -33,7 +41,7 @@ class Session:
         self.settings: Settings = sticky.settings
         self.tasks: KeyedTasks = sticky.tasks
         self._stores: dict[str, Store] = {}
-        self._directories: dict[str, Directory] = {}
+        self._placement_stores: dict[str, PlacementStore] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -43,8 +51,8 @@ class Session:
     ) -> None:
         for store in self._stores.values():
             store.close()
-        for directory in self._directories.values():
-            directory.close()
+        for placement_store in self._placement_stores.values():
+            placement_store.close()
         if "queues" in vars(self):
             self.queues.close()
 
@@ -52,7 +60,7 @@ class Session:
     def keyspaces(self) -> list[str]:
         """The keyspaces this app knows of: those of its settings, its tasks and its jobs."""
         named = {spec.keyspace for spec in self.tasks.all().values()} | self._wiring.declared.keyspaces
-        return sorted({*(self.settings.keyspaces or {DEFAULT_KEYSPACE}), *named, *self.settings.directed})
+        return sorted({*(self.settings.keyspaces or {DEFAULT_KEYSPACE}), *named, *self.settings.placed})
 
     @cached_property
     def broker(self) -> Any:
@@ -67,26 +75,26 @@ class Session:
     @cached_property
     def queues(self) -> SlotQueues:
         """The slot queues."""
-        return open_queues(self.broker, prefix=self.settings.key_prefix, socket_timeout=PATIENCE)
+        return open_queues(self.broker, prefix=self.settings.key_prefix, socket_timeout=IO_TIMEOUT)
 
     def store(self, keyspace: str) -> Store:
         """Return the store of a keyspace."""
         if keyspace not in self._stores:
             prefix = self.settings.key_prefix
-            self._stores[keyspace] = open_store(self.store_at, keyspace, prefix=prefix, socket_timeout=PATIENCE)
+            self._stores[keyspace] = open_store(self.store_at, keyspace, prefix=prefix, socket_timeout=IO_TIMEOUT)
         return self._stores[keyspace]
 
     def jobs(self, keyspace: str) -> JobStore:
         """Open the jobs of a keyspace; to be closed by whoever asks."""
-        return open_job_store(self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=PATIENCE)
+        return open_job_store(self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=IO_TIMEOUT)
 
-    def directory(self, keyspace: str) -> Directory:
+    def placement_store(self, keyspace: str) -> PlacementStore:
         """Return the claims and pins of a keyspace that directs keys."""
-        if keyspace not in self._directories:
+        if keyspace not in self._placement_stores:
             prefix = self.settings.key_prefix
-            opened = open_directory(self.store_at, keyspace, prefix=prefix, socket_timeout=PATIENCE)
-            self._directories[keyspace] = opened
-        return self._directories[keyspace]
+            opened = open_placement_store(self.store_at, keyspace, prefix=prefix, socket_timeout=IO_TIMEOUT)
+            self._placement_stores[keyspace] = opened
+        return self._placement_stores[keyspace]
 
     def slots_of(self, keyspace: str, reading: Reading) -> int:
         """Return how many slots a keyspace has: as its document says, or else as the settings say."""

@@ -16,7 +16,7 @@ from celery_sticky.cli.failures import FAILURES, attempt, said
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
 from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
-from celery_sticky.keys import direct
+from celery_sticky.keys import worker_queue
 from celery_sticky.ownership.view import Member, View
 from celery_sticky.queues import Depth
 from celery_sticky.stores import Reading
@@ -80,11 +80,13 @@ def _keyspace(
 ) -> dict[str, Any]:
     view, now = reading.view, time.time()
     slots = session.slots_of(keyspace, reading)
-    directing = session.settings.directing(keyspace)
+    placed = session.settings.placed_keyspace(keyspace)
     enlisted: Collection[str] = ()
-    if directing is not None:
-        enlisted = attempt(failed, f"directory of keyspace {keyspace}", session.directory(keyspace).enlisted) or ()
-    places = (*range(slots), *(direct(name) for name in enlisted))
+    if placed is not None:
+        enlisted = (
+            attempt(failed, f"directory of keyspace {keyspace}", session.placement_store(keyspace).enlisted) or ()
+        )
+    places = (*range(slots), *(worker_queue(name) for name in enlisted))
     what = f"slot queues of keyspace {keyspace}"
     depths = attempt(failed, what, lambda: session.queues.depth(keyspace, places))
     if depths is None:
@@ -96,11 +98,11 @@ def _keyspace(
             owners.setdefault(name, []).append(depths[slot])
     slots_of = {name: len(found) for name, found in owners.items()}
     for name in enlisted:
-        owners.setdefault(name, []).append(depths[direct(name)])
+        owners.setdefault(name, []).append(depths[worker_queue(name)])
     return {
         "keyspace": keyspace,
         "slots": slots,
-        "directed_by": directing.directed_by if directing is not None else None,
+        "placed_by": placed.placed_by if placed is not None else None,
         "version": view.version if view else None,
         "generation": view.generation if view else None,
         "store_lost": view is not None and view.store_id != reading.store_id,
@@ -200,8 +202,8 @@ def _headline(found: Mapping[str, Any]) -> str:
     if found["version"] is not None:
         document = f"version {found['version']} (generation {found['generation']})"
     unowned = f"{found['unowned']} of them without an owner" if found["unowned"] else "all owned"
-    directed = f" · keys are directed by {found['directed_by']}" if found["directed_by"] else ""
-    return f"{found['slots']} slots, {unowned} · {document}{directed}"
+    placed = f" · keys are placed by {found['placed_by']}" if found["placed_by"] else ""
+    return f"{found['slots']} slots, {unowned} · {document}{placed}"
 
 
 def _messages(found: Mapping[str, Any]) -> str:

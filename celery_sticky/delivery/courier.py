@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Protocol, TypeVar
 
 from celery_sticky.delivery.dead_bounds import DeadBounds
-from celery_sticky.delivery.desk import Desk, End, Item
 from celery_sticky.delivery.envelope import Envelope, parse
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.limited import Bucket
+from celery_sticky.delivery.state import DeliveryState, End, Item
 from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
@@ -38,7 +38,7 @@ RETRY_FIRST, RETRY_LAST = 0.05, 2.0
 """Seconds between attempts to reach a lost broker."""
 
 
-class Host(Protocol):
+class TaskSink(Protocol):
     """What the courier asks of the Celery side. Called in the courier's thread."""
 
     def concurrency(self) -> int:
@@ -73,17 +73,17 @@ class Courier:
         max_attempts: int,
         dead_bounds: DeadBounds,
         broker_grace: float,
-        directed: Collection[str] = (),
+        placed: Collection[str] = (),
         unclaimed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._directed, self._unclaimed = frozenset(directed), unclaimed
+        self._placed, self._unclaimed = frozenset(placed), unclaimed
         self._connect, self._report, self._trusted = connect, report, trusted
         self._keyspaces, self._broker_grace = keyspaces, broker_grace
         self._lock = Section()
-        self._desk = Desk(
+        self._state = DeliveryState(
             report,
             worker=worker,
-            concurrency=lambda: self._host.concurrency(),
+            concurrency=lambda: self._sink.concurrency(),
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
             max_attempts=max_attempts,
@@ -96,15 +96,15 @@ class Courier:
         self._down_since: float | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, host: Host) -> None:
+    def start(self, sink: TaskSink) -> None:
         """Begin to work for `host`."""
-        self._host = host
+        self._sink = sink
         self._thread = start_thread(self._run, "sticky-courier")
 
     def flush(self, timeout: float) -> None:
         """Wait at most `timeout` seconds for the broker to confirm every verdict."""
         deadline = time.monotonic() + timeout
-        while len(self._desk.outbox) and self._down_since is None and time.monotonic() < deadline:
+        while len(self._state.outbox) and self._down_since is None and time.monotonic() < deadline:
             self._wake()
             time.sleep(0.005)
 
@@ -124,48 +124,48 @@ class Courier:
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """Open a slot; reports `Opened` or `OpenRefused`."""
         with self._lock:
-            self._desk.open(slot, epoch, incarnation)
+            self._state.open(slot, epoch, incarnation)
         self._wake()
 
     def stop(self, slot: SlotId) -> None:
         """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
         with self._lock:
-            self._desk.stop(slot, time.time())
+            self._state.stop(slot, time.time())
         self._wake()
 
     def close(self, slot: SlotId) -> None:
         """Forget a slot that is somebody else's already; what runs of it keeps its key locked until it ends."""
         with self._lock:
-            self._desk.close(slot)
+            self._state.close(slot)
         self._wake()
 
     def is_open(self, slot: SlotId) -> bool:
         """Whether messages of the slot may start here."""
         with self._lock:
-            return self._desk.gate.is_open(slot)
+            return self._state.gate.is_open(slot)
 
-    # -- for the directors ---------------------------------------------------------------------
+    # -- for the placers ---------------------------------------------------------------------
 
     def trusts(self, keyspace: str) -> bool:
         """Whether the lease in this keyspace is trusted now."""
         return self._trusted(keyspace)
 
-    def consult(self, ask: Callable[[Desk], Answer]) -> Answer:
+    def consult(self, ask: Callable[[DeliveryState], Answer]) -> Answer:
         """Return what the desk answers. `ask` must not wait for anything."""
         with self._lock:
-            return ask(self._desk)
+            return ask(self._state)
 
-    def decide(self, tell: Callable[[Desk, float], None]) -> None:
+    def decide(self, tell: Callable[[DeliveryState, float], None]) -> None:
         """Tell the desk, and what time it is, what has been decided of keys. `tell` must not wait for anything."""
         with self._lock:
-            tell(self._desk, time.time())
+            tell(self._state, time.time())
             self._decided = True
         self._wake()
 
     def limit(self, buckets: Mapping[str, Bucket]) -> None:
         """Limit the rate of these kinds of tasks from now on, and of no others. A bucket is used under the lock."""
         with self._lock:
-            self._desk.gate.limit(buckets)
+            self._state.gate.limit(buckets)
         self._wake()
 
     # -- for the Celery side -------------------------------------------------------------------
@@ -173,21 +173,21 @@ class Courier:
     def take(self, most: int, at_once: int = sys.maxsize) -> list[Entry]:
         """Hand out entries so that at most `most` are with the pool; no more than `at_once` of them now."""
         with self._lock:
-            return self._desk.take(most, lambda slot: self._trusted(slot[0]), at_once)
+            return self._state.take(most, lambda slot: self._trusted(slot[0]), at_once)
 
     def start_entry(self, entry: Entry, turn: int) -> bool:
         """Reserve the start of an entry; False: it must not start, forget it."""
         trusted = self._trusted(entry.slot[0])
         with self._lock:
-            if self._desk.gate.start(entry, turn, trusted=trusted):
+            if self._state.gate.start(entry, turn, trusted=trusted):
                 return True
-            self._desk.gate.put_back(entry, turn)
+            self._state.gate.put_back(entry, turn)
             return False
 
     def put_back_all(self) -> None:
         """Whoever held the entries that were handed out has dropped them."""
         with self._lock:
-            self._desk.gate.put_back_all()
+            self._state.gate.put_back_all()
 
     def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
         """A started task came to no end: give it another turn in its place, if the slot still is ours.
@@ -197,7 +197,7 @@ class Courier:
         if self._lock.later(lambda: self.again(entry, counted=counted, cause=cause)):
             return
         with self._lock:
-            self._desk.again(entry, counted=counted, cause=cause)
+            self._state.again(entry, counted=counted, cause=cause)
         self._wake()
 
     def rest(self, entry: Entry, turn: int, *, after_run: bool, cause: str) -> None:
@@ -205,7 +205,7 @@ class Courier:
         if self._lock.later(lambda: self.rest(entry, turn, after_run=after_run, cause=cause)):
             return
         with self._lock:
-            self._desk.rest(entry, turn, time.time(), after_run=after_run, cause=cause)
+            self._state.rest(entry, turn, time.time(), after_run=after_run, cause=cause)
         self._wake()
 
     def end(self, entry: Entry, end: End) -> None:
@@ -213,28 +213,28 @@ class Courier:
         if self._lock.later(lambda: self.end(entry, end)):
             return
         with self._lock:
-            hurry = self._desk.end(entry, end, time.time())
+            hurry = self._state.end(entry, end, time.time())
         if hurry:
             self._wake()
 
     def counts(self) -> dict[str, int]:
         """Return how many entries run, are runnable, wait behind their key, or await confirmation, and their keys."""
         with self._lock:
-            gate = self._desk.gate
+            gate = self._state.gate
             running = sum(gate.slots_running().values())
             return {
                 "running": running,
                 "runnable": gate.runnable,
                 "waiting": gate.waiting,
                 "limited": len(gate.limited),
-                "unconfirmed": len(self._desk.outbox),
+                "unconfirmed": len(self._state.outbox),
                 "keys": gate.keys,
             }
 
     def running_by_slot(self) -> dict[SlotId, int]:
         """Return how many tasks of each slot run here or await their confirmation."""
         with self._lock:
-            return self._desk.gate.slots_running()
+            return self._state.gate.slots_running()
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -279,11 +279,11 @@ class Courier:
     def _give_up_ended(self) -> None:
         if self._down_since is not None and time.monotonic() >= self._down_since + self._broker_grace:
             with self._lock:
-                self._desk.give_up_ended()
+                self._state.give_up_ended()
 
     def _reopen_all(self, queues: SlotQueues) -> None:
         with self._lock:
-            self._desk.reopen_all(time.time())
+            self._state.reopen_all(time.time())
         self._open_slots(queues)
         if self._down_since is not None:
             self._down_since = None
@@ -294,7 +294,7 @@ class Courier:
     def _open_slots(self, queues: SlotQueues) -> None:
         while True:
             with self._lock:
-                opening = self._desk.next_to_open()
+                opening = self._state.next_to_open()
             if opening is None:
                 return
             tenure, keep = opening
@@ -303,78 +303,78 @@ class Courier:
             except Fenced as fenced:
                 logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, fenced)
                 with self._lock:
-                    self._desk.fenced(tenure, fenced.epoch)
+                    self._state.fenced(tenure, fenced.epoch)
             except SlotBroken as broken:
                 with self._lock:
-                    self._desk.open_failed(tenure, str(broken), time.time())
+                    self._state.open_failed(tenure, str(broken), time.time())
             else:
                 with self._lock:
-                    self._desk.opened(tenure, kept)
+                    self._state.opened(tenure, kept)
 
     def _turn(self, queues: SlotQueues) -> None:
-        desk = self._desk
+        state = self._state
         now = time.time()
-        if desk.opens_at is not None:
+        if state.opens_at is not None:
             with self._lock:
-                desk.open_again(now)
-        if desk.to_open:
+                state.open_again(now)
+        if state.to_open:
             self._open_slots(queues)
             now = time.time()
         with self._lock:
-            roused = desk.rouse(now)
-            verdicts = desk.verdicts(now)
-            wants = desk.wants(now, company=bool(verdicts))
-            self._idling = not (verdicts or wants or desk.to_open)
+            roused = state.rouse(now)
+            dispositions = state.dispositions(now)
+            wants = state.wants(now, company=bool(dispositions))
+            self._idling = not (dispositions or wants or state.to_open)
             decided, self._decided = self._decided or roused, False
-        if verdicts or wants:
-            fetched = queues.fetch(wants, verdicts, now)
+        if dispositions or wants:
+            fetched = queues.fetch(wants, dispositions, now)
             with self._lock:
-                desk.take_in(fetched, now)
-                desk.mended(wants, fetched)
-                refused, desk.refused = desk.refused, []
+                state.take_in(fetched, now)
+                state.mended(wants, fetched)
+                refused, state.refused = state.refused, []
             if refused:
-                self._host.refused(refused)
+                self._sink.refused(refused)
             self._admit(fetched.deliveries, now)
-            if self._directed:
-                for keyspace in self._directed & {delivery.tenure.keyspace for delivery in fetched.deliveries}:
+            if self._placed:
+                for keyspace in self._placed & {delivery.tenure.keyspace for delivery in fetched.deliveries}:
                     self._unclaimed(keyspace)
-            if desk.gate.has_ready:
-                self._host.ready()
-        elif decided and desk.gate.has_ready:
-            self._host.ready()
+            if state.gate.has_ready:
+                self._sink.ready()
+        elif decided and state.gate.has_ready:
+            self._sink.ready()
         self._dead_bounds.keep(queues, self._keyspaces, now)
         # Busy or not, look which of the empty slots have got a message since.
         woken = queues.idle(self._idle_for(now) if self._idling else 0.0)
         with self._lock:
             self._idling = False
-            desk.rounds.note(slot for slot in woken if desk.gate.is_open(slot))
+            state.rounds.note(slot for slot in woken if state.gate.is_open(slot))
         self._resume_limited()
-        if desk.gate.has_ready:
-            self._host.ready()  # what could not start, for want of trust, is tried again
+        if state.gate.has_ready:
+            self._sink.ready()  # what could not start, for want of trust, is tried again
 
     def _idle_for(self, now: float) -> float:
-        desk = self._desk
-        ends = [now + (0.25 if desk.gate.has_ready else IDLE), self._dead_bounds.next_look]
-        dues = (desk.outbox.goes_at, desk.rounds.next_due, desk.opens_at, desk.backoff.next_due)
+        state = self._state
+        ends = [now + (0.25 if state.gate.has_ready else IDLE), self._dead_bounds.next_look]
+        dues = (state.outbox.goes_at, state.rounds.next_due, state.opens_at, state.backoff.next_due)
         ends += [end for end in dues if end is not None]
-        if (token_in := desk.gate.limited.due_in()) is not None:
+        if (token_in := state.gate.limited.due_in()) is not None:
             ends.append(now + max(token_in, SHORTEST))
         return max(0.0, min(ends) - now)
 
     def _resume_limited(self) -> None:
-        if self._desk.gate.limited:
+        if self._state.gate.limited:
             with self._lock:
-                self._desk.gate.resume()
+                self._state.gate.resume()
 
     def _admit(self, deliveries: Collection[Delivery], now: float) -> None:
         read = [self._read(delivery) for delivery in deliveries]
-        desk = self._desk
+        state = self._state
         with self._lock:
             for entry, due, reason in read:
                 if reason:
-                    desk.bury(entry, reason, now)
+                    state.bury(entry, reason, now)
                 else:
-                    desk.admit(entry, due, now)
+                    state.admit(entry, due, now)
 
     def _read(self, delivery: Delivery) -> tuple[Entry, float | None, str]:
         """Return the entry of a delivery, when it is due, and why it has to be buried, if so."""
@@ -383,9 +383,9 @@ class Courier:
         try:
             envelope = parse(delivery.body)
             entry.content, entry.kind = Item(delivery, envelope), envelope.task
-            entry.key = self._host.lock_of(slot, envelope)
-            due = self._host.due_of(envelope)
-            if slot[0] in self._directed:
+            entry.key = self._sink.lock_of(slot, envelope)
+            due = self._sink.due_of(envelope)
+            if slot[0] in self._placed:
                 have_claimed(entry, envelope)
         except MemoryError:
             raise

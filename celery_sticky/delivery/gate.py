@@ -53,7 +53,7 @@ class Entry(Struct, eq=False):
     """The message, opaque here."""
     attempts: int | None = None
     """Starts marked at the broker; None: this delivery needs no mark before it starts."""
-    marked: bool = False
+    start_counted: bool = False
     """Whether the coming start is marked already."""
     stage: Stage = Stage.WAITING
     turn: int = 0
@@ -209,7 +209,7 @@ class Gate:
         self._lines.setdefault(entry.key, deque()).append(entry)
         return True
 
-    def unmarked(self, most: int, wary: int) -> Iterator[Entry]:
+    def uncounted(self, most: int, wary: int) -> Iterator[Entry]:
         """Yield entries whose turn has come but whose start must be marked first; each is yielded once.
 
         No more than `most` are marked at a time without having ended: a mark counts as a start should the process die,
@@ -227,9 +227,9 @@ class Gate:
                 self._counted.append(entry)
                 yield entry
 
-    def marked(self, entry: Entry, attempts: int) -> None:
+    def start_counted(self, entry: Entry, attempts: int) -> None:
         """The broker has counted the coming start of `entry`."""
-        entry.attempts, entry.marked = attempts, True
+        entry.attempts, entry.start_counted = attempts, True
         if entry.stage is Stage.READY:
             self._ready.appendleft(entry)  # what is marked must not wait for what need not be
 
@@ -364,12 +364,15 @@ class Gate:
             return False
         self._hold(state, entry)
         if counted:
-            entry.attempts, entry.marked = entry.attempts or 0, False
+            entry.attempts, entry.start_counted = entry.attempts or 0, False
         elif entry.orphan or entry.adrift:
-            entry.attempts, entry.marked = max(0, (entry.attempts or 0) - 1), False  # the same start, marked anew
+            entry.attempts, entry.start_counted = (
+                max(0, (entry.attempts or 0) - 1),
+                False,
+            )  # the same start, marked anew
         else:
-            entry.marked = True
-        if entry in self._counted and not entry.marked:
+            entry.start_counted = True
+        if entry in self._counted and not entry.start_counted:
             self._counted.remove(entry)
         self._make_ready(entry)
         return True
@@ -430,7 +433,7 @@ class Gate:
         return bool(self._ready)
 
     @property
-    def has_unmarked(self) -> bool:
+    def has_uncounted(self) -> bool:
         """Whether entries wait for a mark, and so for those that have one to end."""
         return bool(self._unmarked)
 
@@ -448,7 +451,7 @@ class Gate:
             return
         entry.stage = Stage.READY
         self.runnable += 1
-        if entry.attempts is None or entry.marked:
+        if entry.attempts is None or entry.start_counted:
             self._ready.append(entry)
         else:
             self._unmarked.append(entry)
@@ -531,4 +534,6 @@ class Gate:
 
 def _may_start(entry: Entry) -> bool:
     """Whether a marked entry may start, or runs: also one that rests until its next try."""
-    return entry.stage in (Stage.READY, Stage.HANDED, Stage.STARTED) or (entry.stage is Stage.WAITING and entry.marked)
+    return entry.stage in (Stage.READY, Stage.HANDED, Stage.STARTED) or (
+        entry.stage is Stage.WAITING and entry.start_counted
+    )

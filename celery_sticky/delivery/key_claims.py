@@ -1,4 +1,4 @@
-"""Which keys of directed keyspaces this worker has something to do with, and which of them it may run. Pure.
+"""Which keys of placed keyspaces this worker has something to do with, and which of them it may run. Pure.
 
 An entry of such a keyspace is let into the gate, and starts only when its key is claimed. While anything of a key is
 left here, an entry or a job, the claim is kept; whether the key still belongs here is asked anew now and then. Whoever
@@ -71,7 +71,7 @@ class _Key:
 
 
 class KeyClaims:
-    """The books of all directed keyspaces of a worker. `now` is in seconds on one clock."""
+    """The books of all placed keyspaces of a worker. `now` is in seconds on one clock."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -85,7 +85,7 @@ class KeyClaims:
         """Keys that may be ours and of which nothing is left here, in the order in which that came about."""
 
     def serve(self, keyspace: str, incarnation: str, mine: str) -> list[str]:
-        """This is who we are in the keyspace now, and our direct queue: what was claimed as another one is void.
+        """This is who we are in the keyspace now, and our worker queue: what was claimed as another one is void.
 
         Return the keys that were held for jobs.
         """
@@ -292,7 +292,7 @@ class KeyClaims:
             self._released[keyspace][key] = None
 
     def _foreign(self, entry: Entry) -> bool:
-        """Whether it comes from the direct queue of another worker: nothing of that runs here."""
+        """Whether it comes from the worker queue of another worker: nothing of that runs here."""
         keyspace, slot = entry.slot
         return isinstance(slot, str) and slot != self._mine.get(keyspace)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from celery_sticky.delivery.gate import Entry
 
 if TYPE_CHECKING:
-    from celery_sticky.delivery.desk import End
+    from celery_sticky.delivery.state import End
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Starts(NamedTuple):
     """The counted starts of a message that has not started again since."""
 
     attempts: int
-    marked: bool
+    start_counted: bool
     """Whether the coming start is among them."""
     epoch: int
     """The epoch of the slot then: while it lasts nobody else can have started the message."""
@@ -47,7 +47,7 @@ class MessageMemory:
 
     def note_starts(self, body: bytes, entry: Entry, epoch: int) -> None:
         """Note the counted starts of an entry that is about to be forgotten."""
-        _note(self._starts, _digest(body), Starts(entry.attempts or 0, entry.marked, epoch))
+        _note(self._starts, _digest(body), Starts(entry.attempts or 0, entry.start_counted, epoch))
 
     def recall(self, body: bytes) -> tuple[End | None, Starts | None]:
         """Return what is known of this message, and forget it."""

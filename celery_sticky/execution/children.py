@@ -3,7 +3,7 @@
 In each child of the pool a thread looks at the shared lease, and kills the child with whatever it started while it runs
 a keyed task past the deadline or without its parent. The main process does the same half a second later, from outside:
 C code that holds the interpreter lock keeps a child's own thread waiting. Should the main process die, the kernel kills
-its children, and `platform.undertaker` what they have started.
+its children, and `platform.reaper` what they have started.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from celery import signals
 
 from celery_sticky.execution.body import guard_traces
-from celery_sticky.execution.part import Part
+from celery_sticky.execution.context import WorkerContext
 from celery_sticky.membership.deadline import Deadline, Reliance
-from celery_sticky.platform.undertaker import FAREWELL, hire, kill_group
+from celery_sticky.platform.reaper import FAREWELL, hire, kill_group
 
 logger = logging.getLogger("celery_sticky")
 
@@ -32,9 +32,9 @@ class Children:
     Without `ends_tasks` a task that runs at the end of trust may go on, but none starts after it.
     """
 
-    def __init__(self, part: Part, tasks: Any, *, ends_tasks: bool) -> None:
+    def __init__(self, context: WorkerContext, tasks: Any, *, ends_tasks: bool) -> None:
         self._ends_tasks = ends_tasks
-        self._part, self._tasks = part, tasks
+        self._context, self._tasks = context, tasks
         self._main = os.getpid()
         self._here: dict[str, Reliance] = {}
         if ends_tasks:
@@ -45,7 +45,7 @@ class Children:
     def start(self) -> None:
         """Begin to watch, in the main process."""
         if self._ends_tasks:
-            Deadline(self._part.lease, self._relied_on_by_children, self._kill, grace=GRACE).start()
+            Deadline(self._context.lease, self._relied_on_by_children, self._kill, grace=GRACE).start()
 
     def _farewell(self) -> None:
         if os.getpid() == self._main:
@@ -55,7 +55,7 @@ class Children:
         try:
             os.write(self._undertaker, f"{word}\n".encode())
         except OSError:
-            logger.warning("sticky: the undertaker is gone: what tasks start outlives a killed main process")
+            logger.warning("sticky: the reaper is gone: what tasks start outlives a killed main process")
         os.close(self._undertaker)
 
     # -- in a child ----------------------------------------------------------------------------
@@ -70,13 +70,15 @@ class Children:
         self._tell_undertaker(str(os.getpid()))
         # The kernel's own signal at a parent's death is sent when the *thread* that forked us ends, and is lost where
         # the parent died before it was asked for.
-        Deadline(self._part.lease, self._relied_on_here, lambda _: kill_group(os.getpid()), parent=self._main).start()
+        Deadline(
+            self._context.lease, self._relied_on_here, lambda _: kill_group(os.getpid()), parent=self._main
+        ).start()
 
     def _on_prerun(self, task_id: str, task: Any, **_: Any) -> None:
         if (sticky := task.request.sticky) is not None:
             reliance = (sticky["keyspace"], sticky["term"])
             self._here[task_id] = reliance
-            if not self._part.lease.trusted(*reliance):
+            if not self._context.lease.trusted(*reliance):
                 kill_group(os.getpid())
 
     def _on_postrun(self, task_id: str, **_: Any) -> None:
@@ -88,10 +90,10 @@ class Children:
     # -- in the main process -------------------------------------------------------------------
 
     def _relied_on_by_children(self) -> list[Reliance]:
-        return [run.reliance for run in tuple(self._part.runs.values()) if run.pid]
+        return [run.reliance for run in tuple(self._context.runs.values()) if run.pid]
 
     def _kill(self, ended: Reliance) -> None:
-        for run in tuple(self._part.runs.values()):
+        for run in tuple(self._context.runs.values()):
             if run.reliance == ended and run.pid:
                 logger.error("sticky: the lease has ended; killing process %d, which runs %s", run.pid, run.request)
                 kill_group(run.pid)

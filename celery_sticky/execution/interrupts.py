@@ -21,7 +21,7 @@ from typing import Any
 from celery.exceptions import Reject
 
 from celery_sticky.execution.body import entering
-from celery_sticky.execution.part import Part
+from celery_sticky.execution.context import WorkerContext
 from celery_sticky.membership.deadline import Deadline, Reliance
 from celery_sticky.platform.native import start_thread
 
@@ -30,7 +30,8 @@ logger = logging.getLogger("celery_sticky")
 INTERRUPT = signal.SIGURG
 """Tells the main thread to look whether its task has lost its lease; ignored where nobody handles it."""
 CALLED = tuple(
-    f"celery_sticky.{room}" for room in ("belongings", "jobs", "redis_clients", "router", "stores", "testing", "wiring")
+    f"celery_sticky.{room}"
+    for room in ("placement.lookup", "jobs", "redis_clients", "router", "stores", "testing", "wiring")
 )
 """What tasks call of ours."""
 LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery.", *CALLED)
@@ -50,15 +51,15 @@ class Interrupts:
     Without `ends_tasks` a task that runs at the end of trust may go on, but none starts after it.
     """
 
-    def __init__(self, part: Part, *, green: bool, ends_tasks: bool) -> None:
-        self._part, self._green, self._ends_tasks = part, green, ends_tasks
+    def __init__(self, context: WorkerContext, *, green: bool, ends_tasks: bool) -> None:
+        self._context, self._green, self._ends_tasks = context, green, ends_tasks
         self._here: dict[Any, Reliance] = {}
 
     def start(self) -> None:
         """Begin to watch."""
         if not self._ends_tasks:
             return
-        watch = Deadline(self._part.lease, lambda: list(self._here.values()), self._interrupt)
+        watch = Deadline(self._context.lease, lambda: list(self._here.values()), self._interrupt)
         if self._green:
             start_thread(watch.run, "sticky-deadline")  # a greenlet: only its own hub may interrupt another
         else:
@@ -78,7 +79,7 @@ class Interrupts:
                 return body(*args, **kwargs)
             where = sys.modules["greenlet"].getcurrent() if self._green else threading.get_ident()
             reliance = (sticky["keyspace"], sticky["term"])
-            if not self._part.lease.trusted(*reliance):
+            if not self._context.lease.trusted(*reliance):
                 raise LeaseLost()  # the process was stopped between the reservation of the start and the start
             self._here[where] = reliance
             try:
@@ -111,7 +112,12 @@ class Interrupts:
         # Runs in the main thread, between two bytecodes: either its task is marked, or it has ended.
         where = threading.get_ident()
         reliance = self._here.get(where)
-        if reliance is not None and not self._part.lease.trusted(*reliance) and frame is not None and _may_raise(frame):
+        if (
+            reliance is not None
+            and not self._context.lease.trusted(*reliance)
+            and frame is not None
+            and _may_raise(frame)
+        ):
             del self._here[where]
             raise LeaseLost()
 

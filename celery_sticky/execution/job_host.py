@@ -23,9 +23,9 @@ from celery._state import set_default_app
 from celery.app.utils import find_app
 
 from celery_sticky.errors import StickyError
-from celery_sticky.jobs.host import leave_signals_to_worker, run_host
-from celery_sticky.jobs.process import CONNECTION, LEASE
-from celery_sticky.jobs.run import error_text
+from celery_sticky.jobs.host.host import leave_signals_to_worker, run_host
+from celery_sticky.jobs.host.run import error_text
+from celery_sticky.jobs.keeper.process import CONNECTION, LEASE
 from celery_sticky.jobs.wire import Unready, encode
 from celery_sticky.membership.lease import Lease
 

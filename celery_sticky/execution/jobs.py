@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.job_host import app_name, host_command
-from celery_sticky.execution.part import Part
-from celery_sticky.jobs.held import Terms
-from celery_sticky.jobs.hosting import REMEDY, Supervisor
-from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.process import HostProcess
-from celery_sticky.jobs.roster import Roster
-from celery_sticky.jobs.slots import SharedSlots
-from celery_sticky.jobs.suspects import Suspects
+from celery_sticky.jobs.keeper.held import JobTimeouts
+from celery_sticky.jobs.keeper.keeper import Keeper
+from celery_sticky.jobs.keeper.process import HostProcess
+from celery_sticky.jobs.keeper.reconciler import JobReconciler
+from celery_sticky.jobs.keeper.slots import SharedSlots
+from celery_sticky.jobs.keeper.supervisor import REMEDY, Supervisor
+from celery_sticky.jobs.keeper.suspects import Suspects
 from celery_sticky.membership.member import Slots
 from celery_sticky.ownership.events import Event, HostDown
 from celery_sticky.stores import open_job_store
@@ -33,21 +33,21 @@ GRACE = 2.0
 class WorkerJobs:
     """Keepers and job host of a worker, as its steps see them."""
 
-    def __init__(self, part: Part, keepers: Mapping[str, Keeper], supervisor: Supervisor) -> None:
-        self._part, self._keepers, self._supervisor = part, keepers, supervisor
+    def __init__(self, context: WorkerContext, keepers: Mapping[str, Keeper], supervisor: Supervisor) -> None:
+        self._context, self._keepers, self._supervisor = context, keepers, supervisor
         self._slots = {
-            name: SharedSlots(part.courier, keeper, part.lease, partial(_post, part, name))
+            name: SharedSlots(context.courier, keeper, context.lease, partial(_post, context, name))
             for name, keeper in keepers.items()
         }
 
     @property
-    def patience(self) -> float:
+    def stop_timeout(self) -> float:
         """Seconds the jobs may take to stop."""
-        return self._part.settings.job_stop_timeout + GRACE
+        return self._context.settings.job_stop_timeout + GRACE
 
     def slots(self, keyspace: str) -> Slots:
         """Return whom the member of a keyspace tells what to do with its slots."""
-        return self._slots.get(keyspace) or self._part.courier
+        return self._slots.get(keyspace) or self._context.courier
 
     def report(self, keyspace: str, event: Event) -> None:
         """Pass on what the courier says of a keyspace."""
@@ -55,7 +55,7 @@ class WorkerJobs:
         if shared is not None:
             shared.report(event)
         else:
-            _post(self._part, keyspace, event)
+            _post(self._context, keyspace, event)
 
     def start(self) -> None:
         """Start the host and the keepers' threads; return when jobs can be started, or that may take longer.
@@ -63,7 +63,7 @@ class WorkerJobs:
         The members of keyspaces with jobs join when there is a host: what they own would stand still until then.
         """
         for keyspace in self._keepers:
-            _post(self._part, keyspace, HostDown())
+            _post(self._context, keyspace, HostDown())
         self._supervisor.start(tuple(self._keepers.values()))
         for keeper in self._keepers.values():
             keeper.start()
@@ -82,7 +82,7 @@ class WorkerJobs:
         return {name: keeper.describe() for name, keeper in self._keepers.items()}
 
 
-def make_jobs(worker: Any, part: Part) -> WorkerJobs | None:
+def make_jobs(worker: Any, context: WorkerContext) -> WorkerJobs | None:
     """Make what runs jobs in this worker, or nothing where the app declares none for its keyspaces.
 
     Raises:
@@ -91,40 +91,42 @@ def make_jobs(worker: Any, part: Part) -> WorkerJobs | None:
     """
     wiring = worker.app.sticky_wiring
     wiring.declared.check()
-    keyspaces = [name for name in part.keyspaces if name in wiring.declared.keyspaces]
+    keyspaces = [name for name in context.keyspaces if name in wiring.declared.keyspaces]
     if not keyspaces:
         return None
-    command = host_command(worker, app_name(worker.app, part.settings.job_app), part.keyspaces)
+    command = host_command(worker, app_name(worker.app, context.settings.job_app), context.keyspaces)
     suspects = Suspects()
-    supervisor = Supervisor(partial(HostProcess, command, part.lease.descriptor), part.lease, suspects)
+    supervisor = Supervisor(partial(HostProcess, command, context.lease.descriptor), context.lease, suspects)
     refs = itertools.count(1)
-    keepers = {name: _make_keeper(part, wiring, supervisor, suspects, refs, name) for name in keyspaces}
-    return WorkerJobs(part, keepers, supervisor)
+    keepers = {name: _make_keeper(context, wiring, supervisor, suspects, refs, name) for name in keyspaces}
+    return WorkerJobs(context, keepers, supervisor)
 
 
 def _make_keeper(
-    part: Part, wiring: Any, supervisor: Supervisor, suspects: Suspects, refs: Any, keyspace: str
+    context: WorkerContext, wiring: Any, supervisor: Supervisor, suspects: Suspects, refs: Any, keyspace: str
 ) -> Keeper:
-    settings = part.settings
-    terms = Terms(settings.job_start_timeout, settings.job_stop_timeout, settings.max_attempts)
-    where, house = wiring.store_at, wiring.declared.house(keyspace, part.keyspaces[keyspace])
-    director = part.directors.get(keyspace)
+    settings = context.settings
+    timeouts = JobTimeouts(settings.job_start_timeout, settings.job_stop_timeout, settings.max_attempts)
+    where, built_in = wiring.store_at, wiring.declared.built_in(keyspace, context.keyspaces[keyspace])
+    placer = context.placers.get(keyspace)
     keeper = Keeper(
         keyspace,
-        part.hostname,
-        Roster(terms, keyspace=keyspace, suspects=suspects, refs=refs, house=house, directed=director is not None),
-        partial(open_job_store, where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.patience),
+        context.hostname,
+        JobReconciler(
+            timeouts, keyspace=keyspace, suspects=suspects, refs=refs, built_in=built_in, placed=placer is not None
+        ),
+        partial(open_job_store, where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.io_timeout),
         supervisor,
-        part.lease,
-        partial(_post, part, keyspace),
+        context.lease,
+        partial(_post, context, keyspace),
         poll=settings.job_poll,
         outcome_ttl=settings.job_outcome_ttl,
-        director=director.jobs if director is not None else None,
+        placer=placer.jobs if placer is not None else None,
     )
-    if director is not None:
-        director.jobs.keeper = keeper
+    if placer is not None:
+        placer.jobs.keeper = keeper
     return keeper
 
 
-def _post(part: Part, keyspace: str, event: Event) -> None:
-    part.members[keyspace].post(event)
+def _post(context: WorkerContext, keyspace: str, event: Event) -> None:
+    context.members[keyspace].post(event)

@@ -26,7 +26,7 @@ UNDECODABLE = (RecursionError, PicklingError, ContentDisallowed, DecodeError, In
 """Errors that only the message can be to blame for."""
 
 
-class Outcome(StrEnum):
+class Ending(StrEnum):
     """How an attempt ended."""
 
     ENDED = "ended"
@@ -70,7 +70,7 @@ class Said(Struct):
     """What the task raised, or Celery's own code on its behalf."""
 
 
-def decide(said: Said, *, to_blame: Callable[[], bool], failures: int) -> Outcome:
+def decide(said: Said, *, to_blame: Callable[[], bool], failures: int) -> Ending:
     """Return how the attempt ended.
 
     Args:
@@ -79,30 +79,30 @@ def decide(said: Said, *, to_blame: Callable[[], bool], failures: int) -> Outcom
         failures: how often in a row the infrastructure has failed this message before.
     """
     if said.unreadable:
-        return Outcome.UNREADABLE
+        return Ending.UNREADABLE
     if said.retried:
-        return Outcome.RETRIED
+        return Ending.RETRIED
     if said.acknowledged:
-        return Outcome.ENDED
+        return Ending.ENDED
     if said.rejected:
         return _rejected(said, to_blame)
     if said.dropped:
-        return Outcome.NOT_STARTED
+        return Ending.NOT_STARTED
     if isinstance(said.error, Reject) and said.reserved:
-        return Outcome.REQUEUED if said.error.requeue else Outcome.REJECTED
+        return Ending.REQUEUED if said.error.requeue else Ending.REJECTED
     if said.over and not isinstance(said.error, DEATHS):
-        return Outcome.ENDED  # Celery's own code failed on the way to the acknowledgement
+        return Ending.ENDED  # Celery's own code failed on the way to the acknowledgement
     if isinstance(said.error, Exception) and not (said.reserved and isinstance(said.error, DEATHS)):
-        return Outcome.UNREADABLE if _at_fault(said.error, failures + 1) else Outcome.FAILED
-    return Outcome.DIED if to_blame() else Outcome.INTERRUPTED
+        return Ending.UNREADABLE if _at_fault(said.error, failures + 1) else Ending.FAILED
+    return Ending.DIED if to_blame() else Ending.INTERRUPTED
 
 
-def _rejected(said: Said, to_blame: Callable[[], bool]) -> Outcome:
+def _rejected(said: Said, to_blame: Callable[[], bool]) -> Ending:
     if not said.requeue:
-        return Outcome.REJECTED
+        return Ending.REJECTED
     if not to_blame():
-        return Outcome.INTERRUPTED
-    return Outcome.DIED if isinstance(said.error, DEATHS) else Outcome.REQUEUED
+        return Ending.INTERRUPTED
+    return Ending.DIED if isinstance(said.error, DEATHS) else Ending.REQUEUED
 
 
 def _at_fault(error: Exception, tries: int) -> bool:

@@ -24,7 +24,7 @@ from celery.worker.state import task_ready
 from celery_sticky.execution.outcome import DEATHS
 from celery_sticky.execution.results import kept
 from celery_sticky.execution.retry import DeferredRetry
-from celery_sticky.execution.run import Run
+from celery_sticky.execution.run import TaskRun
 from celery_sticky.execution.shield import forget_job
 
 logger = logging.getLogger("celery_sticky")
@@ -42,7 +42,7 @@ class PoolClosed(RuntimeError):
 class StickyRequest:
     """Mixed into the Request class of a task: what `super()` is then, no type checker can know."""
 
-    _run: Run
+    _run: TaskRun
     _task: Any
     _aside = False
 
@@ -68,7 +68,7 @@ class StickyRequest:
     def _write_aside(self) -> None:
         """Have what Celery stores of this task in the main process stored by another thread."""
         if not self._aside:
-            self._task, self._aside = kept(self._task, self._run.part.results), True
+            self._task, self._aside = kept(self._task, self._run.context.results), True
 
     @property
     def eta(self) -> None:
@@ -78,7 +78,7 @@ class StickyRequest:
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """The pool has taken the task: it runs."""
         run = self._run
-        run.pid = run.part.leaders.of(pid) if run.part.has_processes else pid
+        run.pid = run.context.leaders.of(pid) if run.context.has_processes else pid
         run.said.began = run.accepting = True
         try:
             super().on_accepted(pid, time_accepted)  # type: ignore[misc]
@@ -91,7 +91,7 @@ class StickyRequest:
         """The task has failed, retries, is rejected, was lost with its process, or could not begin."""
         run, error = self._run, _exception(exc_info)
         run.said.error, run.said.over = error, return_ok
-        processes = run.part.has_processes
+        processes = run.context.has_processes
         if processes and not return_ok and not isinstance(error, (*OF_A_TASK, *DEATHS)):
             task_ready(self)  # the child has failed before the task's body
             run.let_go()
@@ -124,15 +124,15 @@ class StickyRequest:
             super().on_timeout(soft, timeout)  # type: ignore[misc]
         if not soft and not (run.said.acknowledged or run.said.rejected):  # it has failed on the way there
             run.said.acknowledged = bool(_acks_on_timeout(self._task))
-        if not soft and run.part.has_processes:
+        if not soft and run.context.has_processes:
             run.let_go_when_dead()  # it is killed after this
         elif not soft:
             run.let_go()
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """Celery gives up on the running task: in a cold shutdown, or it lost a connection that is none of ours."""
-        part = self._run.part
-        if part.ending and part.has_processes:
+        context = self._run.context
+        if context.ending and context.has_processes:
             super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
@@ -142,7 +142,7 @@ class StickyRequest:
         self.acknowledge()  # type: ignore[attr-defined]
         self._already_revoked = True
         # A terminated task lets go when its process is dead, which on_failure tells; other pools do not tell.
-        if not (terminated and self._run.part.has_processes):
+        if not (terminated and self._run.context.has_processes):
             self._run.let_go()
 
 
@@ -173,21 +173,21 @@ def _exception(exc_info: Any) -> Any:
 def _reserving(execute: Any) -> Any:
     @functools.wraps(execute)
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
-        run: Run = self._run
+        run: TaskRun = self._run
         if not run.start(self):
             raise TaskRevokedError(self.id)  # makes the worker give the pool's place free again, and nothing else
         try:
             _name_custom_headers(self.request_dict)
-            if not run.part.has_processes:
+            if not run.context.has_processes:
                 # What was decoded here need not be decoded again there: Celery takes what has no content type as it is.
                 self._body, self._content_type = self._payload, None
             result = execute(self, pool, **kwargs)
-            if result is None and run.part.has_processes:
+            if result is None and run.context.has_processes:
                 raise PoolClosed("the pool takes no tasks now")
         except TaskRevokedError:
             raise
         except Exception as error:
-            if run.part.has_processes:
+            if run.context.has_processes:
                 forget_job(pool, self)
             task_ready(self)
             run.fail(error)
@@ -213,7 +213,7 @@ def _custom_headers(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(Context(dict.fromkeys(names)).headers or ())
 
 
-def _watch(result: Any, run: Run) -> None:
+def _watch(result: Any, run: TaskRun) -> None:
     # A thread or greenlet that ends by an exception in Celery's own code, or before its turn, calls nobody back.
     if (future := getattr(result, "f", None)) is not None:
         future.add_done_callback(lambda done: _gone(run, None if done.cancelled() else done.exception()))
@@ -234,13 +234,13 @@ def _error_of(ended: Any) -> BaseException | None:
     return None
 
 
-def _left(run: Run, greenlet: Any) -> None:
+def _left(run: TaskRun, greenlet: Any) -> None:
     if not run.done:
         _gone(run, _error_of(greenlet))
     run.leave_pool()
 
 
-def _gone(run: Run, error: BaseException | None) -> None:
+def _gone(run: TaskRun, error: BaseException | None) -> None:
     if run.done:
         return
     task_ready(run.request)
@@ -255,7 +255,7 @@ def _gone(run: Run, error: BaseException | None) -> None:
 def _letting_go(on_success: Any) -> Any:
     @functools.wraps(on_success)
     def ended(self: Any, outcome: Any, **kwargs: Any) -> Any:
-        run: Run = self._run
+        run: TaskRun = self._run
         try:
             if outcome == KILLED and outcome[0] is False:  # 0: a task that had succeeded before, and is not run again
                 task_ready(self)

@@ -12,29 +12,29 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.worker.state import task_ready
 from kombu.message import Message
 
-from celery_sticky.delivery.desk import End, Item
 from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.state import End, Item
 from celery_sticky.errors import StickyError
-from celery_sticky.execution.outcome import Outcome, Said, decide
-from celery_sticky.execution.part import Part
+from celery_sticky.execution.context import WorkerContext
+from celery_sticky.execution.outcome import Ending, Said, decide
 from celery_sticky.execution.readable import Unreadable
 from celery_sticky.membership.deadline import Reliance
 from celery_sticky.platform.native import start_native_thread
-from celery_sticky.platform.undertaker import kill_group
-from celery_sticky.queues.base import Act
+from celery_sticky.platform.reaper import kill_group
+from celery_sticky.queues.base import Outcome
 
 logger = logging.getLogger("celery_sticky")
 
-ACK = End(Act.ACK)
+ACK = End(Outcome.ACK)
 
 
-class Run:
+class TaskRun:
     """A turn of an entry. Celery acknowledges whenever it likes; the verdict is passed on when the task has ended."""
 
-    def __init__(self, entry: Entry, reliance: Reliance, part: Part, ended: Callable[[], None]) -> None:
+    def __init__(self, entry: Entry, reliance: Reliance, context: WorkerContext, ended: Callable[[], None]) -> None:
         self.entry, self.turn, self.reliance = entry, entry.turn, reliance
-        self.part = part
-        self._courier, self._lease, self._registry = part.courier, part.lease, part.runs
+        self.context = context
+        self._courier, self._lease, self._registry = context.courier, context.lease, context.runs
         self._ended = ended
         self.said = Said()
         self.accepting = self.done = self.leaves = False
@@ -106,33 +106,33 @@ class Run:
     def _pass_on(self) -> None:
         entry, courier, error = self.entry, self._courier, self.said.error
         match decide(self.said, to_blame=self._is_to_blame, failures=entry.failures):
-            case Outcome.ENDED:
+            case Ending.ENDED:
                 courier.end(entry, ACK)
-            case Outcome.RETRIED:
+            case Ending.RETRIED:
                 due, body = self._next
-                courier.end(entry, End(Act.DEFER, due=due, body=body))
-            case Outcome.REJECTED:
-                courier.end(entry, End(Act.BURY, reason=_reason(error)))
-            case Outcome.UNREADABLE:
+                courier.end(entry, End(Outcome.DEFER, due=due, body=body))
+            case Ending.REJECTED:
+                courier.end(entry, End(Outcome.BURY, reason=_reason(error)))
+            case Ending.UNREADABLE:
                 end = unreadable(error)
                 logger.error("sticky: task %r is buried unstarted: %s", entry.content.envelope.task_id, end.reason)
                 courier.end(entry, end)
-            case Outcome.DIED:
+            case Ending.DIED:
                 courier.again(entry, counted=True, cause=self._cause())
-            case Outcome.INTERRUPTED | Outcome.NOT_STARTED:
+            case Ending.INTERRUPTED | Ending.NOT_STARTED:
                 courier.again(entry, counted=False)
-            case Outcome.REQUEUED:
+            case Ending.REQUEUED:
                 courier.rest(entry, self.turn, after_run=True, cause=_reason(error))
-            case Outcome.FAILED:
+            case Ending.FAILED:
                 courier.rest(entry, self.turn, after_run=False, cause=_reason(error))
 
     def _is_to_blame(self) -> bool:
         # If the worker has ended the task itself, the task is not.
-        return self._lease.trusted(*self.reliance) and not self.part.ending
+        return self._lease.trusted(*self.reliance) and not self.context.ending
 
     def _cause(self) -> str:
         """Return why the task came to no end, or empty: its process died."""
-        error, processes = self.said.error, self.part.has_processes
+        error, processes = self.said.error, self.context.has_processes
         died = error is None or (processes and isinstance(error, WorkerLostError | Terminated))
         return "" if died else _reason(error)
 
@@ -153,14 +153,14 @@ class Run:
 
     def kill_remains(self) -> None:
         """The task's process is dead: so shall be what it has started, before the key is free."""
-        if self.part.has_processes and self.pid is not None:
+        if self.context.has_processes and self.pid is not None:
             kill_group(self.pid)
 
 
 def unreadable(error: BaseException | None) -> End:
     """Return the end of a message that no worker can make a task of."""
     told = error if isinstance(error, StickyError) else Unreadable(f"no task can be made of it: {_reason(error)}")
-    return End(Act.BURY, reason=str(told), error=told)
+    return End(Outcome.BURY, reason=str(told), error=told)
 
 
 def _reason(error: BaseException | None) -> str:
@@ -170,7 +170,7 @@ def _reason(error: BaseException | None) -> str:
 class StickyMessage(Message):
     """A message of a slot queue as Celery's strategies want it."""
 
-    def __init__(self, run: Run, queue: str, accept: Any, headers: dict[str, Any]) -> None:
+    def __init__(self, run: TaskRun, queue: str, accept: Any, headers: dict[str, Any]) -> None:
         item: Item = run.entry.content
         envelope = item.envelope
         super().__init__(
@@ -214,6 +214,6 @@ class NoChannel:
     no_ack_consumers = None
 
 
-def unaccepted(registry: dict[int, Run]) -> list[Run]:
+def unaccepted(registry: dict[int, TaskRun]) -> list[TaskRun]:
     """Return the runs whose start is reserved but not confirmed by the pool."""
     return [run for run in tuple(registry.values()) if not run.accepted]

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from celery_sticky.execution.run import Run, unaccepted
-from celery_sticky.platform.undertaker import kill_group
+from celery_sticky.execution.run import TaskRun, unaccepted
+from celery_sticky.platform.reaper import kill_group
 
 
-def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
+def shield_flush(pool: Any, runs: dict[int, TaskRun]) -> None:
     """Wrap the pool's `flush`, if it has one that drops jobs."""
     flush = getattr(pool, "flush", None)
     processes: Any = getattr(pool, "_pool", None)
@@ -48,7 +48,7 @@ def shield_flush(pool: Any, runs: dict[int, Run]) -> None:
     pool.flush = shielded
 
 
-def take_back(pool: Any, runs: dict[int, Run], lost: Callable[[Run], bool]) -> list[Any]:
+def take_back(pool: Any, runs: dict[int, TaskRun], lost: Callable[[TaskRun], bool]) -> list[Any]:
     """Give runs that are `lost` another turn elsewhere if the pool has written nothing of them; return their requests.
 
     Any thread may call this, whatever Celery's loop does meanwhile: a job that could be taken out of the pool's buffer
@@ -85,7 +85,7 @@ def drop_unaccepted(pool: Any) -> None:
         buffer.clear()
 
 
-def _job(run: Run) -> Any:
+def _job(run: TaskRun) -> Any:
     result = getattr(run.request, "_apply_result", None)
     return result() if result is not None else None
 

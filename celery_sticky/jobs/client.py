@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from celery_sticky.assignment import Keyspace, Unpinned
 from celery_sticky.errors import (
     DispatchTimeout,
     InvalidJob,
@@ -26,8 +25,9 @@ from celery_sticky.errors import (
 )
 from celery_sticky.jobs.handler import MARK, check_name
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, Slot, check_keyspace, job_place, key_text, slot_for
+from celery_sticky.keyspace import Keyspace, Unpinned
 from celery_sticky.settings import Settings
-from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob, Outcome
+from celery_sticky.stores.jobs import Admission, DispatchOutcome, Fate, JobRecord, JobState, JobStore, NewJob
 from celery_sticky.stores.lent import Clients
 
 MAX_PAYLOAD = 256 * 1024
@@ -74,9 +74,9 @@ class Jobs:
         settings: Callable[[], Settings],
         open_store: Callable[[str], JobStore],
         keyspace_of: Callable[[str], str | None],
-        belongs: Callable[[Keyspace, str], Slot],
+        placement_of: Callable[[Keyspace, str], Slot],
     ) -> None:
-        self._settings, self._keyspace_of, self._belongs = settings, keyspace_of, belongs
+        self._settings, self._keyspace_of, self._placement_of = settings, keyspace_of, placement_of
         self._stores = Clients(open_store)
 
     def dispatch(
@@ -129,7 +129,7 @@ class Jobs:
 
     def _admit(
         self, name: str, key: Key, payload: Any, keyspace: str | None, job_id: str | None
-    ) -> tuple[str, Outcome | None]:
+    ) -> tuple[str, DispatchOutcome | None]:
         keyspace, text = self._keyspace(check_name(name), keyspace), key_text(key)
         if job_id is not None and not (isinstance(job_id, str) and 0 < len(job_id) <= MAX_ID and MARK not in job_id):
             raise InvalidJob(
@@ -137,8 +137,8 @@ class Jobs:
             )
         job = NewJob(name, text, self._place(text, keyspace), job_id or uuid4().hex, _as_json(name, payload))
         settings = self._settings()
-        if (directing := settings.directing(keyspace)) is not None:
-            self._check(directing, text)
+        if (placed := settings.placed_keyspace(keyspace)) is not None:
+            self._check(placed, text)
         with self._stores.lend(keyspace) as store:
             admission, outcome = store.admit(
                 job, max_queued=settings.job_max_queued, outcome_ttl=settings.job_outcome_ttl
@@ -165,9 +165,9 @@ class Jobs:
             NotPinned: the key is pinned by no live worker, in a keyspace that refuses such keys.
         """
         keyspace, text, body = self._keyspace(name, keyspace), key_text(key), _as_json(name, payload)
-        directing = self._settings().directing(keyspace)
-        if directing is not None and directing.unpinned == Unpinned.REFUSE:
-            self._check(directing, text)
+        placed = self._settings().placed_keyspace(keyspace)
+        if placed is not None and placed.unpinned == Unpinned.REFUSE:
+            self._check(placed, text)
         with self._stores.lend(keyspace) as store:
             fate = store.notify(self._place(text, keyspace), name, text, body, limit=MAX_NOTES)
         if fate is Fate.NO_JOB:
@@ -246,15 +246,15 @@ class Jobs:
 
     def _place(self, key: str, keyspace: str) -> Slot:
         """Return where the jobs of a key stand in the store."""
-        return self._slot(key, keyspace) if self._settings().directing(keyspace) is None else job_place(key)
+        return self._slot(key, keyspace) if self._settings().placed_keyspace(keyspace) is None else job_place(key)
 
     def _slot(self, key: str, keyspace: str) -> int:
         return slot_for(key, self._settings().slots_of(keyspace))
 
-    def _check(self, directing: Keyspace, key: str) -> None:
+    def _check(self, placed: Keyspace, key: str) -> None:
         """Raise where a key belongs to nobody; a job may wait for a worker to come."""
         with suppress(NoWorker):
-            self._belongs(directing, key)
+            self._placement_of(placed, key)
 
     def _info(self, record: JobRecord, keyspace: str) -> JobInfo:
         return JobInfo(

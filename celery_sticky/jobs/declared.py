@@ -8,7 +8,7 @@ from typing import Any
 from celery_sticky.errors import InvalidJob, InvalidKey
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.handler import MARK, Job, JobSpec, JobSpecs, check_name, origin
-from celery_sticky.jobs.held import house_job
+from celery_sticky.jobs.keeper.held import built_in_job
 from celery_sticky.jobs.schedule import Schedule, Ticker
 from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
 from celery_sticky.stores.jobs import JobRecord
@@ -22,7 +22,7 @@ class DeclaredJobs:
 
     def __init__(self) -> None:
         self._jobs = JobSpecs()
-        self._house: dict[tuple[str, str], Schedule | Ticker] = {}
+        self._built_in: dict[tuple[str, str], Schedule | Ticker] = {}
         """By keyspace and the name of the job that runs it."""
 
     def job(self, name: str, keyspace: str, handler: Any) -> None:
@@ -37,27 +37,27 @@ class DeclaredJobs:
         """Declare a schedule; `keyspace` None: that of its job."""
         where = keyspace or self.keyspace_of(job) or DEFAULT_KEYSPACE
         made = Schedule(name, _checked(name, where), job, _interval(name, every), _function(name, function))
-        self._add_house("schedule", made)
+        self._add_built_in("schedule", made)
 
     def ticker(self, name: str, keyspace: str, every: float, function: Any) -> None:
         """Declare a ticker."""
         made = Ticker(name, _checked(name, keyspace), _interval(name, every), _function(name, function))
-        self._add_house("ticker", made)
+        self._add_built_in("ticker", made)
 
-    def _add_house(self, kind: str, made: Schedule | Ticker) -> None:
+    def _add_built_in(self, kind: str, made: Schedule | Ticker) -> None:
         place = (made.keyspace, kind + MARK + check_name(made.name))
-        known = self._house.get(place)
+        known = self._built_in.get(place)
         if known is not None and origin(known.function) != origin(made.function):
             raise InvalidJob(f"the {kind} {made.name!r} is declared twice in keyspace {made.keyspace!r}")
-        self._house[place] = made
+        self._built_in[place] = made
 
     def add(self, other: DeclaredJobs) -> None:
         """Declare also what another one has."""
         if other is not self:
             for spec in other._jobs:
                 self._jobs.add(spec)
-            for (_, name), one in other._house.items():
-                self._add_house(name.partition(MARK)[0], one)
+            for (_, name), one in other._built_in.items():
+                self._add_built_in(name.partition(MARK)[0], one)
 
     def keyspace_of(self, name: str) -> str | None:
         """Return the keyspace of a declared job, or None.
@@ -73,7 +73,7 @@ class DeclaredJobs:
     @property
     def keyspaces(self) -> frozenset[str]:
         """The keyspaces of all that is declared."""
-        return frozenset(one.keyspace for one in (*self._jobs, *self._house.values()))
+        return frozenset(one.keyspace for one in (*self._jobs, *self._built_in.values()))
 
     def check(self) -> None:
         """Check what needs all declarations.
@@ -81,7 +81,7 @@ class DeclaredJobs:
         Raises:
             InvalidJob: a schedule is for a job that is not declared.
         """
-        for one in self._house.values():
+        for one in self._built_in.values():
             if isinstance(one, Schedule) and self._jobs.find(one.keyspace, one.job) is None:
                 having = ", ".join(self._jobs.names()) or "none"
                 raise InvalidJob(
@@ -91,20 +91,20 @@ class DeclaredJobs:
 
     def specs(self, keyspaces: Collection[str], jobs: Callable[[], Jobs]) -> JobSpecs:
         """Return all that a job host for these keyspaces runs; `jobs` is what schedules dispatch with."""
-        house = [JobSpec(name, one.keyspace, _runner(one, jobs)) for (_, name), one in self._house.items()]
+        built_in = [JobSpec(name, one.keyspace, _runner(one, jobs)) for (_, name), one in self._built_in.items()]
         found = JobSpecs()
-        for spec in (*self._jobs, *house):
+        for spec in (*self._jobs, *built_in):
             if spec.keyspace in keyspaces:
                 found.add(spec)
         return found
 
-    def house(self, keyspace: str, slots: int) -> Mapping[int, list[JobRecord]]:
+    def built_in(self, keyspace: str, slots: int) -> Mapping[int, list[JobRecord]]:
         """Return the jobs that run this keyspace's schedules and tickers, by slot."""
         found: dict[int, list[JobRecord]] = {}
-        for where, name in self._house:
+        for where, name in self._built_in:
             if where == keyspace:
                 slot = slot_for(name, slots)
-                found.setdefault(slot, []).append(house_job(name, slot))
+                found.setdefault(slot, []).append(built_in_job(name, slot))
         return found
 
 

@@ -24,7 +24,7 @@ class Start:
     epoch: int
     attempt: int
     payload: Any
-    term: int
+    membership: int
     """The membership whose trust the run relies on."""
     worker: str = ""
     """The worker's node name."""

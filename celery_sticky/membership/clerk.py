@@ -111,12 +111,18 @@ class Clerk:
         match effect:
             case Read():
                 reading = store.read()
-                return ReadDone(reading.view, dict(reading.beats), reading.store_id, reading.clock)
+                return ReadDone(reading.view, dict(reading.heartbeats), reading.store_id, reading.clock)
             case SendBeat(incarnation, announce):
-                beat = store.beat(incarnation, announce=announce)
+                heartbeat = store.heartbeat(incarnation, announce=announce)
                 self._share_revokes(store)
                 return BeatDone(
-                    sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats, beat.counter
+                    sent,
+                    heartbeat.alive,
+                    heartbeat.version,
+                    heartbeat.generation,
+                    heartbeat.store_id,
+                    heartbeat.heartbeats,
+                    heartbeat.counter,
                 )
             case Swap(old, new, guard):
                 if joins:

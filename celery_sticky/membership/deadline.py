@@ -53,11 +53,11 @@ class Deadline:
         pause = STEP
         overdue: dict[Reliance, float] = {}
         for reliance in set(self._relied_on()):
-            keyspace, term = reliance
+            keyspace, membership = reliance
             now = boottime()
             if self._parent is not None and os.getppid() != self._parent:
                 self._ended(reliance)
-            elif self._lease.term(keyspace) == term and now < (until := self._lease.until(keyspace)):
+            elif self._lease.membership(keyspace) == membership and now < (until := self._lease.until(keyspace)):
                 pause = min(pause, until - now)
             else:
                 since = overdue[reliance] = self._overdue.get(reliance, now)

@@ -61,32 +61,32 @@ class Lease:
             size += _HEAD.size + (slots + 7) // 8 * 8  # aligned, so that no reader sees half a number
         return max(size, 1)
 
-    def grant(self, keyspace: str, until: float, term: int) -> None:
+    def grant(self, keyspace: str, until: float, membership: int) -> None:
         """Trust this membership (`term` counts them) until then; an earlier one is trusted no more."""
-        _HEAD.pack_into(self._memory, self._at[keyspace], NEVER if self._closed else until, term)
+        _HEAD.pack_into(self._memory, self._at[keyspace], NEVER if self._closed else until, membership)
 
     def close(self) -> None:
         """Trust nothing from now on: this process ends."""
         self._closed = True
         for keyspace in self._slots:
-            self.grant(keyspace, NEVER, self.term(keyspace))
+            self.grant(keyspace, NEVER, self.membership(keyspace))
 
     def until(self, keyspace: str) -> float:
         """Return when trust ends."""
         until: float = _HEAD.unpack_from(self._memory, self._at[keyspace])[0]
         return until
 
-    def term(self, keyspace: str) -> int:
+    def membership(self, keyspace: str) -> int:
         """Return which membership is trusted."""
-        term: int = _HEAD.unpack_from(self._memory, self._at[keyspace])[1]
-        return term
+        membership: int = _HEAD.unpack_from(self._memory, self._at[keyspace])[1]
+        return membership
 
-    def trusted(self, keyspace: str, term: int | None = None) -> bool:
+    def trusted(self, keyspace: str, membership: int | None = None) -> bool:
         """Whether trust lasts, in this membership if one is named."""
         if keyspace not in self._at:
             return False
         until, current = _HEAD.unpack_from(self._memory, self._at[keyspace])
-        return boottime() < until and (term is None or term == current)
+        return boottime() < until and (membership is None or membership == current)
 
     def mark(self, keyspace: str, slot: int, *, open_here: bool) -> None:
         """Note that a slot is open here, or no more."""

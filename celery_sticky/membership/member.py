@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from celery_sticky.assignment import how_to_agree
 from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StoreUnavailable
 from celery_sticky.keys import SlotId
-from celery_sticky.membership.claim import Claim
+from celery_sticky.keyspace import how_to_agree
 from celery_sticky.membership.clerk import Clerk
 from celery_sticky.membership.lease import Lease, boottime
+from celery_sticky.membership.name_lock import NameLock
 from celery_sticky.ownership.events import (
     BeatDone,
     CloseSlot,
@@ -37,7 +37,7 @@ from celery_sticky.ownership.events import (
     Tick,
 )
 from celery_sticky.ownership.holdings import SlotState
-from celery_sticky.ownership.machine import Machine, Phase, Terms
+from celery_sticky.ownership.machine import Machine, MemberConfig, Phase
 from celery_sticky.ownership.view import View
 from celery_sticky.platform.native import start_native_thread
 from celery_sticky.stores.base import Store
@@ -95,8 +95,8 @@ class Hooks(Protocol):
         """These ids were revoked before this worker joined."""
 
 
-class Director(Protocol):
-    """What the member tells the director of a keyspace that directs keys. Called in the member's thread."""
+class Placer(Protocol):
+    """What the member tells the placer of a keyspace that directs keys. Called in the member's thread."""
 
     def joining(self, incarnation: str) -> None:
         """This worker is about to join; raise `StoreUnavailable` to have it try again."""
@@ -104,7 +104,7 @@ class Director(Protocol):
     def observe(self, snapshot: Snapshot) -> None:
         """Phase, incarnation or view have changed."""
 
-    def beaten(self, incarnation: str, counter: int) -> None:
+    def heartbeat_done(self, incarnation: str, counter: int) -> None:
         """A heartbeat was counted."""
 
 
@@ -114,21 +114,21 @@ class Member:
     def __init__(
         self,
         keyspace: str,
-        terms: Callable[[str], Terms],
+        config: Callable[[str], MemberConfig],
         open_store: Callable[[], Store],
         slots: Slots,
         lease: Lease,
-        claim: Claim,
+        name_lock: NameLock,
         hooks: Hooks,
         *,
         revoke_ttl: float,
         revoke_limit: int,
-        director: Director | None = None,
+        placer: Placer | None = None,
     ) -> None:
-        self._director = director
+        self._placer = placer
         self.keyspace = keyspace
         self.snapshot = Snapshot()
-        self._terms, self._slots, self._lease, self._claim, self._hooks = terms, slots, lease, claim, hooks
+        self._config, self._slots, self._lease, self._name_lock, self._hooks = config, slots, lease, name_lock, hooks
         self._inbox: deque[Event] = deque()
         self._clerk = Clerk(
             keyspace,
@@ -153,7 +153,7 @@ class Member:
         Raises:
             NameTaken: a living process of this machine has it.
         """
-        self._machine = Machine(self._terms(self._claim.acquire()), boottime())
+        self._machine = Machine(self._config(self._name_lock.acquire()), boottime())
         self._started = True
         start_native_thread(self._run)
 
@@ -190,7 +190,7 @@ class Member:
         while not self._ended and time.monotonic() < deadline + 1:
             time.sleep(0.005)
         if self.snapshot.phase is Phase.LEFT:
-            self._claim.release()
+            self._name_lock.release()
         return self.snapshot.phase is Phase.LEFT
 
     # -- the thread ----------------------------------------------------------------------------
@@ -253,8 +253,8 @@ class Member:
             machine.trust_until,
             machine.store_lost_since is not None,
         )
-        if self._director is not None and changed(old, self.snapshot):
-            self._director.observe(self.snapshot)
+        if self._placer is not None and changed(old, self.snapshot):
+            self._placer.observe(self.snapshot)
 
     def _note_opened(self, event: Opened) -> None:
         machine = self._machine
@@ -297,15 +297,15 @@ class Member:
 
     def _tell_beats(self, effect: Effect, answer: Event) -> None:
         match effect, answer:
-            case SendBeat(incarnation), BeatDone(alive=True, counter=counter) if self._director is not None:
-                self._director.beaten(incarnation, counter)
+            case SendBeat(incarnation), BeatDone(alive=True, counter=counter) if self._placer is not None:
+                self._placer.heartbeat_done(incarnation, counter)
 
     def _refusal(self, reason: str, *, name_taken: bool) -> RefusedToStart:
         where, view = f"keyspace {self.keyspace!r}: {reason}", self._machine.view
         if name_taken:
             return NameTaken(f"{where}: give each worker its own name with -n")
         assert view is not None
-        return KeyspaceMismatch(f"{where}. {how_to_agree(self.keyspace, view, self._machine.terms.slots)}")
+        return KeyspaceMismatch(f"{where}. {how_to_agree(self.keyspace, view, self._machine.config.slots)}")
 
     def _lose(self, slots: frozenset[int]) -> None:
         self._announce_gains()
@@ -315,16 +315,16 @@ class Member:
 
     def _joins(self, effect: Read | SendBeat | Swap) -> str:
         """Return our incarnation if the store makes it a member by this, else nothing."""
-        me = effect.new.members.get(self._machine.terms.name) if isinstance(effect, Swap) else None
+        me = effect.new.members.get(self._machine.config.name) if isinstance(effect, Swap) else None
         fresh = me is not None and me.incarnation == self._machine.incarnation != self._joined_as
         return self._machine.incarnation if fresh else ""
 
     def _before_join(self, store: Store, incarnation: str) -> None:
         # The lock file must name us before others can see us, and revokes be known before slots are.
-        self._claim.write(incarnation)
+        self._name_lock.write(incarnation)
         self._clerk.learn_revokes(store)
-        if self._director is not None:
-            self._director.joining(incarnation)
+        if self._placer is not None:
+            self._placer.joining(incarnation)
 
     def _without_store(self, now: float) -> str:
         left = self.snapshot.trust_until - now
@@ -334,5 +334,5 @@ class Member:
 
 
 def changed(old: Snapshot, new: Snapshot) -> bool:
-    """Whether a director is to hear of it."""
+    """Whether a placer is to hear of it."""
     return (old.phase, old.incarnation) != (new.phase, new.incarnation) or old.view is not new.view

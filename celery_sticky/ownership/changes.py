@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from celery_sticky.ownership.plan import plan
-from celery_sticky.ownership.view import DIRECT_QUEUE, STALLED, Member, MemberState, View
+from celery_sticky.ownership.view import HAS_WORKER_QUEUE, STALLED, Member, MemberState, View
 
 
 def fresh(
@@ -119,7 +119,7 @@ def release(view: View, name: str, slots: Collection[int]) -> View:
 
 
 def depart(view: View, name: str) -> View:
-    """Remove a leaving member that has closed its direct queue.
+    """Remove a leaving member that has closed its worker queue.
 
     Raises:
         ValueError: it is not leaving, or still owns slots.
@@ -157,7 +157,7 @@ def _without(view: View, name: str) -> View:
 
 def _without_idle_leaver(view: View, name: str) -> View:
     member = view.members[name]
-    idle = member.state is MemberState.LEAVING and name not in view.owner and DIRECT_QUEUE not in member.attributes
+    idle = member.state is MemberState.LEAVING and name not in view.owner and HAS_WORKER_QUEUE not in member.attributes
     return _without(view, name) if idle else view
 
 

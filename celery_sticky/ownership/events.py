@@ -23,7 +23,7 @@ class ReadDone:
     """The answer to `Read`."""
 
     view: View | None
-    beats: dict[str, int]
+    heartbeats: dict[str, int]
     store_id: str
     clock: float
 
@@ -37,7 +37,7 @@ class BeatDone:
     version: int
     generation: int
     store_id: str
-    beats: Mapping[str, int] = field(default_factory=dict)
+    heartbeats: Mapping[str, int] = field(default_factory=dict)
     """Everybody's counters, after a beat that was not announced."""
     counter: int = 0
     """The member's own, with this beat."""
@@ -67,7 +67,7 @@ class ViewChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class BeatHeard:
+class HeartbeatHeard:
     """Signal: a member's counter had this value."""
 
     incarnation: str
@@ -99,7 +99,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class DirectClosed:
-    """This member leaves, and nothing of its direct queue is left here."""
+    """This member leaves, and nothing of its worker queue is left here."""
 
     incarnation: str
 
@@ -143,7 +143,7 @@ class LeaveAsked:
 
 
 Event = (
-    Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | BeatHeard | Opened | OpenRefused | Drained
+    Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | HeartbeatHeard | Opened | OpenRefused | Drained
     | DirectClosed | BrokerDown | BrokerUp | HostDown | HostUp | LoopSilent | LoopAnswers | LeaveAsked
 )  # fmt: skip
 

@@ -24,13 +24,13 @@ from enum import StrEnum
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import (
     BeatDone,
-    BeatHeard,
     BrokerDown,
     BrokerUp,
     DirectClosed,
     Drained,
     Effect,
     Event,
+    HeartbeatHeard,
     HostDown,
     HostUp,
     LeaveAsked,
@@ -77,7 +77,7 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class MemberConfig:
     """What a member is configured with; times in seconds."""
 
     name: str
@@ -102,12 +102,12 @@ class Terms:
 class Machine:
     """The state of one member. Attributes may be read; only `step` changes them."""
 
-    def __init__(self, terms: Terms, now: float) -> None:
-        self.terms = terms
+    def __init__(self, config: MemberConfig, now: float) -> None:
+        self.config = config
         self.phase = Phase.OUT
         self.view: View | None = None
         self.trust_until = float("-inf")
-        self._holdings = Holdings(terms.name)
+        self._holdings = Holdings(config.name)
         self._watches = Watches()
         self.leaving = False
         self.store_lost_since: float | None = None
@@ -130,7 +130,7 @@ class Machine:
         self._busy = False
         self._tries = 0
         self._changed = True
-        self._direct_closed = ""
+        self._worker_queue_closed = ""
 
     @property
     def slots(self) -> Mapping[int, SlotState]:
@@ -140,7 +140,7 @@ class Machine:
     @property
     def incarnation(self) -> str:
         """The incarnation of the coming or present membership."""
-        return f"{self.terms.origin}-{self._joins}"
+        return f"{self.config.origin}-{self._joins}"
 
     def trusts(self, now: float) -> bool:
         """Whether the member can prove to itself that it may act on what it owns."""
@@ -166,7 +166,7 @@ class Machine:
         """When there may be something to change in the view; only what `_change_view` would then act on."""
         times = [self._evicted_at(member) for member in self._others(view)] if self.trusts(now) else []
         if self._unowned_since is not None:
-            times.append(self._unowned_since + self.terms.settle)
+            times.append(self._unowned_since + self.config.settle)
         if self._holdings.outbid(view) or self._holdings.given(view) or self._may_depart(view):
             times.append(self._swap_at)
         if self._stall_is_news(view):
@@ -175,12 +175,12 @@ class Machine:
 
     @property
     def _patience(self) -> float:
-        return self.terms.ttl + self.terms.margin
+        return self.config.ttl + self.config.margin
 
     def _later(self, now: float, least: float) -> float:
         # Spread by member and by try, without a random number: the fractional part walks through the interval.
         self._tries += 1
-        return now + least * (1 + (self.terms.jitter + self._tries * 0.618) % 1)
+        return now + least * (1 + (self.config.jitter + self._tries * 0.618) % 1)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Machine:
             case ViewChanged(version):
                 if self.view is None or version > self.view.version:
                     self._read_at = now
-            case BeatHeard(incarnation, counter):
+            case HeartbeatHeard(incarnation, counter):
                 self._watches.hear(incarnation, counter, now)
             case Opened(int(slot), epoch):
                 self._holdings.opened(slot, epoch)
@@ -218,7 +218,7 @@ class Machine:
                     # It may be a later owner's: what its epoch means we must read before we outbid it.
                     self._read_at = now
             case DirectClosed(incarnation):
-                self._direct_closed = incarnation
+                self._worker_queue_closed = incarnation
             case Drained(int(slot)):
                 self._holdings.drained(slot, self._view_of_ours, self.incarnation, effects)
             case BrokerDown():
@@ -262,12 +262,12 @@ class Machine:
             self._on_store_lost(view, event, now, effects)
             return
         self.store_lost_since = None
-        self._watches.read(view.members.values(), event.beats, now)
+        self._watches.read(view.members.values(), event.heartbeats, now)
         self._adopt(view, now, effects)
 
     def _on_beat(self, event: BeatDone, now: float, effects: list[Effect]) -> None:
         self._touch(now)
-        self._beat_at = event.sent + self.terms.ttl / 3
+        self._beat_at = event.sent + self.config.ttl / 3
         view = self.view
         if (
             view is None
@@ -278,11 +278,11 @@ class Machine:
         elif not event.alive:
             self._on_gone(now, effects)
         else:
-            self.trust_until = event.sent + self.terms.ttl - self.terms.margin
+            self.trust_until = event.sent + self.config.ttl - self.config.margin
             if event.version != view.version:
                 self._read_at = now
-            elif event.beats:
-                self._watches.read(view.members.values(), event.beats, now)
+            elif event.heartbeats:
+                self._watches.read(view.members.values(), event.heartbeats, now)
 
     def _on_swap(self, event: SwapDone, now: float, effects: list[Effect]) -> None:
         self._touch(now)
@@ -301,7 +301,7 @@ class Machine:
         if self._read_at is None:
             self._read_at = now
         if self._retry_at <= now:  # failures that come in a row must not push it before them
-            self._retry_at = self._later(now, min(0.25, self.terms.ttl / 20))
+            self._retry_at = self._later(now, min(0.25, self.config.ttl / 20))
         if self.phase is Phase.OUT and self._joining_sent is not None:
             # That swap may still arrive. Should it, it joins an incarnation that nobody is: we replace it at once.
             self._joins += 1
@@ -309,7 +309,7 @@ class Machine:
 
     def _touch(self, now: float) -> None:
         # After a gap in our own contact nothing can be concluded from what looked the same before and after.
-        if now - self._contact > self.terms.ttl / 2:
+        if now - self._contact > self.config.ttl / 2:
             self._watches.restart(now)
         self._contact = now
 
@@ -329,12 +329,12 @@ class Machine:
         self._watches.keep(view.members.values(), now)
         unowned = bool(view.unowned) and any(member.weight for member in view.active)
         self._unowned_since = (self._unowned_since if self._unowned_since is not None else now) if unowned else None
-        me = view.members.get(self.terms.name)
+        me = view.members.get(self.config.name)
         mine = me is not None and me.incarnation == self.incarnation
         if self.phase is Phase.OUT and mine and self._joining_sent is not None:
             self.phase = Phase.IN
-            self.trust_until = self._joining_sent + self.terms.ttl - self.terms.margin
-            self._beat_at = self._joining_sent + self.terms.ttl / 3
+            self.trust_until = self._joining_sent + self.config.ttl - self.config.margin
+            self._beat_at = self._joining_sent + self.config.ttl / 3
             effects.append(Say(f"joined as {self.incarnation} at version {view.version}"))
         elif self.phase is Phase.IN and not mine:
             self._on_gone(now, effects)
@@ -362,13 +362,13 @@ class Machine:
             what = "there is no document" if view is None else "the document is not of this store, or an older copy"
             effects.append(Say(f"{what}: a fresh one is written in {self._patience:.1f} s"))
         self._lost_look = found, self._look_sent
-        self._read_at = self._later(now, self.terms.ttl / 12)
+        self._read_at = self._later(now, self.config.ttl / 12)
         if now < self.store_lost_since + self._patience or (self.leaving and self.phase is Phase.OUT):
             return
         generation, version = max(self._newest, (view.generation, view.version) if view else (0, 0))
         new = changes.fresh(
-            slots=self.terms.slots,
-            hash=self.terms.hash,
+            slots=self.config.slots,
+            hash=self.config.hash,
             generation=changes.generation_after(generation, event.clock),
             version=version + 1,
             store_id=event.store_id,
@@ -382,7 +382,7 @@ class Machine:
         Nobody owns anything by a fresh document before it has settled: one that we could not see was never that old.
         """
         before, look_sent = self._lost_look
-        return found != before or now > look_sent + max(self.terms.settle, self.terms.ttl / 6)
+        return found != before or now > look_sent + max(self.config.settle, self.config.ttl / 6)
 
     # -- asking the store ----------------------------------------------------------------------
 
@@ -402,7 +402,7 @@ class Machine:
                 self._look_sent = now
                 effects.append(Read())
         elif self.view is None or self.store_lost_since is not None:
-            self._read_at = now + self.terms.ttl / 12
+            self._read_at = now + self.config.ttl / 12
         elif now < self._swap_at:
             pass  # another member's swap has just won
         elif self.phase is Phase.OUT:
@@ -415,22 +415,22 @@ class Machine:
         effects.append(swap)
 
     def _try_join(self, view: View, now: float, effects: list[Effect]) -> None:
-        terms = self.terms
+        config = self.config
         # Evicted meanwhile or not: who would leave for want of its broker does not make the others give slots to it.
         # A broker that is away may soon be back; a job host may be one that cannot load the app, and a loop hang.
         self._sent_away |= now >= self._grace_ends_at(view)
         missing = self._missing.keys()
         if missing & {Need.HOST, Need.LOOP} or (Need.BROKER in missing and self._sent_away):
-            self._read_at = now + terms.ttl / 3
+            self._read_at = now + config.ttl / 3
             return
-        if (view.slots, view.hash) != (terms.slots, terms.hash):
+        if (view.slots, view.hash) != (config.slots, config.hash):
             self.phase = Phase.REFUSED
             effects.append(Refuse(
                 f"the keyspace was made with {view.slots} slots and hash {view.hash!r}, this worker is configured with "
-                f"{terms.slots} slots and hash {terms.hash!r}", name_taken=False))  # fmt: skip
+                f"{config.slots} slots and hash {config.hash!r}", name_taken=False))  # fmt: skip
             return
-        member = Member(terms.name, self.incarnation, weight=terms.weight, attributes=terms.attributes)
-        rival = view.members.get(terms.name)
+        member = Member(config.name, self.incarnation, weight=config.weight, attributes=config.attributes)
+        rival = view.members.get(config.name)
         if rival is None:
             cold = all(owner is None for owner in view.owner)
             new, guard = changes.join(view, member, settle=cold), dict[str, int]()
@@ -444,31 +444,31 @@ class Machine:
 
     def _rival_is_dead(self, rival: Member, now: float, effects: list[Effect]) -> bool:
         watch = self._watches[rival]
-        if rival.incarnation == self.terms.dead_incarnation or rival.incarnation.startswith(f"{self.terms.origin}-"):
+        if rival.incarnation == self.config.dead_incarnation or rival.incarnation.startswith(f"{self.config.origin}-"):
             return True
         if watch.changes >= 2:
             # One change may have been in flight when its process died; a second one was sent by a living one.
             self.phase = Phase.REFUSED
-            effects.append(Refuse(f"another live worker is named {self.terms.name!r}", name_taken=True))
+            effects.append(Refuse(f"another live worker is named {self.config.name!r}", name_taken=True))
             return False
         if now >= self._evicted_at(rival):
             return True
-        self._read_at = now + self.terms.ttl / 6
+        self._read_at = now + self.config.ttl / 6
         return False
 
     def _others(self, view: View) -> list[Member]:
-        return [member for member in view.members.values() if member.name != self.terms.name]
+        return [member for member in view.members.values() if member.name != self.config.name]
 
     def _evicted_at(self, member: Member) -> float:
         return self._watches[member].since + self._patience
 
     def _is_active(self, view: View) -> bool:
-        me = view.members.get(self.terms.name)
+        me = view.members.get(self.config.name)
         return me is not None and me.state is MemberState.ACTIVE
 
     def _change_view(self, view: View, now: float, effects: list[Effect]) -> None:
         """Put everything this member has to change into one swap."""
-        terms = self.terms
+        config = self.config
         new = view
         silent = [m for m in self._others(view) if self.trusts(now) and now >= self._evicted_at(m)]
         for member in silent:
@@ -477,17 +477,17 @@ class Machine:
             effects.append(Say(f"evicting {member.name}: no heartbeat for {silence:.1f} s"))
         if now >= self._leaves_at(new):
             self._sent_away = not self.leaving
-            new = changes.leave(new, terms.name)
+            new = changes.leave(new, config.name)
         if self._stall_is_news(new):
-            new = changes.stall(new, terms.name, self._stall)
+            new = changes.stall(new, config.name, self._stall)
         for slot, fence in self._holdings.outbid(new).items():
             new = changes.raise_epoch(new, slot, fence)
-        if self._unowned_since is not None and now >= self._unowned_since + terms.settle:
+        if self._unowned_since is not None and now >= self._unowned_since + config.settle:
             new = changes.replan(new)
-        if given := self._holdings.given(new) if terms.name in new.members else frozenset():
-            new = changes.release(new, terms.name, sorted(given))
+        if given := self._holdings.given(new) if config.name in new.members else frozenset():
+            new = changes.release(new, config.name, sorted(given))
         if self._may_depart(new):
-            new = changes.depart(new, terms.name)
+            new = changes.depart(new, config.name)
         if new is view:
             return
         if untold := self._holdings.tell(given):
@@ -495,12 +495,12 @@ class Machine:
         self._emit_swap(Swap(view, _one_step(view, new), self._watches.guard(silent)), effects)
 
     def _may_depart(self, view: View) -> bool:
-        me = view.members.get(self.terms.name)
+        me = view.members.get(self.config.name)
         leaving = me is not None and me.state is MemberState.LEAVING and me.name not in view.owner
-        return leaving and self._direct_closed == self.incarnation
+        return leaving and self._worker_queue_closed == self.incarnation
 
     def _stall_is_news(self, view: View) -> bool:
-        me = view.members.get(self.terms.name)
+        me = view.members.get(self.config.name)
         return me is not None and me.attributes.get(STALLED, "") != self._stall
 
     def _leaves_at(self, view: View) -> float:
@@ -514,18 +514,18 @@ class Machine:
     def _grace_ends_at(self, view: View) -> float:
         """When this member has been without something that it needs for too long."""
         # Without peers that run tasks nobody could do better: keep the slots and wait.
-        peers = any(m.name != self.terms.name and STALLED not in m.attributes for m in view.active)
+        peers = any(m.name != self.config.name and STALLED not in m.attributes for m in view.active)
         return min(map(self._patience_ends_at, self._missing), default=float("inf")) if peers else float("inf")
 
     def _patience_ends_at(self, need: Need) -> float:
         since = self._missing[need]
         if need is not Need.LOOP:
-            return since + self.terms.broker_grace
+            return since + self.config.broker_grace
         # Whoever reports the loop has waited already. While the broker is away for the courier too, it explains the
         # silence: then `broker_grace` decides, and Celery gets its time to reconnect.
         if Need.BROKER in self._missing:
             return float("inf")
-        return max(since, self._broker_up_at + self.terms.loop_timeout)
+        return max(since, self._broker_up_at + self.config.loop_timeout)
 
 
 def _one_step(old: View, new: View) -> View:

@@ -26,8 +26,8 @@ READABLE = 4096
 
 _NOBODY = -1
 
-DIRECT_QUEUE = "direct"
-"""The attribute of a member that has a direct queue: leaving, it stays until that is closed, not only its slots."""
+HAS_WORKER_QUEUE = "direct"
+"""The attribute of a member that has a worker queue: leaving, it stays until that is closed, not only its slots."""
 
 STALLED = "stalled"
 """The attribute of a member that cannot run tasks now: since when (seconds since the epoch), a space, and why."""

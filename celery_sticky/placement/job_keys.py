@@ -1,4 +1,4 @@
-"""The keys of a directed keyspace that have jobs, and what this worker does about them. Pure.
+"""The keys of a placed keyspace that have jobs, and what this worker does about them. Pure.
 
 All of them are known here, also those of other workers: whose they are is seen without asking when members change.
 There may be very many: nothing is done about a key of which nothing has changed.
@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from celery_sticky.placement.key_plans import Duty, Scene
+from celery_sticky.placement.rules import Duty, Scene
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 """Seconds until the function is called again for keys for which it has failed; doubled in between."""
 
 
-class Stage(Enum):
+class KeyStage(Enum):
     """What this worker has done about the jobs of a key."""
 
     OUT = "out"
@@ -34,7 +34,7 @@ class _Job:
     """The incarnation that has pinned the key, as far as is known; empty: nobody."""
     looked: bool = False
     """Whether that was looked up at all."""
-    stage: Stage = Stage.OUT
+    stage: KeyStage = KeyStage.OUT
     duty: Duty = Duty.NONE
     """For which it is open."""
     token: int = 0
@@ -108,13 +108,13 @@ class JobKeys:
     def drained(self, key: str, token: int, now: float, *, vacant: bool) -> bool:
         """Nothing of the key's jobs is here any more; False: that was told of an earlier claim."""
         job = self._jobs.get(key)
-        if job is None or job.token != token or job.stage not in (Stage.OPEN, Stage.STOPPING):
+        if job is None or job.token != token or job.stage not in (KeyStage.OPEN, KeyStage.STOPPING):
             return False
-        if job.stage is Stage.OPEN and not vacant:
+        if job.stage is KeyStage.OPEN and not vacant:
             self._refused[key] = now + RETRY_FIRST  # the store has records of a later token: time brings a higher one
         else:
             self._due[key] = None
-        self._set(key, job, Stage.OUT)
+        self._set(key, job, KeyStage.OUT)
         job.gone |= vacant
         return True
 
@@ -130,7 +130,7 @@ class JobKeys:
     def reset(self) -> None:
         """The membership is over, or another one has begun: nothing is held."""
         for job in self._jobs.values():
-            job.stage, job.duty, job.token = Stage.OUT, Duty.NONE, 0
+            job.stage, job.duty, job.token = KeyStage.OUT, Duty.NONE, 0
         self._held.clear()
         self.review()
 
@@ -187,13 +187,13 @@ class JobKeys:
     def granted(self, key: str, token: int, duty: Duty, pin: str) -> None:
         """The key is claimed, for this; when it was, this was its pin."""
         job = self._jobs[key]
-        self._set(key, job, Stage.OPEN)
+        self._set(key, job, KeyStage.OPEN)
         job.token, job.duty, job.pin = token, duty, pin
 
     def left(self, key: str, pin: str) -> None:
         """The key is not claimed after all: it belongs elsewhere, with this pin."""
         job = self._jobs[key]
-        self._set(key, job, Stage.OUT)
+        self._set(key, job, KeyStage.OUT)
         job.pin = pin
 
     def _look_at(self, key: str) -> None:
@@ -202,32 +202,32 @@ class JobKeys:
     def _duty(self, key: str, job: _Job, scene: Scene, changes: Changes) -> Duty:
         if job.gone:
             return Duty.NONE
-        belonging = scene.belonging(key, job.pin)
-        duty = scene.duty(key, belonging)
-        if belonging.failed:
+        placement = scene.placement(key, job.pin)
+        duty = scene.duty(key, placement)
+        if placement.failed:
             self._failing.add(key)
             if duty is Duty.TEND:
-                changes.failed = str(belonging.refusal)
+                changes.failed = str(placement.refusal)
         return duty
 
     def _change(self, key: str, job: _Job, duty: Duty, changes: Changes) -> None:
         match job.stage:
-            case Stage.OUT if duty is not Duty.NONE:
-                self._set(key, job, Stage.ASKING)
+            case KeyStage.OUT if duty is not Duty.NONE:
+                self._set(key, job, KeyStage.ASKING)
                 changes.want.append((key, job.pin))
-            case Stage.OUT if job.gone:
+            case KeyStage.OUT if job.gone:
                 del self._jobs[key]
-            case Stage.ASKING if duty is Duty.NONE:
-                self._set(key, job, Stage.OUT)
+            case KeyStage.ASKING if duty is Duty.NONE:
+                self._set(key, job, KeyStage.OUT)
                 changes.leave.append(key)
                 self._due[key] = None  # it may be gone
-            case Stage.OPEN if duty is not job.duty and not job.gone:
-                self._set(key, job, Stage.STOPPING)
+            case KeyStage.OPEN if duty is not job.duty and not job.gone:
+                self._set(key, job, KeyStage.STOPPING)
                 changes.stop.append(key)
 
-    def _set(self, key: str, job: _Job, stage: Stage) -> None:
+    def _set(self, key: str, job: _Job, stage: KeyStage) -> None:
         job.stage = stage
-        if stage is Stage.OUT:
+        if stage is KeyStage.OUT:
             self._held.discard(key)
         else:
             self._held.add(key)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from celery_sticky.placement.talks import Talk, ask
-from celery_sticky.stores.directory import START, Directory
+from celery_sticky.placement.flow import Flow, ask
+from celery_sticky.stores.placement import START, PlacementStore
 
 LOOK_EVERY = 5.0
 """Seconds between two looks: the hint that there is something to see may be lost."""
@@ -33,20 +33,20 @@ class LostPins:
         """The pin of a key has changed that was ours, perhaps."""
         self._look_at = 0.0
 
-    def look_after(self, now: float) -> Talk[None]:
+    def look_after(self, now: float) -> Flow[None]:
         """Tell what has been lost, while the lease is trusted: so that receivers may pin again."""
         if now < self._look_at:
             return
         if len(self._incarnations) > 1:
             # What has not been taken over is noted as lost by this, unless it was before.
-            on = yield from ask(Directory.sweep, START)
+            on = yield from ask(PlacementStore.sweep, START)
             while on != START:
-                on = yield from ask(Directory.sweep, on)
-        keys = yield from ask(Directory.lost, self._worker, tuple(self._incarnations))
+                on = yield from ask(PlacementStore.sweep, on)
+        keys = yield from ask(PlacementStore.lost, self._worker, tuple(self._incarnations))
         if not self._trusted():
             return  # perhaps we have just thawed, and do not know yet that we are somebody else
         if keys:
             self._tell(frozenset(keys))
-            yield from ask(Directory.forget, tuple(self._incarnations), keys)
+            yield from ask(PlacementStore.forget, tuple(self._incarnations), keys)
         del self._incarnations[:-1]
         self._look_at = now + LOOK_EVERY

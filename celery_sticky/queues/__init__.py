@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.queues.base import (
-    Act,
     Dead,
     Delivery,
     Depth,
+    Disposition,
     Fetched,
     Guarantees,
+    Outcome,
     SlotQueues,
     Tag,
     Tenure,
-    Verdict,
     Want,
 )
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from kombu import Connection
 
 __all__ = [
-    "Act",
     "Dead",
     "Delivery",
     "Depth",
+    "Disposition",
     "Fetched",
     "Guarantees",
+    "Outcome",
     "SlotQueues",
     "Tag",
     "Tenure",
-    "Verdict",
     "Want",
     "open_queues",
 ]

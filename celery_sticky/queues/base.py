@@ -15,7 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from celery_sticky.keys import DIRECT, Slot
+from celery_sticky.keys import WORKER_QUEUE, Slot
 
 _SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
 
@@ -66,22 +66,22 @@ class Tag(Struct, frozen=True, order=True):
     """Names the request that fetched it (`Tenure.trip`)."""
 
 
-class Act(StrEnum):
+class Outcome(StrEnum):
     """How a delivery is settled. `MARK` (it is about to start) and `UNMARK` (it did not) do not settle it."""
 
     ACK = "ack"
     DEFER = "defer"
     BURY = "bury"
-    MARK = "mark"
-    UNMARK = "unmark"
+    COUNT_START = "mark"
+    UNCOUNT_START = "unmark"
     MOVE = "move"
     """Settled here, and at the back of another queue of the keyspace: one step, where the driver moves."""
 
 
-class Verdict(Struct, frozen=True):
+class Disposition(Struct, frozen=True):
     """What is to become of one delivery."""
 
-    act: Act
+    outcome: Outcome
     tenure: Tenure
     tag: Tag
     due: float = 0.0
@@ -122,11 +122,11 @@ class Fetched:
 
     deliveries: list[Delivery] = field(default_factory=list)
     """In order within each slot."""
-    confirmed: list[Verdict] = field(default_factory=list)
+    confirmed: list[Disposition] = field(default_factory=list)
     """Verdicts that took place."""
-    refused: list[Verdict] = field(default_factory=list)
+    refused: list[Disposition] = field(default_factory=list)
     """Verdicts of a former tenure, or of a tag no longer in flight: nothing happened."""
-    marks: dict[tuple[str, Slot, Tag], int] = field(default_factory=dict)
+    counted_starts: dict[tuple[str, Slot, Tag], int] = field(default_factory=dict)
     """(keyspace, slot, tag) -> starts marked, this one included, for each confirmed MARK."""
     drained: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots (keyspace, slot) whose queue is empty now; `idle` names those of them that get a message."""
@@ -134,7 +134,7 @@ class Fetched:
     """Wanted slots whose fence is not this tenure any more."""
     broken: dict[tuple[str, Slot], str] = field(default_factory=dict)
     """Slots (keyspace, slot) of which a record cannot be used -> which and why; the others are not held up."""
-    failed: list[tuple[Verdict, str]] = field(default_factory=list)
+    failed: list[tuple[Disposition, str]] = field(default_factory=list)
     """Verdicts that could not be carried out, and why (a broken record, no memory): send them again later."""
     due: dict[tuple[str, Slot], float] = field(default_factory=dict)
     """Wanted slots with deferred messages -> when the next comes due, seconds since the epoch."""
@@ -192,7 +192,7 @@ class SlotQueues(Protocol):
             BrokerUnavailable: it may have happened; open again with the next count.
         """
 
-    def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
+    def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """Settle `verdicts`, then bring what `wants` asks for: one round trip, each message moved atomically.
 
         Within a slot messages come in priority order (0 first), then in the order in which the broker took them.
@@ -246,7 +246,7 @@ class SlotQueues(Protocol):
         seconds since the epoch and compared with `at` of the message's info.
         """
 
-    def exhume(self, keyspace: str, dead_id: str) -> bool:
+    def requeue(self, keyspace: str, dead_id: str) -> bool:
         """Put a buried message at the back of its slot queue, its marks forgotten; False if there is no such one."""
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
@@ -269,4 +269,4 @@ def dead_slot(dead_id: str) -> Slot | None:
         return None
     if slot.isascii() and slot.isdigit():
         return int(slot)
-    return slot if slot.startswith(DIRECT) else None
+    return slot if slot.startswith(WORKER_QUEUE) else None

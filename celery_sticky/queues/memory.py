@@ -17,15 +17,15 @@ from functools import cache
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId, slot_of_queue
 from celery_sticky.queues.base import (
-    Act,
     Dead,
     Delivery,
     Depth,
+    Disposition,
     Fetched,
     Guarantees,
+    Outcome,
     Tag,
     Tenure,
-    Verdict,
     Want,
     dead_slot,
     sent_at,
@@ -38,7 +38,7 @@ STEPS = (0, 3, 6, 9)
 class _Message:
     priority: int
     body: bytes
-    marks: int | None = None
+    counted_starts: int | None = None
 
 
 @dataclass(slots=True)
@@ -115,17 +115,17 @@ class MemoryQueues:
                 message = slot.flight.pop(tag)
                 slot.lists[message.priority].appendleft(message)
                 if fence is not None and fence.incarnation != tenure.incarnation:
-                    message.marks = message.marks or 0
+                    message.counted_starts = message.counted_starts or 0
             self.broker.changed.notify_all()
             return tuple(slot.flight)
 
-    def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
+    def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """Settle, then bring."""
         fetched = Fetched()
         self._trips += 1
         with self.broker.changed:
-            for verdict in verdicts:
-                self._settle(verdict, fetched)
+            for disposition in dispositions:
+                self._settle(disposition, fetched)
             for want in wants:
                 self._bring(want, now, fetched)
         return fetched
@@ -193,7 +193,7 @@ class MemoryQueues:
                 dropped += 1
             return dropped
 
-    def exhume(self, keyspace: str, dead_id: str) -> bool:
+    def requeue(self, keyspace: str, dead_id: str) -> bool:
         """Put it back, its marks forgotten."""
         with self.broker.changed:
             slot, found = dead_slot(dead_id), self.broker.dead.get(keyspace, {}).pop(dead_id, None)
@@ -211,32 +211,32 @@ class MemoryQueues:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _settle(self, verdict: Verdict, fetched: Fetched) -> None:
-        tenure, tag = verdict.tenure, verdict.tag
+    def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
+        tenure, tag = disposition.tenure, disposition.tag
         slot = self.broker.slot(tenure.keyspace, tenure.slot)
         if slot.fence != tenure or tag not in slot.flight:
-            fetched.refused.append(verdict)
+            fetched.refused.append(disposition)
             return
-        fetched.confirmed.append(verdict)
+        fetched.confirmed.append(disposition)
         message = slot.flight[tag]
-        if verdict.act is Act.MARK:
-            message.marks = max(message.marks or 0, verdict.starts)
-            fetched.marks[tenure.keyspace, tenure.slot, tag] = message.marks
+        if disposition.outcome is Outcome.COUNT_START:
+            message.counted_starts = max(message.counted_starts or 0, disposition.starts)
+            fetched.counted_starts[tenure.keyspace, tenure.slot, tag] = message.counted_starts
             return
-        if verdict.act is Act.UNMARK:
-            if message.marks and message.marks == verdict.starts:
-                message.marks -= 1
+        if disposition.outcome is Outcome.UNCOUNT_START:
+            if message.counted_starts and message.counted_starts == disposition.starts:
+                message.counted_starts -= 1
             return
         del slot.flight[tag]
-        if verdict.act is Act.DEFER:
-            deferred = _Message(message.priority, verdict.body or message.body)
-            slot.deferred.append((verdict.due, tag.number, deferred))
+        if disposition.outcome is Outcome.DEFER:
+            deferred = _Message(message.priority, disposition.body or message.body)
+            slot.deferred.append((disposition.due, tag.number, deferred))
             slot.deferred.sort(key=lambda item: item[:2])
-        elif verdict.act is Act.MOVE:
-            self.broker.publish((tenure.keyspace, verdict.to), verdict.body or message.body, message.priority)
-        elif verdict.act is Act.BURY:
+        elif disposition.outcome is Outcome.MOVE:
+            self.broker.publish((tenure.keyspace, disposition.to), disposition.body or message.body, message.priority)
+        elif disposition.outcome is Outcome.BURY:
             dead = self.broker.dead.setdefault(tenure.keyspace, {})
-            dead[f"{tenure.slot}-{tag.number}"] = (verdict.info, message)
+            dead[f"{tenure.slot}-{tag.number}"] = (disposition.info, message)
 
     def _bring(self, want: Want, now: float, fetched: Fetched) -> None:
         tenure, slot_id = want.tenure, (want.tenure.keyspace, want.tenure.slot)
@@ -253,7 +253,7 @@ class MemoryQueues:
             slot.seq += 1
             tag = Tag(slot.seq, tenure.trip(self._trips))
             slot.flight[tag] = message
-            fetched.deliveries.append(Delivery(tenure, tag, message.priority, message.body, message.marks))
+            fetched.deliveries.append(Delivery(tenure, tag, message.priority, message.body, message.counted_starts))
         if not slot.waiting:
             fetched.drained.add(slot_id)
             self._drained[slot_id] = tenure

@@ -5,22 +5,22 @@ from __future__ import annotations
 from kombu import Connection
 
 from celery_sticky.errors import InvalidSettings
-from celery_sticky.stores.base import Beat, Reading, Signal, Store
-from celery_sticky.stores.directory import Directory
+from celery_sticky.stores.base import Heartbeat, Reading, Signal, Store
 from celery_sticky.stores.jobs import JobStore
-from celery_sticky.stores.memory.directory import MemoryDirectory
 from celery_sticky.stores.memory.jobs import MemoryJobs, memory_job_server
+from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryStore, memory_server
+from celery_sticky.stores.placement import PlacementStore
 
 __all__ = [
-    "Beat",
-    "Directory",
+    "Heartbeat",
     "JobStore",
+    "PlacementStore",
     "Reading",
     "Signal",
     "Store",
-    "open_directory",
     "open_job_store",
+    "open_placement_store",
     "open_store",
 ]
 
@@ -56,16 +56,16 @@ def open_job_store(
     return RedisJobs(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
 
 
-def open_directory(
+def open_placement_store(
     where: str | Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
-) -> Directory:
+) -> PlacementStore:
     """Open the directory of one keyspace, as `open_store` does."""
     connection = _connection(where)
     if _is_memory(connection):
-        return MemoryDirectory(memory_server(connection.hostname or "", prefix), keyspace)
-    from celery_sticky.stores.redis.directory import RedisDirectory
+        return MemoryPlacementStore(memory_server(connection.hostname or "", prefix), keyspace)
+    from celery_sticky.stores.redis.placement import RedisPlacementStore
 
-    return RedisDirectory(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
+    return RedisPlacementStore(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
 
 
 def _connection(where: str | Connection) -> Connection:

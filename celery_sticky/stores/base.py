@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from celery_sticky.ownership.events import BeatHeard, ViewChanged
+from celery_sticky.ownership.events import HeartbeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
 
 
@@ -20,7 +20,7 @@ class Reading:
 
     view: View | None
     """The document, or None where there is none."""
-    beats: Mapping[str, int]
+    heartbeats: Mapping[str, int]
     """Incarnation -> heartbeat counter."""
     store_id: str
     """The run id of the server that answered: another one means the store was restarted or failed over."""
@@ -29,7 +29,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """The answer to a heartbeat."""
 
     alive: bool
@@ -38,13 +38,13 @@ class Beat:
     generation: int
     """Version and generation of the document now (0 and 0 where there is none)."""
     store_id: str
-    beats: Mapping[str, int] = field(default_factory=dict)
+    heartbeats: Mapping[str, int] = field(default_factory=dict)
     """Incarnation -> heartbeat counter, where the beat was not announced and is alive."""
     counter: int = 0
     """The member's own, with this beat; 0: it is not alive."""
 
 
-Signal = ViewChanged | BeatHeard
+Signal = ViewChanged | HeartbeatHeard
 """What a store passes on of what other members do: it goes to the machine as it is."""
 
 
@@ -71,8 +71,8 @@ class Store(Protocol):
             StoreUnavailable: the swap may have happened; read again.
         """
 
-    def beat(self, incarnation: str, *, announce: bool = True) -> Beat:
-        """Add one to the member's counter, if it has one; signal `BeatHeard` to the others, or tell all counters.
+    def heartbeat(self, incarnation: str, *, announce: bool = True) -> Heartbeat:
+        """Add one to the member's counter, if it has one; signal `HeartbeatHeard` to the others, or tell all counters.
 
         Members that announce hear each other at once; in a crowd the signals would be too many (their square), and each
         member rather learns all counters with its own beat (`announce` False), in the same one step.

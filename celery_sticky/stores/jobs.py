@@ -4,7 +4,7 @@ A record says what is wanted (id, payload, whether it is to stop) and what came 
 The owner of the record's slot makes the two agree. Whatever an owner writes names the epoch under which it opened the
 slot, and any other one is refused: a worker that lost the slot changes nothing.
 
-A `slot` here is the number of one or, where keys are directed, the place of one key: a text, `keys.job_place`. There
+A `slot` here is the number of one or, where keys are placed, the place of one key: a text, `keys.job_place`. There
 may be any number of these, so one without records leaves nothing behind, neither fence nor revision.
 
 A job store object is used by one thread, except `wake`, which any thread may call. Every verb is one atomic step at the
@@ -103,7 +103,7 @@ class Fate(StrEnum):
     FULL = "full"
 
 
-class Verdict(StrEnum):
+class RunResult(StrEnum):
     """What an owner says of a job."""
 
     STARTED = "started"
@@ -118,12 +118,12 @@ class Report:
     """A verdict on the run of one job."""
 
     id: str
-    verdict: Verdict
+    result: RunResult
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DispatchOutcome:
     """How the start of a dispatched job went: an empty error is a success."""
 
     error: str = ""
@@ -180,7 +180,7 @@ class JobStore(Protocol):
 
     # -- for who wants jobs --------------------------------------------------------------------
 
-    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
+    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, DispatchOutcome | None]:
         """Write down a wanted job, and signal its slot; and how its start went, if that is known (REPEATED).
 
         In this order: CLOSED; REPEATED or CONFLICT, where a dispatch of this id is a record's, or its outcome is still
@@ -191,7 +191,7 @@ class JobStore(Protocol):
         Outcomes are kept for `outcome_ttl` seconds: here, of what `stop`, `close_keyspace` and a replacement end.
         """
 
-    def outcome(self, job_id: str, timeout: float) -> Outcome | None:
+    def outcome(self, job_id: str, timeout: float) -> DispatchOutcome | None:
         """Wait at most `timeout` seconds for how the start of a dispatched job went. Several may wait for one.
 
         None: it is not known yet, or no longer kept.

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from celery_sticky.testing.processes import kill_session, stat
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 """Seconds a server may take to answer when its keys are to be deleted."""
 
 
@@ -103,7 +103,7 @@ def delete_keys(url: str, prefix: str) -> None:
 
     from celery_sticky.redis_clients import client_from_connection, close_client
 
-    client = client_from_connection(Connection(url), socket_timeout=PATIENCE)
+    client = client_from_connection(Connection(url), socket_timeout=TIMEOUT)
     try:
         for name in client.scan_iter(match=f"{prefix}*", count=1000):
             client.delete(name)

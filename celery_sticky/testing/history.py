@@ -92,7 +92,7 @@ def parse(text: str) -> list[Event]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Execution:
     """One run of a task, from START to END or to the death of its process."""
 
     start: Event
@@ -102,7 +102,7 @@ class Run:
     finished: bool
 
 
-def pair(ordered: Sequence[Event], deaths: Mapping[int, int]) -> list[Run]:
+def pair(ordered: Sequence[Event], deaths: Mapping[int, int]) -> list[Execution]:
     """Return the runs of a history sorted by time, in the order of their starts."""
     ends = {event.run: event for event in ordered if event.kind is Kind.END}
     seen: dict[int, int] = {}
@@ -114,8 +114,8 @@ def pair(ordered: Sequence[Event], deaths: Mapping[int, int]) -> list[Run]:
             continue
         end = ends.get(start.run)
         if end is not None:
-            runs.append(Run(start, end.at, ended=True, finished=end.finished))
+            runs.append(Execution(start, end.at, ended=True, finished=end.finished))
         else:
             until = deaths.get(start.pid, seen[start.pid])
-            runs.append(Run(start, max(until, start.at), ended=False, finished=False))
+            runs.append(Execution(start, max(until, start.at), ended=False, finished=False))
     return runs

@@ -11,15 +11,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from celery_sticky.keys import Slot, job_place
-from celery_sticky.testing.history import Event, Kind, Run, pair
+from celery_sticky.testing.history import Event, Execution, Kind, pair
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """Two runs of one key at the same time."""
 
-    first: Run
-    second: Run
+    first: Execution
+    second: Execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +150,14 @@ def takeovers(events: Iterable[Event], worker: str, since: int) -> dict[tuple[st
     return waited
 
 
-def _by_key(runs: Iterable[Run]) -> Iterable[list[Run]]:
-    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+def _by_key(runs: Iterable[Execution]) -> Iterable[list[Execution]]:
+    groups: dict[tuple[str, str], list[Execution]] = defaultdict(list)
     for run in runs:
         groups[run.start.keyspace, run.start.key].append(run)
     return groups.values()
 
 
-def _overlaps(runs: Iterable[Run]) -> Iterable[Overlap]:
+def _overlaps(runs: Iterable[Execution]) -> Iterable[Overlap]:
     for group in _by_key(runs):
         longest = group[0]
         for run in group[1:]:
@@ -170,7 +170,9 @@ def _overlaps(runs: Iterable[Run]) -> Iterable[Overlap]:
 Task = tuple[str, str, int]
 
 
-def _inversions(runs: Iterable[Run], published: Mapping[Task, Event], unsure: Collection[Task]) -> Iterable[Inversion]:
+def _inversions(
+    runs: Iterable[Execution], published: Mapping[Task, Event], unsure: Collection[Task]
+) -> Iterable[Inversion]:
     """Find tasks that first ran after one that the broker must have taken later.
 
     Of one sender, that is one with a higher number. Of two, one whose sending began after the other was accepted. Where
@@ -197,8 +199,8 @@ def _inversions(runs: Iterable[Run], published: Mapping[Task, Event], unsure: Co
                 latest = told.sent, event
 
 
-def _duplicates(runs: Iterable[Run]) -> Iterable[Duplicate]:
-    groups: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
+def _duplicates(runs: Iterable[Execution]) -> Iterable[Duplicate]:
+    groups: dict[tuple[str, str, int], list[Execution]] = defaultdict(list)
     for run in runs:
         groups[run.start.task].append(run)
     for task, group in groups.items():
@@ -211,7 +213,7 @@ def _slot(event: Event) -> Slot:
     return event.slot if event.slot is not None else job_place(event.key)
 
 
-def _stale(runs: Iterable[Run]) -> Iterable[StaleStart]:
+def _stale(runs: Iterable[Execution]) -> Iterable[StaleStart]:
     newest: dict[tuple[str, Slot], int] = {}
     for start in (run.start for run in runs):
         if start.epoch is None:
@@ -223,7 +225,7 @@ def _stale(runs: Iterable[Run]) -> Iterable[StaleStart]:
         newest[place] = max(seen, start.epoch)
 
 
-def _shared(runs: Iterable[Run]) -> Iterable[SharedEpoch]:
+def _shared(runs: Iterable[Execution]) -> Iterable[SharedEpoch]:
     workers: dict[tuple[str, Slot, int], set[str]] = defaultdict(set)
     for start in (run.start for run in runs):
         if start.epoch is not None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from celery_sticky.errors import Fenced
-from celery_sticky.queues.base import Act, Fetched, SlotQueues, Tenure, Verdict, Want
+from celery_sticky.queues.base import Disposition, Fetched, Outcome, SlotQueues, Tenure, Want
 from celery_sticky.testing.queue_steps import (
     AGAIN,
     FIRST,
@@ -208,7 +208,7 @@ class FenceContract(QueueFixtures):
         twin = replace(brought[0].tag, trip=first.tag.trip)
         assert twin.number == brought[0].tag.number and twin != brought[0].tag
         assert not queues.open(NEXT, [twin]), "it is not that delivery"
-        assert settle(queues, Verdict(Act.ACK, NEXT, twin)).confirmed == []
+        assert settle(queues, Disposition(Outcome.ACK, NEXT, twin)).confirmed == []
         assert bodies(take(queues, NEXT)) == [b"1", b"2"]
 
     def test_no_two_requests_of_one_opening_fetch_under_the_same_name(
@@ -260,9 +260,9 @@ class FenceContract(QueueFixtures):
             first, second = take(queues, now).deliveries
             assert (first.attempts, second.attempts) == (epoch - 6, 0)
             noted = settle(queues, mark(first, epoch - 5))
-            assert noted.marks == {("default", 7, first.tag): epoch - 5}
+            assert noted.counted_starts == {("default", 7, first.tag): epoch - 5}
             assert noted.confirmed == [mark(first, epoch - 5)]
-        assert settle(queues, mark(first, 4)).marks == {("default", 7, first.tag): 4}
+        assert settle(queues, mark(first, 4)).counted_starts == {("default", 7, first.tag): 4}
         assert settle(queues, ack(first)).confirmed == [ack(first)]
 
     def test_a_mark_is_taken_back_and_the_message_stays_in_flight(self, queues: SlotQueues, publish: Publish) -> None:
@@ -274,8 +274,8 @@ class FenceContract(QueueFixtures):
         for _ in range(2):  # below none it does not go
             assert settle(queues, unmark(suspect)).confirmed == [unmark(suspect)]
         assert queues.depth("default", [7])[7].in_flight == 1
-        assert settle(queues, mark(suspect)).marks == {("default", 7, suspect.tag): 1}
-        nothing = Verdict(Act.UNMARK, NEXT, unknown(suspect), starts=1)
+        assert settle(queues, mark(suspect)).counted_starts == {("default", 7, suspect.tag): 1}
+        nothing = Disposition(Outcome.UNCOUNT_START, NEXT, unknown(suspect), starts=1)
         assert settle(queues, nothing).refused == [nothing]
 
     def test_a_mark_or_its_taking_back_that_is_said_twice_counts_once(
@@ -288,7 +288,7 @@ class FenceContract(QueueFixtures):
         (suspect,) = take(queues, NEXT).deliveries
         for starts in (1, 1, 2, 2, 1):
             settle(queues, mark(suspect, starts))
-        assert settle(queues, mark(suspect, 2)).marks == {("default", 7, suspect.tag): 2}
+        assert settle(queues, mark(suspect, 2)).counted_starts == {("default", 7, suspect.tag): 2}
         for _ in range(2):
             settle(queues, unmark(suspect, 2))
         queues.open(tenure(epoch=7, incarnation="cat"), ())
@@ -299,7 +299,7 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
-        nothing = Verdict(Act.MARK, FIRST, unknown(delivery), starts=1)
+        nothing = Disposition(Outcome.COUNT_START, FIRST, unknown(delivery), starts=1)
         assert settle(queues, nothing).refused == [nothing]
         queues.open(NEXT, ())
         assert settle(queues, mark(delivery)).refused == [mark(delivery)]
@@ -314,7 +314,7 @@ class FenceContract(QueueFixtures):
         settle(queues, mark(suspect))
         settle(queues, end(suspect))
         for dead in queues.dead("default"):
-            queues.exhume("default", dead.id)
+            queues.requeue("default", dead.id)
         if end is ack:
             publish(b"1")
         assert attempts(take(queues, NEXT)) == {b"1": None}

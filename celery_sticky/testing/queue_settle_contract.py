@@ -61,8 +61,8 @@ class SettleContract(QueueFixtures):
         broker.publish("default", there.slot, b"0")
         publish(b"1", b"2", b"3")
         first, second, third = take(queues, FIRST).deliveries
-        verdicts = [move(first, there.slot), move(second, there.slot, ODD), move(third, there.slot)]
-        assert settle(queues, *verdicts).confirmed == verdicts
+        dispositions = [move(first, there.slot), move(second, there.slot, ODD), move(third, there.slot)]
+        assert settle(queues, *dispositions).confirmed == dispositions
         assert queues.depth("default", [7, there.slot])[7].in_flight == 0
         queues.open(there, ())
         assert bodies(take(queues, there)) == [b"0", b"1", ODD, b"3"]
@@ -218,8 +218,8 @@ class SettleContract(QueueFixtures):
         publish(b"1", b"2", priority=3)
         (first,) = take(queues, FIRST, limit=1).deliveries
         settle(queues, bury(first))
-        assert queues.exhume("default", f"7-{first.tag.number}")
-        assert not queues.exhume("default", f"7-{first.tag.number}")
+        assert queues.requeue("default", f"7-{first.tag.number}")
+        assert not queues.requeue("default", f"7-{first.tag.number}")
         brought = take(queues, FIRST).deliveries
         assert [(d.body, d.priority) for d in brought] == [(b"2", 3), (b"1", 3)]
         assert queues.dead("default") == []
@@ -231,11 +231,11 @@ class SettleContract(QueueFixtures):
         assert not queues.drop("orders", f"7-{first.tag.number}")
         assert queues.drop("default", f"7-{first.tag.number}")
         assert not queues.drop("default", f"7-{first.tag.number}")
-        assert not queues.exhume("default", f"7-{first.tag.number}")
+        assert not queues.requeue("default", f"7-{first.tag.number}")
 
     @pytest.mark.parametrize("name", ["7-99", "", "x", "x-1", "7"])
     def test_there_is_no_such_dead_message(self, queues: SlotQueues, name: str) -> None:
-        assert not queues.exhume("default", name)
+        assert not queues.requeue("default", name)
         assert not queues.drop("default", name)
 
     def test_depth_counts_what_stands_in_a_slot_whoever_owns_it(
@@ -305,7 +305,7 @@ class SettleContract(QueueFixtures):
         (first,) = take(queues, FIRST).deliveries
         take(queues, FIRST, bury(first))
         assert queues.idle(0) == set()
-        assert (queues if own else connect()).exhume("default", f"7-{first.tag.number}")
+        assert (queues if own else connect()).requeue("default", f"7-{first.tag.number}")
         assert queues.idle(SOON) == {HERE}
 
     @pytest.mark.parametrize("drained", [True, False])

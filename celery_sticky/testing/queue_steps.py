@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 from msgspec.structs import replace
 
-from celery_sticky.queues.base import Act, Delivery, Fetched, SlotQueues, Tag, Tenure, Verdict, Want
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, SlotQueues, Tag, Tenure, Want
 
 NOW = 1_000_000.0
 LONG = 20.0
@@ -30,7 +30,7 @@ class Broker(Protocol):
 
 Connect = Callable[[], SlotQueues]
 Publish = Callable[..., None]
-End = Callable[[Delivery], Verdict]
+End = Callable[[Delivery], Disposition]
 
 
 def tenure(
@@ -46,34 +46,34 @@ NEXT = tenure(epoch=6, incarnation="bob", count=1)
 HERE = ("default", 7)
 
 
-def ack(delivery: Delivery, under: Tenure | None = None) -> Verdict:
+def ack(delivery: Delivery, under: Tenure | None = None) -> Disposition:
     """Return the verdict that a delivery is done."""
-    return Verdict(Act.ACK, under or delivery.tenure, delivery.tag)
+    return Disposition(Outcome.ACK, under or delivery.tenure, delivery.tag)
 
 
-def defer(delivery: Delivery, due: float, body: bytes | None = None) -> Verdict:
+def defer(delivery: Delivery, due: float, body: bytes | None = None) -> Disposition:
     """Return the verdict that a delivery has to wait."""
-    return Verdict(Act.DEFER, delivery.tenure, delivery.tag, due=due, body=body)
+    return Disposition(Outcome.DEFER, delivery.tenure, delivery.tag, due=due, body=body)
 
 
-def move(delivery: Delivery, to: int | str, body: bytes | None = None) -> Verdict:
+def move(delivery: Delivery, to: int | str, body: bytes | None = None) -> Disposition:
     """Return the verdict that a delivery goes to another queue."""
-    return Verdict(Act.MOVE, delivery.tenure, delivery.tag, body=body, to=to)
+    return Disposition(Outcome.MOVE, delivery.tenure, delivery.tag, body=body, to=to)
 
 
-def bury(delivery: Delivery, info: str = "{}") -> Verdict:
+def bury(delivery: Delivery, info: str = "{}") -> Disposition:
     """Return the verdict that a delivery is dead."""
-    return Verdict(Act.BURY, delivery.tenure, delivery.tag, info=info)
+    return Disposition(Outcome.BURY, delivery.tenure, delivery.tag, info=info)
 
 
-def mark(delivery: Delivery, starts: int = 1) -> Verdict:
+def mark(delivery: Delivery, starts: int = 1) -> Disposition:
     """Return the note that a delivery starts: its counted start of this number."""
-    return Verdict(Act.MARK, delivery.tenure, delivery.tag, starts=starts)
+    return Disposition(Outcome.COUNT_START, delivery.tenure, delivery.tag, starts=starts)
 
 
-def unmark(delivery: Delivery, starts: int = 1) -> Verdict:
+def unmark(delivery: Delivery, starts: int = 1) -> Disposition:
     """Return the note that a marked delivery did not start."""
-    return Verdict(Act.UNMARK, delivery.tenure, delivery.tag, starts=starts)
+    return Disposition(Outcome.UNCOUNT_START, delivery.tenure, delivery.tag, starts=starts)
 
 
 def unknown(delivery: Delivery) -> Tag:
@@ -81,9 +81,9 @@ def unknown(delivery: Delivery) -> Tag:
     return replace(delivery.tag, number=delivery.tag.number + 1)
 
 
-def take(queues: SlotQueues, under: Tenure, *verdicts: Verdict, limit: int = 100, now: float = NOW) -> Fetched:
+def take(queues: SlotQueues, under: Tenure, *dispositions: Disposition, limit: int = 100, now: float = NOW) -> Fetched:
     """Fetch for one slot."""
-    return queues.fetch([Want(under, limit)], verdicts, now)
+    return queues.fetch([Want(under, limit)], dispositions, now)
 
 
 def take_all(queues: SlotQueues, under: Tenure, now: float = NOW) -> Fetched:
@@ -97,9 +97,9 @@ def take_all(queues: SlotQueues, under: Tenure, now: float = NOW) -> Fetched:
     return whole
 
 
-def settle(queues: SlotQueues, *verdicts: Verdict) -> Fetched:
+def settle(queues: SlotQueues, *dispositions: Disposition) -> Fetched:
     """Settle and fetch nothing."""
-    return queues.fetch([], verdicts, NOW)
+    return queues.fetch([], dispositions, NOW)
 
 
 def bodies(fetched: Fetched) -> list[bytes]:

@@ -75,8 +75,8 @@ class ValkeyServer:
         program: Path | None = None,
     ) -> None:
         self._guard, self._binary = guard, program or binary()
-        self.directory = _folder()
-        self.socket_path = self.directory / "s" if unix else None
+        self.placement_store = _folder()
+        self.socket_path = self.placement_store / "s" if unix else None
         self.port = 0 if unix else free_port()
         self.appendonly = appendonly
         self.config = dict(config or {})
@@ -103,7 +103,7 @@ class ValkeyServer:
     @property
     def log(self) -> str:
         """What the server wrote, over all its starts."""
-        return (self.directory / "log").read_text(errors="replace")
+        return (self.placement_store / "log").read_text(errors="replace")
 
     def client(self, **options: Any) -> redis.Redis:
         """Return a client that gives up soon and never retries, for use as a context manager."""
@@ -115,12 +115,12 @@ class ValkeyServer:
 
     def start(self) -> ValkeyServer:
         """Start the server and wait until it answers."""
-        with (self.directory / "log").open("ab") as log:
+        with (self.placement_store / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._guard.watch(self.pid, self.directory)
-        wait_until(self._answers, timeout=10, message=f"the Valkey server in {self.directory} answers")
+        self._guard.watch(self.pid, self.placement_store)
+        wait_until(self._answers, timeout=10, message=f"the Valkey server in {self.placement_store} answers")
         return self
 
     def freeze(self) -> None:
@@ -149,13 +149,13 @@ class ValkeyServer:
         """Leave nothing behind. May be called twice."""
         if self.alive:
             self.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.placement_store, ignore_errors=True)
 
     def _command(self) -> list[str]:
         settings = {
             "bind": "127.0.0.1",
             "port": str(self.port),
-            "dir": str(self.directory),
+            "dir": str(self.placement_store),
             "save": "",
             "appendonly": "yes" if self.appendonly else "no",
             "appendfsync": "always",

@@ -18,7 +18,7 @@ import threading
 
 from kombu import Connection
 
-from celery_sticky.queues import Act, SlotQueues, Tenure, Verdict, Want, open_queues
+from celery_sticky.queues import Disposition, Outcome, SlotQueues, Tenure, Want, open_queues
 from celery_sticky.redis_clients import client_from_connection
 
 TENURE = Tenure("default", 7, 1, "a", 1)
@@ -27,14 +27,14 @@ MESSAGES = 200
 
 def courier(queues: SlotQueues, got: list[bytes]) -> None:
     queues.open(TENURE, ())
-    verdicts: list[Verdict] = []
+    dispositions: list[Disposition] = []
     while len(got) < MESSAGES:
-        fetched = queues.fetch([Want(TENURE, 10)], verdicts, time.time())
-        verdicts = [Verdict(Act.ACK, TENURE, delivery.tag) for delivery in fetched.deliveries]
+        fetched = queues.fetch([Want(TENURE, 10)], dispositions, time.time())
+        dispositions = [Disposition(Outcome.ACK, TENURE, delivery.tag) for delivery in fetched.deliveries]
         got += [delivery.body for delivery in fetched.deliveries]
         if fetched.drained and len(got) < MESSAGES:
             queues.idle(10.0)
-    queues.fetch([Want(TENURE, 10)], verdicts, time.time())
+    queues.fetch([Want(TENURE, 10)], dispositions, time.time())
 
 
 def ticker(ticks: list[float], stop: threading.Event) -> None:

@@ -11,9 +11,9 @@ import redis
 from harness.programs import every_program
 
 from celery_sticky.ownership import changes
-from celery_sticky.stores import open_directory, open_job_store, open_store
+from celery_sticky.stores import open_job_store, open_placement_store, open_store
 from celery_sticky.stores.base import Store
-from celery_sticky.stores.directory import Said, Wish
+from celery_sticky.stores.placement import Said, Wish
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined
 
@@ -43,11 +43,11 @@ def test_members_beat_join_take_over_and_leave_on_a_full_server(full: Any, store
     _, fill = full
     view = joined(store, joined(store, first_view(store), "a"), "b")
     fill()
-    assert store.beat("a-1").counter == 1
-    assert store.beat("a-1", announce=False).beats == {"a-1": 2, "b-1": 0}
+    assert store.heartbeat("a-1").counter == 1
+    assert store.heartbeat("a-1", announce=False).heartbeats == {"a-1": 2, "b-1": 0}
     evicted = changes.evict(view, "b")
     assert store.swap(view, evicted, {"b-1": 0})
-    assert not store.beat("b-1").alive
+    assert not store.heartbeat("b-1").alive
     third = joined(store, evicted, "c")
     left = changes.leave(third, "a")
     assert store.swap(third, left)
@@ -64,19 +64,19 @@ def test_a_revoke_is_kept_on_a_full_server(full: Any, store: Store) -> None:
 def test_keys_are_claimed_given_back_and_pinned_on_a_full_server(full: Any, store: Store) -> None:
     server, fill = full
     view = joined(store, joined(store, first_view(store), "a"), "b")
-    with closing(open_directory(server.url, "default")) as directory:
-        directory.enlist("b", "b-1")
-        directory.pin("b", "k", take=False)
+    with closing(open_placement_store(server.url, "default")) as placement_store:
+        placement_store.enlist("b", "b-1")
+        placement_store.pin("b", "k", take=False)
         fill()
-        directory.enlist("a", "a-1")
-        claims = directory.claim("a-1", 1, (view.version, view.generation), [Wish("x", "", run=True)])
+        placement_store.enlist("a", "a-1")
+        claims = placement_store.claim("a-1", 1, (view.version, view.generation), [Wish("x", "", run=True)])
         assert claims.answers["x"].said is Said.GRANTED
-        directory.release("a-1", 2, ["x"])
-        assert directory.holder("x") == ""
-        assert directory.pin("a", "k", take=True) is None
-        assert directory.lost("b", ["b-1"]) == {"k"}
-        assert directory.sweep() == "p0"
-        directory.strike("a", "a-1")
+        placement_store.release("a-1", 2, ["x"])
+        assert placement_store.holder("x") == ""
+        assert placement_store.pin("a", "k", take=True) is None
+        assert placement_store.lost("b", ["b-1"]) == {"k"}
+        assert placement_store.sweep() == "p0"
+        placement_store.strike("a", "a-1")
 
 
 def test_a_tick_is_claimed_on_a_full_server(full: Any) -> None:
@@ -93,4 +93,4 @@ def test_scripts_that_the_server_does_not_know_yet_are_taken(full: Any, store: S
     fill()
     with server.client() as client:
         client.script_flush()
-    assert store.beat("a-1").alive
+    assert store.heartbeat("a-1").alive

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import Slot
 from celery_sticky.stores import JobStore, open_job_store
-from celery_sticky.stores.jobs import NewJob, Note, Report, SlotJobs, Verdict
+from celery_sticky.stores.jobs import NewJob, Note, Report, RunResult, SlotJobs
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ IDS = [f"d{i}" for i in range(6)]
 PLACES = [("a:", "b"), ("a", ":b"), ("c", "d")]
 slots, ids, places = st.sampled_from(SLOTS), st.sampled_from(IDS), st.sampled_from(PLACES)
 notes = st.integers(0, 1)
-reports = st.builds(Report, ids, st.sampled_from(Verdict), st.sampled_from(["", "boom"]))
+reports = st.builds(Report, ids, st.sampled_from(RunResult), st.sampled_from(["", "boom"]))
 
 
 class Comparison(RuleBasedStateMachine):

@@ -136,7 +136,7 @@ def test_a_big_message_is_deferred_moved_buried_and_requeued(client: Any, queues
     whole = queues.dead_message("default", dead.id)
     assert whole and whole.body == body(3, 30 * MB)
     assert queues.depth("default", [7, 8])[8].in_flight == 1
-    assert queues.exhume("default", dead.id)
+    assert queues.requeue("default", dead.id)
     (again,) = take(queues, AGAIN).deliveries
     assert again.body == body(3, 30 * MB)
     settle(queues, bury(again))

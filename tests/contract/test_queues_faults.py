@@ -10,7 +10,7 @@ from harness.programs import every_program
 from kombu import Connection
 
 from celery_sticky.errors import SlotBroken
-from celery_sticky.queues import SlotQueues, Verdict, Want, open_queues
+from celery_sticky.queues import Disposition, SlotQueues, Want, open_queues
 from celery_sticky.testing.queue_steps import (
     FIRST,
     HERE,
@@ -69,7 +69,7 @@ def test_a_full_server_is_drained_to_the_last_message(client: Any, queues: SlotQ
     said = [ack(first), defer(second, NOW), bury(third), move(fourth, 8)]
     assert settle(queues, *said).confirmed == said
     queues.open(tenure(epoch=9), ())
-    left, done = 0, list[Verdict]()
+    left, done = 0, list[Disposition]()
     while True:
         fetched = take(queues, tenure(epoch=9), *done, limit=64, now=NOW)
         assert not fetched.failed and not fetched.refused

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from kombu import Connection
 
 from celery_sticky.errors import Fenced
-from celery_sticky.queues import Act, Dead, Delivery, SlotQueues, Tag, Tenure, Verdict, Want, open_queues
+from celery_sticky.queues import Dead, Delivery, Disposition, Outcome, SlotQueues, Tag, Tenure, Want, open_queues
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection
@@ -21,7 +21,7 @@ SLOTS = range(2)
 ELSEWHERE = 2
 """The slot that messages are moved to; nobody fetches there."""
 STEPS = [0, 3, 6, 9]
-acts = st.tuples(st.sampled_from(Act), st.integers(0, 30), st.integers(-2, 4), st.booleans())
+outcomes = st.tuples(st.sampled_from(Outcome), st.integers(0, 30), st.integers(-2, 4), st.booleans())
 owners = st.sampled_from(["ann", "bob"])
 picks = st.lists(st.integers(0, 30), max_size=6)
 
@@ -63,24 +63,26 @@ class Comparison(RuleBasedStateMachine):
 
     @rule(
         limits=st.lists(st.integers(0, 5), min_size=2, max_size=2),
-        acts=st.lists(
-            st.tuples(st.sampled_from(Act), st.integers(0, 30), st.integers(-2, 4), st.booleans()), max_size=6
+        outcomes=st.lists(
+            st.tuples(st.sampled_from(Outcome), st.integers(0, 30), st.integers(-2, 4), st.booleans()), max_size=6
         ),
         current=st.booleans(),
     )
-    def fetch(self, limits: list[int], acts: list[tuple[Act, int, int, bool]], current: bool) -> None:
-        verdicts = []
-        for act, pick, wait, replaced in acts:
+    def fetch(self, limits: list[int], outcomes: list[tuple[Outcome, int, int, bool]], current: bool) -> None:
+        dispositions = []
+        for outcome, pick, wait, replaced in outcomes:
             for delivery in self._some([pick]):
                 tenure = self.tenures[int(delivery.tenure.slot)] if current else delivery.tenure
                 body = b"%b'" % delivery.body if replaced else None
                 due, starts = self.now + wait, pick % 3 + 1
-                verdicts.append(Verdict(act, tenure, delivery.tag, due, body, '{"a": 1}', ELSEWHERE, starts))
+                dispositions.append(
+                    Disposition(outcome, tenure, delivery.tag, due, body, '{"a": 1}', ELSEWHERE, starts)
+                )
         wants = [Want(tenure, limit) for tenure, limit in zip(self.tenures, limits, strict=True)]
-        mine, theirs = (queues.fetch(wants, verdicts, self.now) for queues in self.both)
+        mine, theirs = (queues.fetch(wants, dispositions, self.now) for queues in self.both)
         for answer in (mine, theirs):  # across slots the order has no meaning
-            answer.confirmed.sort(key=lambda v: verdicts.index(v))
-            answer.refused.sort(key=lambda v: verdicts.index(v))
+            answer.confirmed.sort(key=lambda v: dispositions.index(v))
+            answer.refused.sort(key=lambda v: dispositions.index(v))
         assert mine == theirs
         self.seen = [*self.seen, *mine.deliveries][-30:]
 
@@ -88,11 +90,11 @@ class Comparison(RuleBasedStateMachine):
     def pass_time(self, seconds: int) -> None:
         self.now += seconds
 
-    @rule(pick=st.integers(0, 9), exhume=st.booleans())
-    def end_a_death(self, pick: int, exhume: bool) -> None:
+    @rule(pick=st.integers(0, 9), requeue=st.booleans())
+    def end_a_death(self, pick: int, requeue: bool) -> None:
         dead = self.both[0].dead("k")
         name = _by_id(dead)[pick % len(dead)].id if dead else "0-1"
-        done = [queues.exhume("k", name) if exhume else queues.drop("k", name) for queues in self.both]
+        done = [queues.requeue("k", name) if requeue else queues.drop("k", name) for queues in self.both]
         assert done == [bool(dead)] * 2
 
     @rule()

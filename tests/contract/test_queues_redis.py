@@ -17,7 +17,7 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import queue_name
-from celery_sticky.queues import Act, Verdict, Want, open_queues
+from celery_sticky.queues import Disposition, Outcome, Want, open_queues
 from celery_sticky.queues.redis import Layout, RedisQueues, driver
 from celery_sticky.queues.redis.wire import Wire
 from celery_sticky.redis_clients import client_from_connection
@@ -283,7 +283,7 @@ def test_a_server_killed_and_started_again_on_its_log_has_lost_nothing(valkey: S
     with server.client() as client:
         client.lpush(QUEUE, *[str(i) for i in range(20)])
     brought = take(queues, FIRST, limit=10).deliveries
-    bury = Verdict(Act.BURY, FIRST, brought[2].tag)
+    bury = Disposition(Outcome.BURY, FIRST, brought[2].tag)
     answer = settle(queues, ack(brought[0]), defer(brought[1], NOW + 5), bury, mark(brought[3]))
     assert answer.refused == []
     server.kill()

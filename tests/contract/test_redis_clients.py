@@ -201,7 +201,7 @@ def test_a_store_behind_sentinel_follows_the_master_and_tells_another_id(
     master.kill()
     with pytest.raises(StoreUnavailable):
         store.watch(5)
-    wait_until(lambda: beats(store), timeout=30, message="the store follows the new master")
+    wait_until(lambda: heartbeats(store), timeout=30, message="the store follows the new master")
     reading = store.read()
     assert reading.view == view
     assert reading.store_id != view.store_id
@@ -210,8 +210,8 @@ def test_a_store_behind_sentinel_follows_the_master_and_tells_another_id(
     store.close()
 
 
-def beats(store: Store) -> bool:
+def heartbeats(store: Store) -> bool:
     try:
-        return store.beat("a-1").alive
+        return store.heartbeat("a-1").alive
     except StoreUnavailable:
         return False

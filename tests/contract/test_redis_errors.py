@@ -19,7 +19,7 @@ from kombu import Connection
 from celery_sticky.errors import BrokerUnavailable, DocumentDamaged, RecordUnusable, StoreRefused, StoreUnavailable
 from celery_sticky.queues import Tenure, open_queues
 from celery_sticky.redis_errors import REFUSALS, Cure, describe, refusal_of
-from celery_sticky.stores import open_directory, open_job_store, open_store
+from celery_sticky.stores import open_job_store, open_placement_store, open_store
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.lent import Closing
 from celery_sticky.testing.server import ValkeyServer
@@ -58,8 +58,8 @@ def code_of(ask: Callable[[], object]) -> str:
     return refusal.code
 
 
-def beat(store: Store) -> Callable[[], object]:
-    return lambda: store.beat("a-1")
+def heartbeat(store: Store) -> Callable[[], object]:
+    return lambda: store.heartbeat("a-1")
 
 
 def connections(client: Any) -> set[str]:
@@ -70,12 +70,12 @@ def test_a_server_that_was_demoted_is_left_and_asked_anew(store: Store, client: 
     before = connections(client)
     assert len(before) == 2  # requests, signals
     client.replicaof("127.0.0.1", "1")
-    assert code_of(beat(store)) == "READONLY"
+    assert code_of(heartbeat(store)) == "READONLY"
     wait_until(lambda: not connections(client) & before, message="the old connections are given up")
     client.config_set("replica-serve-stale-data", "no")
-    assert code_of(beat(store)) == "MASTERDOWN"
+    assert code_of(heartbeat(store)) == "MASTERDOWN"
     client.replicaof("NO", "ONE")
-    revived(lambda: store.beat("a-1"))
+    revived(lambda: store.heartbeat("a-1"))
 
 
 def _job_store(url: str) -> tuple[Closing, Ask]:
@@ -83,9 +83,9 @@ def _job_store(url: str) -> tuple[Closing, Ask]:
     return jobs, lambda: jobs.open(1, 1)
 
 
-def _directory(url: str) -> tuple[Closing, Ask]:
-    directory = open_directory(url, "default", socket_timeout=1.0)
-    return directory, lambda: directory.enlist("a", "a-1")
+def _placement_store(url: str) -> tuple[Closing, Ask]:
+    placement_store = open_placement_store(url, "default", socket_timeout=1.0)
+    return placement_store, lambda: placement_store.enlist("a", "a-1")
 
 
 def _queues(url: str) -> tuple[Closing, Ask]:
@@ -94,7 +94,7 @@ def _queues(url: str) -> tuple[Closing, Ask]:
     return queues, lambda: queues.open(Tenure("default", 1, 1, "a-1", next(counts)), ())
 
 
-@pytest.mark.parametrize("party", [_job_store, _directory, _queues])
+@pytest.mark.parametrize("party", [_job_store, _placement_store, _queues])
 @pytest.mark.parametrize(("option", "value"), [("min-replicas-to-write", "1"), ("replicaof", "127.0.0.1 1")])
 def test_every_other_client_is_told_the_same_and_goes_on_when_it_is_over(
     server: ValkeyServer, client: Any, party: Callable[[str], tuple[Closing, Ask]], option: str, value: str
@@ -117,22 +117,22 @@ def _advice(code: str) -> str:
 def test_a_server_without_its_replicas_is_waited_for(store: Store, client: Any) -> None:
     before = connections(client)
     client.config_set("min-replicas-to-write", 1)
-    assert code_of(beat(store)) == "NOREPLICAS"
+    assert code_of(heartbeat(store)) == "NOREPLICAS"
     assert store.read().view is not None, "it still can be read"
     client.config_set("min-replicas-to-write", 0)
-    assert store.beat("a-1").alive
+    assert store.heartbeat("a-1").alive
     assert connections(client) == before, "the connection was not at fault"
 
 
 def test_a_server_that_cannot_save_is_waited_for(store: Store, server: ValkeyServer, client: Any) -> None:
-    (server.directory / "dump.rdb").mkdir()  # a snapshot cannot take the name of a folder
+    (server.placement_store / "dump.rdb").mkdir()  # a snapshot cannot take the name of a folder
     client.config_set("save", "1 1")
     client.set("x", 1)
     client.bgsave()
     wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", timeout=10)
-    assert code_of(beat(store)) == "MISCONF"
+    assert code_of(heartbeat(store)) == "MISCONF"
     client.config_set("stop-writes-on-bgsave-error", "no")
-    assert store.beat("a-1").alive
+    assert store.heartbeat("a-1").alive
 
 
 def test_a_server_that_a_script_holds_is_waited_for(store: Store, server: ValkeyServer, client: Any) -> None:
@@ -145,10 +145,10 @@ def test_a_server_that_a_script_holds_is_waited_for(store: Store, server: Valkey
     holding = threading.Thread(target=hold)
     holding.start()
     wait_until(lambda: _busy(client), timeout=10)
-    assert code_of(beat(store)) == "BUSY"
+    assert code_of(heartbeat(store)) == "BUSY"
     client.script_kill()
     holding.join(10)
-    assert store.beat("a-1").alive
+    assert store.heartbeat("a-1").alive
 
 
 def _busy(client: Any) -> bool:
@@ -170,24 +170,24 @@ def test_a_full_server_refuses_what_only_grows(server: ValkeyServer, client: Any
 def test_a_server_without_a_connection_to_spare_is_waited_for(store: Store, client: Any) -> None:
     store.close()
     client.config_set("maxclients", 1)
-    assert code_of(beat(store)) == "MAXCLIENTS"
+    assert code_of(heartbeat(store)) == "MAXCLIENTS"
     client.config_set("maxclients", 100)
-    revived(lambda: store.beat("a-1"))
+    revived(lambda: store.heartbeat("a-1"))
 
 
 def test_what_a_user_may_not_do_is_told(server: ValkeyServer, store: Store, client: Any) -> None:
     client.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "&*", "+@all", "-hincrby")
     with closing(open_store(server.url.replace("//", "//bob:pw@"), "default")) as bobs:
-        assert code_of(beat(bobs)) == "NOPERM"
+        assert code_of(heartbeat(bobs)) == "NOPERM"
         client.execute_command("ACL", "SETUSER", "bob", "+hincrby")
-        revived(lambda: bobs.beat("a-1"))
+        revived(lambda: bobs.heartbeat("a-1"))
         client.execute_command("ACL", "SETUSER", "bob", "-evalsha")
-        assert code_of(beat(bobs)) == "NOPERM"
+        assert code_of(heartbeat(bobs)) == "NOPERM"
     with closing(open_store(server.url.replace("//", "//bob:wrong@"), "default")) as bobs:
-        assert code_of(beat(bobs)) == "WRONGPASS"
+        assert code_of(heartbeat(bobs)) == "WRONGPASS"
     client.config_set("requirepass", "secret")
     with closing(open_store(server.url, "default")) as nobodys:
-        assert code_of(beat(nobodys)) == "NOAUTH"
+        assert code_of(heartbeat(nobodys)) == "NOAUTH"
     client.config_set("requirepass", "")
 
 
@@ -196,14 +196,14 @@ def test_a_key_of_another_type_is_named_and_can_be_moved_away(store: Store, clie
     client.rename(f"sticky:default:{name}", "aside")
     client.set(f"sticky:default:{name}", "something else")
     with pytest.raises(RecordUnusable, match=f"WRONGTYPE.*sticky:default:{name} is a string, not a hash"):
-        store.beat("a-1")
+        store.heartbeat("a-1")
     client.rename("aside", f"sticky:default:{name}")
-    assert store.beat("a-1").alive
+    assert store.heartbeat("a-1").alive
 
 
 def test_a_heartbeat_that_is_no_number_is_named(store: Store, client: Any) -> None:
     client.hset("sticky:default:beats", "a-1", "oops")
-    for ask in (beat(store), store.read):
+    for ask in (heartbeat(store), store.read):
         with pytest.raises(RecordUnusable, match=r"integer|sticky:default:beats"):
             ask()
 
@@ -217,13 +217,13 @@ def test_a_document_that_cannot_be_read_is_named(store: Store, client: Any) -> N
 def test_a_server_that_loads_its_data_is_waited_for() -> None:
     answer = b"-LOADING Redis is loading the dataset in memory\r\n"
     with fake_server(answer) as url, closing(open_store(url, "default")) as store:
-        assert code_of(beat(store)) == "LOADING"
+        assert code_of(heartbeat(store)) == "LOADING"
 
 
 def test_a_cluster_is_refused_by_name() -> None:
     answer = b"-CLUSTERDOWN Hash slot not served\r\n"
     with fake_server(answer) as url, closing(open_store(url, "default")) as store:
-        assert code_of(beat(store)) == "CLUSTERDOWN"
+        assert code_of(heartbeat(store)) == "CLUSTERDOWN"
         with pytest.raises(StoreUnavailable, match="Redis Cluster is not supported"):
             store.read()
 
@@ -239,9 +239,9 @@ def fake_server(answer: bytes) -> Iterator[str]:
                     peer, _ = listener.accept()
                 except OSError:
                     return
-                threading.Thread(target=talk, args=(peer,), daemon=True).start()
+                threading.Thread(target=flow, args=(peer,), daemon=True).start()
 
-        def talk(peer: socket.socket) -> None:
+        def flow(peer: socket.socket) -> None:
             with peer:
                 while said := peer.recv(65536):
                     scripted = b"EVAL" in said or b"SCRIPT" in said

@@ -13,7 +13,7 @@ from kombu import Connection
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.keys import Slot
 from celery_sticky.stores import JobStore, open_job_store
-from celery_sticky.stores.jobs import STOPPED, Admission, JobState, Outcome
+from celery_sticky.stores.jobs import STOPPED, Admission, DispatchOutcome, JobState
 from celery_sticky.stores.redis.jobs import RedisJobs
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import EPOCH, SLOT, SUCCESS
@@ -65,7 +65,7 @@ def test_a_wait_for_an_outcome_may_be_longer_than_the_wait_for_an_answer(server:
     other = open_job_store(server.url, "default")
     settler = threading.Timer(1.0, steps.settle, [other, steps.failed()])
     settler.start()
-    assert store.outcome("d1", 30) == Outcome("boom")
+    assert store.outcome("d1", 30) == DispatchOutcome("boom")
     settler.join()
     other.close()
 
@@ -200,7 +200,11 @@ def test_a_server_out_of_memory_admits_nothing_and_lets_owners_go_on(store: JobS
     store.close_keyspace(closed=True)
     steps.settle(store, *(steps.ended(f"d{i}") for i in range(3)), epoch=EPOCH + 1)
     assert steps.ids(store) == set()
-    assert [store.outcome(f"d{i}", 0) for i in range(2, 5)] == [SUCCESS, Outcome(STOPPED), Outcome(STOPPED)]
+    assert [store.outcome(f"d{i}", 0) for i in range(2, 5)] == [
+        SUCCESS,
+        DispatchOutcome(STOPPED),
+        DispatchOutcome(STOPPED),
+    ]
     client.config_set("maxmemory", 0)
     assert steps.ask(store, steps.job("new")) == (Admission.CLOSED, None)
 

@@ -36,15 +36,15 @@ def store(server: ValkeyServer) -> Iterator[Store]:
 def test_scripts_the_server_has_forgotten_are_sent_again(store: Store, client: Any) -> None:
     view = joined(store, first_view(store), "a")
     client.script_flush()
-    assert store.beat("a-1").alive
+    assert store.heartbeat("a-1").alive
     assert store.read().view == view
 
 
 def test_a_killed_connection_costs_at_most_one_request(store: Store, client: Any) -> None:
     joined(store, first_view(store), "a")
     client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    revived(lambda: store.beat("a-1"))
-    assert store.read().beats == {"a-1": 1}
+    revived(lambda: store.heartbeat("a-1"))
+    assert store.read().heartbeats == {"a-1": 1}
 
 
 def test_a_frozen_server_is_unavailable_within_the_socket_timeout(server: ValkeyServer, store: Store) -> None:
@@ -53,7 +53,7 @@ def test_a_frozen_server_is_unavailable_within_the_socket_timeout(server: Valkey
     for _ in range(3):
         before = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            store.beat("a-1")
+            store.heartbeat("a-1")
         assert time.monotonic() - before < 3  # connect and answer: 0.5 s each
     server.thaw()
     revived(store.read)
@@ -145,7 +145,7 @@ def test_a_read_only_replica_is_no_store(server: ValkeyServer, store: Store, cli
     joined(store, first_view(store), "a")
     client.replicaof("127.0.0.1", "1")
     with pytest.raises(StoreUnavailable, match="read only replica"):
-        store.beat("a-1")
+        store.heartbeat("a-1")
 
 
 def test_the_global_prefix_stands_before_every_key(server: ValkeyServer, client: Any) -> None:
@@ -164,9 +164,9 @@ def test_the_global_prefix_stands_before_every_key(server: ValkeyServer, client:
 def test_a_member_whose_document_was_deleted_is_gone(store: Store, client: Any) -> None:
     joined(store, first_view(store), "a")
     client.delete("sticky:default:view")
-    beat = store.beat("a-1")
-    assert (beat.alive, beat.version, beat.generation) == (False, 0, 0)
-    assert store.read().beats == {"a-1": 0}
+    heartbeat = store.heartbeat("a-1")
+    assert (heartbeat.alive, heartbeat.version, heartbeat.generation) == (False, 0, 0)
+    assert store.read().heartbeats == {"a-1": 0}
 
 
 def test_expired_ids_do_not_pile_up_beside_lasting_ones(store: Store, client: Any) -> None:

@@ -59,7 +59,7 @@ def test_the_memory_server_can_lose_and_roll_back_its_records() -> None:
     assert store.swap(view, changes.evict(view, "a"))
     server.roll_back(before)
     assert store.read().view == view
-    assert store.beat("a-1").alive
+    assert store.heartbeat("a-1").alive
     server.wipe()
     assert store.read().view is None
     assert store.read().store_id == view.store_id

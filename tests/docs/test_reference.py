@@ -88,7 +88,7 @@ def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
         assert found[name] == ["yes" if kept else "no" for kept in columns]
 
 
-@pytest.mark.parametrize("name", ["protocol", "directed", "failures"])
+@pytest.mark.parametrize("name", ["protocol", "placement", "failures"])
 def test_the_tests_that_guard_what_is_promised_are_there(name: str) -> None:
     page = (ROOT / f"docs/explanation/{name}.md").read_text()
     sources = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "celery_sticky/testing").rglob("*.py")]
@@ -107,7 +107,7 @@ def test_the_map_of_the_code_names_what_is_there_and_leaves_no_room_out() -> Non
         assert essential - named <= SMALL, f"{room}: not on the map: {sorted(essential - named - SMALL)}"
 
 
-SMALL = {"envelope.py", "native.py", "spawn.py", "outbox.py", "rounds.py", "eta.py", "part.py", "shield.py"}
+SMALL = {"envelope.py", "native.py", "spawn.py", "outbox.py", "rounds.py", "eta.py", "context.py", "shield.py"}
 """Modules that serve one other."""
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.suspects import Suspects
+from celery_sticky.jobs.keeper.keeper import Keeper
+from celery_sticky.jobs.keeper.suspects import Suspects
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start, Started, Stop
 
 

@@ -26,8 +26,8 @@ TESTS = Path(__file__).parent.parent
 class Fleet:
     """Workers of one app on one broker; every process writes into one history."""
 
-    def __init__(self, guard: Guard, directory: Path, config: AppConfig) -> None:
-        self._guard, self._directory, self.config = guard, directory, config
+    def __init__(self, guard: Guard, placement_store: Path, config: AppConfig) -> None:
+        self._guard, self._placement_store, self.config = guard, placement_store, config
         self.app: Celery = make_app(config)
         self.history = Recorder(config.history)
         self.workers: dict[str, WorkerProcess] = {}
@@ -48,7 +48,7 @@ class Fleet:
         path = os.pathsep.join(path for path in paths if path)
         environ = {"PYTHONPATH": path, **self.config.environ(), **options.pop("env", {})}
         options.setdefault("app", "harness.worker_app")
-        worker = WorkerProcess(self._guard, self._directory, name=name, env=environ, **options)
+        worker = WorkerProcess(self._guard, self._placement_store, name=name, env=environ, **options)
         self.workers[name] = worker
         worker.start()
         return worker.wait_ready() if ready else worker

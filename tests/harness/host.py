@@ -12,17 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_sticky.execution.job_host import host_command
-from celery_sticky.jobs.process import HostProcess
+from celery_sticky.jobs.keeper.process import HostProcess
 from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Ready, Start, Started, Stop, Unready
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.testing.waiting import wait_until
 
 KEYSPACES = {"default": 64, "second": 8}
-TERM = 1
+MEMBERSHIP = 1
 
 
 class TestHost:
-    """A running host and what it has said. Its undertaker kills it when the tests are killed."""
+    """A running host and what it has said. Its reaper kills it when the tests are killed."""
 
     __test__ = False
 
@@ -50,7 +50,7 @@ class TestHost:
 
     def grant(self, seconds: float) -> None:
         """Trust what runs here for so long from now."""
-        self.lease.grant("default", boottime() + seconds, TERM)
+        self.lease.grant("default", boottime() + seconds, MEMBERSHIP)
 
     def start(self, name: str, key: str = "k", payload: Any = None, **fields: Any) -> int:
         """Start a job; return its ref."""
@@ -60,7 +60,7 @@ class TestHost:
 
     def order(self, name: str, key: str = "k", payload: Any = None, **fields: Any) -> Start:
         """Return what starts a job."""
-        values = {"keyspace": "default", "id": "id", "epoch": 1, "attempt": 1, "payload": payload, "term": TERM}
+        values = {"keyspace": "default", "id": "id", "epoch": 1, "attempt": 1, "payload": payload, "term": MEMBERSHIP}
         return Start(ref=next(self._refs), name=name, key=key, **{**values, **fields})
 
     def started(self, name: str, key: str = "k", payload: Any = None) -> int:

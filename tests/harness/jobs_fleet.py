@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_sticky.jobs.client import JobInfo, Jobs
 from celery_sticky.testing.guard import Guard
-from celery_sticky.testing.history import Event, Kind, Run, pair
+from celery_sticky.testing.history import Event, Execution, Kind, pair
 from celery_sticky.testing.waiting import wait_until
 from celery_sticky.testing.worker import WorkerProcess
 from harness import jobs_app
@@ -35,7 +35,7 @@ class JobsFleet(KeyedFleet):
         """Return the starts or ends of jobs so far."""
         return [event for event in self.events() if event.kind is kind and event.worker]
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Execution]:
         """Return the runs of all jobs, in the order of their starts; those of dead processes end with these."""
         return pair(sorted(self.events(), key=lambda event: event.at), self.deaths)
 
@@ -69,9 +69,9 @@ class JobsFleet(KeyedFleet):
         """Return the numbers that the job of this key was notified of."""
         return [event.n for event in self.events() if event.key == f"note:{key}"]
 
-    def overlaps(self) -> list[tuple[Run, Run]]:
+    def overlaps(self) -> list[tuple[Execution, Execution]]:
         """Return pairs of runs of one key that were under way at one time."""
-        found, last = [], dict[str, Run]()
+        found, last = [], dict[str, Execution]()
         for run in self.runs():
             before = last.get(run.start.key)
             if before is not None and run.start.at < before.until:

@@ -27,7 +27,7 @@ from harness.app import AppConfig
 from harness.fleet import Fleet
 
 TTL, MARGIN, SETTLE = 3.0, 0.8, 0.3
-PATIENCE = TTL + MARGIN
+TIMEOUT = TTL + MARGIN
 """Seconds after which a silent member is evicted, or a lost document written anew."""
 SLOTS = 48
 CONF: Mapping[str, Any] = {

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_sticky.cli.verify.directed import Directed
-from celery_sticky.cli.verify.ground import Terms
+from celery_sticky.cli.verify.cluster import RunOptions
 from celery_sticky.cli.verify.moves import Moves
-from celery_sticky.cli.verify.plan import Plan, Step
-from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
-from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.placed import Placed
+from celery_sticky.cli.verify.plan import FaultPlan, Step
+from celery_sticky.cli.verify.run import VerifyRun
 from celery_sticky.cli.verify.site import Mode, node
+from celery_sticky.cli.verify.timeline import Done, Frozen, Timeline
 from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.slot_log import SlotEvent
@@ -65,11 +65,11 @@ def outcome(
     mode: Mode = Mode.STICKY,
     moves: Moves | None = None,
     untold: Sequence[Event] = (),
-) -> Outcome:
-    return Outcome(
-        terms=Terms(mode=mode, directed=Directed.JUMP if moves is not None else None),
-        plan=Plan((), ("eta",), {"clock": "libfaketime is not installed"}),
-        chronicle=Chronicle(0, done, frozen, (), crashes=crashes),
+) -> VerifyRun:
+    return VerifyRun(
+        run_options=RunOptions(mode=mode, placed=Placed.JUMP if moves is not None else None),
+        plan=FaultPlan((), ("eta",), {"clock": "libfaketime is not installed"}),
+        timeline=Timeline(0, done, frozen, (), crashes=crashes),
         events=[event for group in groups for event in group],
         job_events=list(job_events),
         slot_events=list(slot_events),
@@ -77,7 +77,7 @@ def outcome(
         buried=dict.fromkeys(buried, "lost its process 3 times"),
         stuck=set(stuck),
         slots=SLOTS,
-        patience=3.8,
+        eviction_timeout=3.8,
         jobs_seen=int(jobs_seen * SECOND),
         moves=moves,
         untold=untold,

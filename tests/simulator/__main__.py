@@ -22,23 +22,21 @@ EVERY = 60.0
 @click.option("--jobs", default=cores(), help="Processes; all cores if not given.")
 @click.option("--seconds", default=float("inf"), help="Stop after so long, however many seeds are left.")
 @click.option("--seed", type=int, help="Only this one, with its trace.")
-@click.option("--directed/--plain", default=None, help="Whether keyspaces direct keys; as each seed says if not given.")
+@click.option("--placed/--plain", default=None, help="Whether keyspaces direct keys; as each seed says if not given.")
 @click.option("--scale", is_flag=True, help="Instead: figures of a keyspace of 1,000 members and 16,384 slots.")
-def main(
-    seeds: int, first: int, jobs: int, seconds: float, seed: int | None, directed: bool | None, scale: bool
-) -> None:
+def main(seeds: int, first: int, jobs: int, seconds: float, seed: int | None, placed: bool | None, scale: bool) -> None:
     """Simulate workers, a store and a broker under random faults; exit with 1 if a promise was broken."""
     if scale:
         for line in measure():
             click.echo(line)
     elif seed is not None:
-        sys.exit(_replay(seed, directed))
+        sys.exit(_replay(seed, placed))
     else:
-        sys.exit(_simulate(first, seeds, jobs, seconds, directed))
+        sys.exit(_simulate(first, seeds, jobs, seconds, placed))
 
 
-def _replay(seed: int, directed: bool | None) -> int:
-    outcome = live(draw(seed, directed=directed))
+def _replay(seed: int, placed: bool | None) -> int:
+    outcome = live(draw(seed, placed=placed))
     if isinstance(outcome, Failure):
         return _report(outcome)
     click.echo("\n".join(outcome.lines(len(outcome.trace))))
@@ -46,10 +44,10 @@ def _replay(seed: int, directed: bool | None) -> int:
     return 0
 
 
-def _simulate(first: int, seeds: int, jobs: int, seconds: float, directed: bool | None) -> int:
+def _simulate(first: int, seeds: int, jobs: int, seconds: float, placed: bool | None) -> int:
     begun = told = time.monotonic()
     totals = Totals()
-    for totals, failure in live_all(first, seeds, jobs, seconds, directed=directed):
+    for totals, failure in live_all(first, seeds, jobs, seconds, placed=placed):
         if failure is not None:
             return _report(failure)
         if time.monotonic() > told + EVERY:
@@ -70,7 +68,7 @@ def _figures(totals: Totals, seconds: float) -> str:
 def _report(failure: Failure) -> int:
     click.echo(f"seed {failure.scenario.seed} broke {failure.invariant}; cutting it down …")
     click.echo(str(shrink(failure)))
-    world = "--plain" if failure.scenario.directing is None else "--directed"
+    world = "--plain" if failure.scenario.placement is None else "--placed"
     click.echo(f"again: make simulate SIMULATE_ARGS='{world} --seed {failure.scenario.seed}'")
     return 1
 

@@ -8,17 +8,17 @@ from itertools import takewhile
 from typing import Any
 
 from celery_sticky.keys import Slot, SlotId
-from celery_sticky.queues.base import Act, Fetched, Tag, Tenure, Verdict, Want
+from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tag, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from simulator.invariants import Witness
 
 
 class Broker(MemoryBroker):
-    """A broker that is watched. Where keys are `directed` queues have names, whose hash differs from life to life."""
+    """A broker that is watched. Where keys are `placed` queues have names, whose hash differs from life to life."""
 
-    def __init__(self, witness: Witness, told: Callable[[Slot], None], *, directed: bool) -> None:
+    def __init__(self, witness: Witness, told: Callable[[Slot], None], *, placed: bool) -> None:
         super().__init__()
-        self.witness, self.told, self.directed = witness, told, directed
+        self.witness, self.told, self.placed = witness, told, placed
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
         """Put a message into a queue, also one that is moved: its reader hears of it."""
@@ -59,7 +59,7 @@ class WitnessedQueues(MemoryQueues):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
         self.broker: Broker = broker
-        self.about: Mapping[Verdict, bytes] = {}
+        self.about: Mapping[Disposition, bytes] = {}
         """The messages that the verdicts of the coming request are about."""
         self._witness = broker.witness
 
@@ -70,12 +70,12 @@ class WitnessedQueues(MemoryQueues):
         self._count(tenure.keyspace, {tenure.slot})
         return kept
 
-    def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
+    def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """Settle, then bring."""
-        tenures = [*(want.tenure for want in wants), *(verdict.tenure for verdict in verdicts)]
+        tenures = [*(want.tenure for want in wants), *(disposition.tenure for disposition in dispositions)]
         fences = {tenure.slot: self.broker.slot(tenure.keyspace, tenure.slot).fence for tenure in tenures}
-        fetched = super().fetch(wants, verdicts, now)
-        if self.broker.directed:
+        fetched = super().fetch(wants, dispositions, now)
+        if self.broker.placed:
             fetched.lost = InOrder(fetched.lost)
         self._witness.brings(fetched, fences)
         for keyspace in {tenure.keyspace for tenure in tenures}:
@@ -85,19 +85,19 @@ class WitnessedQueues(MemoryQueues):
     def idle(self, timeout: float) -> set[SlotId]:
         """Look."""
         woken = super().idle(timeout)
-        return InOrder(woken) if self.broker.directed else woken
+        return InOrder(woken) if self.broker.placed else woken
 
-    def _settle(self, verdict: Verdict, fetched: Fetched) -> None:
-        slot = self.broker.slot(verdict.tenure.keyspace, verdict.tenure.slot)
-        message = slot.flight.get(verdict.tag)
+    def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
+        slot = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot)
+        message = slot.flight.get(disposition.tag)
         settled = len(fetched.confirmed)
-        super()._settle(verdict, fetched)
+        super()._settle(disposition, fetched)
         if message is not None and len(fetched.confirmed) > settled:
-            self._witness.settles(verdict, slot.fence, message.body, meant=self.about.get(verdict))
-            if verdict.act is Act.MOVE:
+            self._witness.settles(disposition, slot.fence, message.body, meant=self.about.get(disposition))
+            if disposition.outcome is Outcome.MOVE:
                 beside = (*slot.flight.values(), *slot.lists[message.priority])
                 left = [other.body for other in beside if other.priority == message.priority]
-                self._witness.moves(verdict, message.body, left)
+                self._witness.moves(disposition, message.body, left)
 
     def _bring(self, want: Want, now: float, fetched: Fetched) -> None:
         slot = self.broker.slot(want.tenure.keyspace, want.tenure.slot)

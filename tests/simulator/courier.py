@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from celery_sticky.delivery.courier import IDLE, RETRY_FIRST, RETRY_LAST, have_claimed
-from celery_sticky.delivery.desk import Desk, End, Item
 from celery_sticky.delivery.envelope import parse
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.outbox import LINGER
+from celery_sticky.delivery.state import DeliveryState, End, Item
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import BrokerDown, BrokerUp
@@ -33,14 +33,14 @@ class SteppedCourier:
 
     def __init__(self, process: Process) -> None:
         self._process, self._world, self._pool = process, process.world, process.pool
-        self.desk = Desk(
+        self.delivery_state = DeliveryState(
             process.report,
             worker=process.name,
             concurrency=process.pool.concurrency,
             max_waiting=MAX_WAITING,
             max_attempts=MAX_ATTEMPTS,
         )
-        self._directed = process.world.scenario.directing is not None
+        self._placed = process.world.scenario.placement is not None
         self._queues: WitnessedQueues | None = None
         self._asking = self._reopening = self._hung_up = False
         self._down_since: float | None = None
@@ -61,36 +61,36 @@ class SteppedCourier:
 
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """See `Courier.open`."""
-        self.desk.open(slot, epoch, incarnation)
+        self.delivery_state.open(slot, epoch, incarnation)
         self._wake()
 
     def stop(self, slot: SlotId) -> None:
         """See `Courier.stop`."""
-        self.desk.stop(slot, self._now)
+        self.delivery_state.stop(slot, self._now)
         self._wake()
 
     def close(self, slot: SlotId) -> None:
         """See `Courier.close`."""
-        self.desk.close(slot)
+        self.delivery_state.close(slot)
         if self._down_since is not None:
             self._cut_off(slot)
         elif self._asking:
             self._lost.append(slot)
         self._wake()
 
-    # -- for the director ----------------------------------------------------------------------
+    # -- for the placer ----------------------------------------------------------------------
 
     def trusts(self, _: str) -> bool:
         """See `Courier.trusts`."""
         return self._process.trusts
 
-    def consult(self, ask: Callable[[Desk], T]) -> T:
+    def consult(self, ask: Callable[[DeliveryState], T]) -> T:
         """See `Courier.consult`."""
-        return ask(self.desk)
+        return ask(self.delivery_state)
 
-    def decide(self, tell: Callable[[Desk, float], None]) -> None:
+    def decide(self, tell: Callable[[DeliveryState, float], None]) -> None:
         """See `Courier.decide`."""
-        tell(self.desk, self._now)
+        tell(self.delivery_state, self._now)
         self._process.learns_of_claims()
         self._wake()
 
@@ -98,30 +98,30 @@ class SteppedCourier:
 
     def take(self, most: int) -> list[Entry]:
         """See `Courier.take`."""
-        return self.desk.take(most, lambda _: self._process.trusts)
+        return self.delivery_state.take(most, lambda _: self._process.trusts)
 
     def start_entry(self, entry: Entry, turn: int) -> bool:
         """See `Courier.start_entry`."""
-        if self.desk.gate.start(entry, turn, trusted=self._process.trusts):
+        if self.delivery_state.gate.start(entry, turn, trusted=self._process.trusts):
             return True
-        self.desk.gate.put_back(entry, turn)
+        self.delivery_state.gate.put_back(entry, turn)
         return False
 
     def again(self, entry: Entry, *, counted: bool) -> None:
         """See `Courier.again`."""
-        self.desk.again(entry, counted=counted)
+        self.delivery_state.again(entry, counted=counted)
         self._wake()
 
     def end(self, entry: Entry, end: End) -> None:
         """See `Courier.end`."""
-        if self.desk.end(entry, end, self._now):
+        if self.delivery_state.end(entry, end, self._now):
             self._wake()
 
     # -- one request at a time -----------------------------------------------------------------
 
     def hear(self, slot: SlotId) -> None:
         """A slot has got a message."""
-        if self.desk.gate.is_open(slot):
+        if self.delivery_state.gate.is_open(slot):
             self._wake()
 
     def _wake(self) -> None:
@@ -134,42 +134,45 @@ class SteppedCourier:
 
     def _rings(self, alarm: int) -> None:
         if alarm == self._alarm:
-            self._process.act(self._go_on)
+            self._process.outcome(self._go_on)
 
     def _go_on(self) -> None:
         """Make the next request, or idle until there is one."""
         if self._asking:
             return
-        queues, desk = self._queues, self.desk
+        queues, delivery_state = self._queues, self.delivery_state
         if queues is None:
             self._ask(Point.FETCH_ASKED, Point.FETCH_ANSWERED, self._world.connect, self._connected)
-        elif (opening := desk.next_to_open()) is not None:
+        elif (opening := delivery_state.next_to_open()) is not None:
             self._open(queues, *opening)
         else:
             self._reopened()
             now = self._now
-            verdicts = desk.verdicts(now)
-            wants = desk.wants(now, company=bool(verdicts))
-            if verdicts or wants:
-                queues.about = {verdict: desk.outbox.about(verdict).content.delivery.body for verdict in verdicts}
-                fetch = partial(queues.fetch, wants, verdicts, now)
+            dispositions = delivery_state.dispositions(now)
+            wants = delivery_state.wants(now, company=bool(dispositions))
+            if dispositions or wants:
+                queues.about = {
+                    disposition: delivery_state.outbox.about(disposition).content.delivery.body
+                    for disposition in dispositions
+                }
+                fetch = partial(queues.fetch, wants, dispositions, now)
                 self._ask(Point.FETCH_ASKED, Point.FETCH_ANSWERED, fetch, partial(self._fetched, now))
             else:
                 self._idle(queues, now)
 
     def _idle(self, queues: WitnessedQueues, now: float) -> None:
-        desk = self.desk
+        delivery_state = self.delivery_state
         woken = queues.idle(0.0)
-        desk.rounds.note(slot for slot in woken if desk.gate.is_open(slot))
-        if desk.gate.has_ready:
+        delivery_state.rounds.note(slot for slot in woken if delivery_state.gate.is_open(slot))
+        if delivery_state.gate.has_ready:
             self._pool.ready()
-        ends = [now + (0.25 if desk.gate.has_ready else IDLE)]
-        ends += [end for end in (desk.outbox.goes_at, desk.rounds.next_due) if end is not None]
+        ends = [now + (0.25 if delivery_state.gate.has_ready else IDLE)]
+        ends += [end for end in (delivery_state.outbox.goes_at, delivery_state.rounds.next_due) if end is not None]
         self._go_on_in(1e-4 if woken else max(0.0, min(ends) - now) + 1e-4)
 
     def _connected(self, queues: WitnessedQueues) -> None:
         self._queues = queues
-        self.desk.reopen_all(self._now)
+        self.delivery_state.reopen_all(self._now)
         self._reopening = True
 
     def _reopened(self) -> None:
@@ -187,23 +190,23 @@ class SteppedCourier:
 
         def take(answer: Collection[Tag] | Fenced) -> None:
             if isinstance(answer, Fenced):
-                self.desk.fenced(tenure, answer.epoch)
+                self.delivery_state.fenced(tenure, answer.epoch)
             else:
-                self.desk.opened(tenure, answer)
+                self.delivery_state.opened(tenure, answer)
 
         self._ask(Point.OPEN_ASKED, Point.OPEN_ANSWERED, serve, take)
 
     def _fetched(self, asked: float, fetched: Fetched) -> None:
         self._told_at = asked - EPOCH
-        self.desk.take_in(fetched, asked)
-        for envelope, error in self.desk.refused:
+        self.delivery_state.take_in(fetched, asked)
+        for envelope, error in self.delivery_state.refused:
             self._world.note(self._process.origin, "%s is told: %s", envelope.task_id, error)
-        self.desk.refused = []
+        self.delivery_state.refused = []
         for delivery in fetched.deliveries:
             self._admit(delivery, asked)
-        if fetched.deliveries and self._process.director is not None:
-            self._process.director.wake()
-        if self.desk.gate.has_ready:
+        if fetched.deliveries and self._process.placer is not None:
+            self._process.placer.wake()
+        if self.delivery_state.gate.has_ready:
             self._pool.ready()
 
     def _admit(self, delivery: Delivery, now: float) -> None:
@@ -211,10 +214,10 @@ class SteppedCourier:
         envelope = parse(delivery.body)
         key = self._pool.lock_of(slot, envelope)
         entry = Entry(slot, delivery.tag, key, Item(delivery, envelope), attempts=delivery.attempts)
-        if self._directed:
+        if self._placed:
             have_claimed(entry, envelope)
             entry.claim = (KEYSPACE, str(envelope.headers["key"]))  # the same name, with the hash it has here
-        self.desk.admit(entry, self._pool.due_of(envelope), now)
+        self.delivery_state.admit(entry, self._pool.due_of(envelope), now)
 
     def hang_up(self) -> None:
         """The broker has closed the connection."""
@@ -231,7 +234,7 @@ class SteppedCourier:
 
         def take_in(answer: T) -> None:
             if process.passes(answered):
-                process.act(partial(take_in, answer))
+                process.outcome(partial(take_in, answer))
                 return
             if self._hung_up:
                 self._failed()
@@ -248,13 +251,13 @@ class SteppedCourier:
                 world.broker_losses,
                 world.now < process.broker_cut_until,
                 serve=serve,
-                answered=lambda answer: process.act(partial(take_in, answer)),
-                failed=lambda: process.act(self._failed),
+                answered=lambda answer: process.outcome(partial(take_in, answer)),
+                failed=lambda: process.outcome(self._failed),
             )
 
         # Whoever stands still as it asks has sent its request already, or sends it when it wakes.
         if process.passes(asked) and process.rng.random() < 0.5:
-            process.act(send)
+            process.outcome(send)
         else:
             send()
 
@@ -272,6 +275,6 @@ class SteppedCourier:
             self._process.report(KEYSPACE, BrokerDown())
         elif self._world.now >= self._down_since + BROKER_GRACE:
             self.gave_up = True
-            self.desk.give_up_ended()
+            self.delivery_state.give_up_ended()
         self._go_on_in(self._pause)
         self._pause = min(self._pause * 2, RETRY_LAST)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from celery_sticky.assignment import Assign, Keyspace, Worker, jump
 from celery_sticky.keys import hash_key
+from celery_sticky.keyspace import Assign, Keyspace, Worker, jump
 from simulator.terms import KEYSPACE
 
 
@@ -22,7 +22,7 @@ def oldest(_: str, workers: Sequence[Worker]) -> Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Directing:
+class PlacementSetup:
     """What directs the keys."""
 
     assign: Assign | None = None
@@ -30,7 +30,7 @@ class Directing:
     unpinned: str = "slot"
 
     def __str__(self) -> str:
-        by = self.keyspace.directed_by
+        by = self.keyspace.placed_by
         return f"{by}, unpinned {self.unpinned}" if self.pins else by
 
     @property
@@ -40,13 +40,13 @@ class Directing:
 
 
 WAYS = (
-    Directing(pins=True),
-    Directing(pins=True, unpinned="refuse"),
-    Directing(rendezvous),
-    Directing(rendezvous, pins=True),
-    Directing(rendezvous, pins=True, unpinned="refuse"),
-    Directing(jump),
-    Directing(oldest, pins=True),
+    PlacementSetup(pins=True),
+    PlacementSetup(pins=True, unpinned="refuse"),
+    PlacementSetup(rendezvous),
+    PlacementSetup(rendezvous, pins=True),
+    PlacementSetup(rendezvous, pins=True, unpinned="refuse"),
+    PlacementSetup(jump),
+    PlacementSetup(oldest, pins=True),
 )
 
 

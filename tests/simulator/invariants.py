@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.view import MemberState, View
-from celery_sticky.queues.base import Act, Fetched, Tenure, Verdict
+from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tenure
 
 if TYPE_CHECKING:
-    from simulator.pool import Run
+    from simulator.pool import SimulatedRun
     from simulator.process import Process
 
 HELD = (SlotState.OPENING, SlotState.OPEN, SlotState.STOPPING)
@@ -65,7 +65,7 @@ class Invariant(StrEnum):
     FENCE_SHARED = "fence-shared"
     """Two members opened a slot under one epoch."""
     STALE_START = "stale-start"
-    """A task started under a lower epoch than one before in its slot; or of its key, where keys are directed."""
+    """A task started under a lower epoch than one before in its slot; or of its key, where keys are placed."""
     FORMER_TENURE = "former-tenure"
     """The broker did what another tenure than the fence's asked for."""
     NEEDLESS_EVICTION = "needless-eviction"
@@ -80,7 +80,7 @@ class Invariant(StrEnum):
     """The token of a key's claim fell, or stood still."""
     CLAIM_SHARED = "claim-shared"
     """Two members have claimed a key under one token."""
-    MISDIRECTED = "misdirected"
+    MISDIRECTED = "misplaced"
     """A key is claimed by a member, and belongs to another one that very moment, or nowhere."""
     UNCLAIMED_START = "unclaimed-start"
     """A task started whose key its worker has not claimed."""
@@ -114,7 +114,7 @@ class Progress:
 
     slot: Slot
     key: str = ""
-    """Where keys are directed."""
+    """Where keys are placed."""
     known_at: float = 0.0
     """What its sender knew of where its key belongs was read then, or later."""
     place: int = 0
@@ -157,7 +157,7 @@ class Witness:
     """Messages of which a run has finished."""
     _places: int = 0
     _highest: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
-    _running: dict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    _running: dict[int, list[SimulatedRun]] = field(default_factory=lambda: defaultdict(list))
     _books: dict[Slot, int] = field(default_factory=lambda: defaultdict(int))
     _fences: dict[Slot, Tenure] = field(default_factory=dict)
     _started: dict[Slot, tuple[int, str]] = field(default_factory=dict)
@@ -206,37 +206,41 @@ class Witness:
         if tenure.epoch < old.epoch or (tenure.epoch == old.epoch and tenure.open_count <= old.open_count):
             raise Violation(Invariant.FENCE_BACK, f"slot {tenure.slot}: {tenure} after {old}")
 
-    def settles(self, verdict: Verdict, fence: Tenure | None, body: bytes, *, meant: bytes | None = None) -> None:
+    def settles(
+        self, disposition: Disposition, fence: Tenure | None, body: bytes, *, meant: bytes | None = None
+    ) -> None:
         """The broker has confirmed a verdict about this message; who sent it `meant` this one."""
         if meant is not None and meant != body:
-            text = f"{verdict.act} of {self.names[meant]} was done to {self.names[body]}"
+            text = f"{disposition.outcome} of {self.names[meant]} was done to {self.names[body]}"
             raise Violation(Invariant.SETTLED_ANOTHER, text)
-        if verdict.tenure != fence:
-            raise Violation(Invariant.FORMER_TENURE, f"{verdict.act} by {verdict.tenure}, the fence is {fence}")
-        if verdict.act not in (Act.ACK, Act.BURY):
+        if disposition.tenure != fence:
+            raise Violation(
+                Invariant.FORMER_TENURE, f"{disposition.outcome} by {disposition.tenure}, the fence is {fence}"
+            )
+        if disposition.outcome not in (Outcome.ACK, Outcome.BURY):
             return
         progress = self.tasks[body]
-        asked = body in self._finished if verdict.act is Act.ACK else self._may_be_buried(progress)
+        asked = body in self._finished if disposition.outcome is Outcome.ACK else self._may_be_buried(progress)
         if not asked:
-            raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {verdict.act}")
+            raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {disposition.outcome}")
         progress.settled = True
-        self._books[verdict.tenure.slot] -= 1
+        self._books[disposition.tenure.slot] -= 1
 
-    def moves(self, verdict: Verdict, body: bytes, left: Collection[bytes]) -> None:
+    def moves(self, disposition: Disposition, body: bytes, left: Collection[bytes]) -> None:
         """The broker has put a message into another queue; these of its priority are `left` where it was."""
         moved = self.tasks[body]
-        if verdict.to == verdict.tenure.slot:
-            text = f"{self.names[body]} goes to the back of {verdict.to}, where it stood"
+        if disposition.to == disposition.tenure.slot:
+            text = f"{self.names[body]} goes to the back of {disposition.to}, where it stood"
             raise Violation(Invariant.MOVED_OUT_OF_ORDER, text)
         for other in left:
             behind = self.tasks[other]
             if behind.key == moved.key and 0 < behind.came < moved.came and not behind.runs:
-                text = f"{self.names[body]} goes to {verdict.to} before {self.names[other]}"
+                text = f"{self.names[body]} goes to {disposition.to} before {self.names[other]}"
                 raise Violation(Invariant.MOVED_OUT_OF_ORDER, text)
-        self.replaces(body, verdict.body or body)
-        moved.slot, moved.came = verdict.to, self._next_place()
-        self._books[verdict.tenure.slot] -= 1
-        self._books[verdict.to] += 1
+        self.replaces(body, disposition.body or body)
+        moved.slot, moved.came = disposition.to, self._next_place()
+        self._books[disposition.tenure.slot] -= 1
+        self._books[disposition.to] += 1
 
     def _may_be_buried(self, progress: Progress) -> bool:
         return progress.buried or progress.runs > 0
@@ -281,7 +285,7 @@ class Witness:
 
     # -- runs ----------------------------------------------------------------------------------
 
-    def begins(self, run: Run) -> None:
+    def begins(self, run: SimulatedRun) -> None:
         """A run begins, this instant."""
         progress = self.tasks[run.body]
         self.begun += 1
@@ -295,7 +299,7 @@ class Witness:
             self.check_overlap(other, run)
         self._running[run.key].append(run)
 
-    def _check_rerun(self, run: Run, progress: Progress, what: str) -> None:
+    def _check_rerun(self, run: SimulatedRun, progress: Progress, what: str) -> None:
         if progress.settled:
             raise Violation(Invariant.RUN_AFTER_SETTLED, what)
         before = progress.finished_by
@@ -304,7 +308,7 @@ class Witness:
         if before is not None and not (before.failed or before.courier.gave_up or cut_off):
             raise Violation(Invariant.RERUN_WITHOUT_FAULT, f"{what}, finished by {before.origin}")
 
-    def ends(self, run: Run, *, finished: bool) -> None:
+    def ends(self, run: SimulatedRun, *, finished: bool) -> None:
         """A run is over."""
         self._running[run.key].remove(run)
         if finished:
@@ -318,19 +322,19 @@ class Witness:
             if progress.finished_by is process and progress.slot == slot and progress.finished_at >= since:
                 progress.cut_off = True
 
-    def thaws(self, run: Run) -> None:
+    def thaws(self, run: SimulatedRun) -> None:
         """A run goes on after it stood still."""
         for other in self._running[run.key]:
             if other is not run:
                 self.check_overlap(run, other)
 
-    def check_overlap(self, run: Run, other: Run) -> None:
+    def check_overlap(self, run: SimulatedRun, other: SimulatedRun) -> None:
         """Two runs of one key are under way; what stands still runs nothing."""
         if run.stands_still or other.stands_still:
             return
         raise Violation(_overlap(run, other), f"{run} beside {other}")
 
-    def _check_order(self, run: Run, progress: Progress) -> None:
+    def _check_order(self, run: SimulatedRun, progress: Progress) -> None:
         if not progress.place:
             return  # it waited for its time in flight, for the verdict that defers it was lost
         queue = (run.key, run.priority)
@@ -341,7 +345,7 @@ class Witness:
         broken = Invariant.FIRST_RUN_ORDER if progress.runs == 1 else Invariant.RUN_AFTER_LATER
         raise Violation(broken, f"{run} after {later}")
 
-    def _check_epoch(self, run: Run) -> None:
+    def _check_epoch(self, run: SimulatedRun) -> None:
         epoch, incarnation = self._started.get(run.fenced, (0, ""))
         if run.epoch < epoch:
             raise Violation(Invariant.STALE_START, f"{run}, epoch {epoch} was seen")
@@ -397,7 +401,7 @@ def _holder(view: View, slot: int) -> str | None:
     return None if owner is None or owner not in view.members else view.members[owner].incarnation
 
 
-def _overlap(run: Run, other: Run) -> Invariant:
+def _overlap(run: SimulatedRun, other: SimulatedRun) -> Invariant:
     if run.process is other.process:
         return Invariant.OVERLAP_SAME_WORKER
     if not (run.process.alive and other.process.alive):

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import NotAMember, StoreUnavailable
-from celery_sticky.stores.directory import Directory
+from celery_sticky.stores.placement import PlacementStore
 from simulator.directing import Pin
-from simulator.directory import WitnessedDirectory
+from simulator.placement_store import WitnessedPlacementStore
 
 if TYPE_CHECKING:
-    from simulator.directed import Directed
+    from simulator.placed import Placed
     from simulator.process import Process
 
 
 class Pinning:
     """The pins of one process, as its application knows of them."""
 
-    def __init__(self, process: Process, directed: Directed) -> None:
-        self._process, self._world, self._directed = process, process.world, directed
-        self._directory = WitnessedDirectory(process.world, directed, process.name)
+    def __init__(self, process: Process, placed: Placed) -> None:
+        self._process, self._world, self._placed = process, process.world, placed
+        self._placement_store = WitnessedPlacementStore(process.world, placed, process.name)
         self.pinned: dict[str, Pin] = {}
         """Keys that it has pinned, has not let go, and was not told of as lost."""
         self._unsure: set[str] = set()
@@ -28,7 +28,7 @@ class Pinning:
 
     def pin(self, pin: Pin) -> None:
         """Pin a key, and let it go when that is wanted."""
-        self._process.act(lambda: self._ask(pin, take=pin.take))
+        self._process.outcome(lambda: self._ask(pin, take=pin.take))
 
     def _ask(self, pin: Pin, *, take: bool) -> None:
         name, key = self._process.name, str(pin.key)
@@ -44,7 +44,7 @@ class Pinning:
                 if pin.seconds:
                     self._process.later(pin.seconds, lambda: self._let_go(key))
 
-        self._request(lambda directory: directory.pin(name, key, take=take), answered)
+        self._request(lambda placement_store: placement_store.pin(name, key, take=take), answered)
 
     def _let_go(self, key: str) -> None:
         self.pinned.pop(key, None)
@@ -55,7 +55,7 @@ class Pinning:
                 self._unsure.add(key)
                 self.pinned.pop(key, None)
 
-        self._request(lambda directory: directory.unpin(self._process.name, key), answered)
+        self._request(lambda placement_store: placement_store.unpin(self._process.name, key), answered)
 
     def lost(self, keys: frozenset[str]) -> None:
         """The application is told of pins that are lost."""
@@ -65,9 +65,9 @@ class Pinning:
             if pin is not None and pin.again:
                 self._ask(pin, take=False)
 
-    def _request(self, request: Callable[[Directory], object], answered: Callable[[object], None]) -> None:
+    def _request(self, request: Callable[[PlacementStore], object], answered: Callable[[object], None]) -> None:
         self._process.ask_store(
-            lambda: self._directed.serve(request, self._directory),
+            lambda: self._placed.serve(request, self._placement_store),
             answered=answered,
             failed=lambda: answered(StoreUnavailable("no answer")),
         )

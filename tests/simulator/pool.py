@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_sticky.delivery.desk import End, Item
 from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.state import End, Item
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
-from celery_sticky.queues.base import Act
-from simulator.scenario import Outcome, Point
+from celery_sticky.queues.base import Outcome
+from simulator.scenario import Ending, Point
 from simulator.terms import EPOCH, KEYSPACE
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ LOOK = 0.01
 
 
 def envelope(key: int, n: int, *, retries: int = 0, due: float = 0.0, stamp: Stamp | None = None) -> bytes:
-    """Return the message of a task's try; where keys are directed it has a stamp."""
+    """Return the message of a task's try; where keys are placed it has a stamp."""
     headers: dict[str, Any] = {"id": f"{key}-{n}", "key": key, "n": n, "retries": retries, "due": due}
     if stamp is not None:
         headers[STAMP_HEADER] = stamp.to_header()
     return json.dumps({"body": "", "headers": headers, "properties": {}}).encode()
 
 
-class Run:
+class SimulatedRun:
     """A task under way in a child of the pool."""
 
     def __init__(self, process: Process, entry: Entry) -> None:
@@ -41,14 +41,14 @@ class Run:
         self.priority = item.delivery.priority
         self.slot = entry.slot[1]
         self.incarnation = item.delivery.tenure.incarnation
-        self.term = process.joined_as
+        self.membership = process.joined_as
         headers = item.envelope.headers
         self.key, self.n, self.retries = int(headers["key"]), int(headers["n"]), int(headers["retries"])
-        directed = entry.claim is not None
-        self.epoch = entry.token if directed else item.delivery.tenure.epoch
-        self.fenced: Slot = str(self.key) if directed else self.slot
+        placed = entry.claim is not None
+        self.epoch = entry.token if placed else item.delivery.tenure.epoch
+        self.fenced: Slot = str(self.key) if placed else self.slot
         """What its epoch is of."""
-        self.outcome: Outcome | None = None
+        self.outcome: Ending | None = None
         """How it ended; None: its process was lost before."""
         self.begun = self.over = False
 
@@ -58,7 +58,7 @@ class Run:
     @property
     def trusted(self) -> bool:
         """Whether the lease it relies on lasts: what its child reads in shared memory."""
-        return self.process.trusts and self.process.joined_as == self.term
+        return self.process.trusts and self.process.joined_as == self.membership
 
     @property
     def stands_still(self) -> bool:
@@ -71,7 +71,7 @@ class Pool:
 
     def __init__(self, process: Process, children: int) -> None:
         self._process, self._world, self._children = process, process.world, children
-        self._runs: dict[Run, None] = {}
+        self._runs: dict[SimulatedRun, None] = {}
         self._draining = False
         self.ended_at = 0.0
         """When a run has last ended."""
@@ -101,12 +101,12 @@ class Pool:
     def _drain(self) -> None:
         self._draining = False
         for entry in self._process.courier.take(self._children):
-            run = Run(self._process, entry)
+            run = SimulatedRun(self._process, entry)
             self._process.in_loop(self._process.rng.uniform(0, 0.01), partial(self._start, run))
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: SimulatedRun) -> None:
         if self._process.passes(Point.HANDED):
-            self._process.act(partial(self._start, run))
+            self._process.outcome(partial(self._start, run))
             return
         if not self._process.courier.start_entry(run.entry, run.turn):
             return
@@ -114,7 +114,7 @@ class Pool:
         self._process.passes(Point.STARTED)
         self._in_child(run, self._begin)
 
-    def _in_child(self, run: Run, do: Callable[[Run], None]) -> None:
+    def _in_child(self, run: SimulatedRun, do: Callable[[SimulatedRun], None]) -> None:
         """Do something in the child of a run: now, when it thaws, or never."""
         if run.over:
             return
@@ -123,7 +123,7 @@ class Pool:
         else:
             do(run)
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: SimulatedRun) -> None:
         if not self._process.alive:
             return
         if not run.trusted:
@@ -136,7 +136,7 @@ class Pool:
         self._world.after(task.seconds + 1e-3, lambda: self._in_child(run, self._end))
         self._watch(run)
 
-    def _watch(self, run: Run) -> None:
+    def _watch(self, run: SimulatedRun) -> None:
         """The child reads the lease: it ends itself at the end of trust."""
         if run.over:
             return
@@ -145,48 +145,48 @@ class Pool:
         else:
             self._world.after(max(0.0, self._process.trust_ends_in()) + LOOK, lambda: self._in_child(run, self._watch))
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: SimulatedRun) -> None:
         if not run.trusted:
             self._kill(run)  # it thaws past the end of trust
             return
         runs = self._world.witness.tasks[run.body].runs
         ends = self._world.tasks[run.key, run.n].ends
-        run.outcome = ends[runs - 1] if runs <= len(ends) else Outcome.FINISH
+        run.outcome = ends[runs - 1] if runs <= len(ends) else Ending.FINISH
         self._over(run)
 
-    def _kill(self, run: Run) -> None:
+    def _kill(self, run: SimulatedRun) -> None:
         """A child kills itself: trust is over."""
         self._over(run)
 
-    def _over(self, run: Run) -> None:
+    def _over(self, run: SimulatedRun) -> None:
         self._world.note(self._process.origin, "%s: %s", run, run.outcome or "killed")
-        self._world.witness.ends(run, finished=run.outcome is Outcome.FINISH)
+        self._world.witness.ends(run, finished=run.outcome is Ending.FINISH)
         self._lose(run)
 
-    def _lose(self, run: Run) -> None:
+    def _lose(self, run: SimulatedRun) -> None:
         """The child has nothing more to do with it: the main process learns of it."""
         run.over = True
         self._process.in_loop(self._process.rng.uniform(0, 0.01), partial(self._let_go, run))
 
-    def _let_go(self, run: Run) -> None:
+    def _let_go(self, run: SimulatedRun) -> None:
         if self._process.passes(Point.ENDED):
-            self._process.act(partial(self._let_go, run))
+            self._process.outcome(partial(self._let_go, run))
             return
         self._runs.pop(run, None)
         self.ended_at = self._world.now
         courier, now = self._process.courier, self._world.now + EPOCH
         match run.outcome:
-            case Outcome.FINISH:
-                courier.end(run.entry, End(Act.ACK))
-            case Outcome.RETRY:
+            case Ending.FINISH:
+                courier.end(run.entry, End(Outcome.ACK))
+            case Ending.RETRY:
                 due = now + self._process.rng.choice((0.0, 0.1, 3.0))
                 stamp = self._world.stamp(run.key)
                 body = envelope(run.key, run.n, retries=run.retries + 1, due=due, stamp=stamp)
                 self._world.witness.retries(run.body, body)
-                courier.end(run.entry, End(Act.DEFER, due=due, body=body))
-            case Outcome.BURY:
+                courier.end(run.entry, End(Outcome.DEFER, due=due, body=body))
+            case Ending.BURY:
                 self._world.witness.tasks[run.body].buried = True
-                courier.end(run.entry, End(Act.BURY, reason="rejected"))
+                courier.end(run.entry, End(Outcome.BURY, reason="rejected"))
             case _:
                 # If it was ended with its trust, the task is not to blame.
                 courier.again(run.entry, counted=run.trusted)
@@ -200,7 +200,7 @@ class Pool:
         return bool(self._runs)
 
     @property
-    def _begun(self) -> list[Run]:
+    def _begun(self) -> list[SimulatedRun]:
         return [run for run in self._runs if run.begun and not run.over]
 
     def look_at_the_lease(self) -> None:

@@ -32,12 +32,12 @@ from celery_sticky.ownership.events import (
     SwapDone,
     Tick,
 )
-from celery_sticky.ownership.machine import Machine, Phase, Terms
-from celery_sticky.ownership.view import DIRECT_QUEUE, View
+from celery_sticky.ownership.machine import Machine, MemberConfig, Phase
+from celery_sticky.ownership.view import HAS_WORKER_QUEUE, View
 from celery_sticky.stores.memory.store import MemoryStore
 from simulator.courier import SteppedCourier
-from simulator.director import SteppedDirector
 from simulator.invariants import HELD, Invariant, Violation
+from simulator.placer import SteppedPlacer
 from simulator.pool import Pool
 from simulator.scenario import Fault, Kind, Point
 from simulator.terms import BROKER_GRACE, KEYSPACE, LOOP_TIMEOUT, MARGIN, SETTLE, TTL
@@ -60,11 +60,11 @@ class Process:
         # A stream of its own: what befalls others does not change its delays.
         self.rng = Random(world.scenario.seed * 1009 + birth)
         self._offset, self._rate = self.rng.uniform(0, 1e5), self.rng.uniform(0.98, 1.02)
-        self.machine = Machine(self._terms(dead_incarnation), self.clock)
+        self.machine = Machine(self._config(dead_incarnation), self.clock)
         self.store = MemoryStore(world.server, KEYSPACE)
         self.pool = Pool(self, world.scenario.concurrency)
         self.courier = SteppedCourier(self)
-        self.director = SteppedDirector(self, world.directed) if world.directed is not None else None
+        self.placer = SteppedPlacer(self, world.placed) if world.placed is not None else None
         self.alive = True
         self.failed = False
         """Whether anything has ever befallen it."""
@@ -84,10 +84,10 @@ class Process:
         self._view: View | None = None
         self._told = Snapshot()
 
-    def _terms(self, dead_incarnation: str) -> Terms:
+    def _config(self, dead_incarnation: str) -> MemberConfig:
         scenario = self.world.scenario
         place = scenario.names.find(self.name)
-        return Terms(
+        return MemberConfig(
             name=self.name,
             origin=self.origin,
             slots=scenario.slots,
@@ -98,7 +98,7 @@ class Process:
             broker_grace=BROKER_GRACE,
             loop_timeout=LOOP_TIMEOUT,
             weight=scenario.weights[place] if place >= 0 else 1,
-            attributes={DIRECT_QUEUE: "1"} if self.world.directed is not None else {},
+            attributes={HAS_WORKER_QUEUE: "1"} if self.world.placed is not None else {},
             dead_incarnation=dead_incarnation,
             jitter=self.rng.random(),
         )
@@ -124,18 +124,18 @@ class Process:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def act(self, do: Callable[[], None]) -> None:
+    def outcome(self, do: Callable[[], None]) -> None:
         """Do something in the main process: now, when it wakes, or never."""
         if not self.alive:
             return
         if self.world.now < self.paused_until:
-            self.world.at(self.paused_until, partial(self.act, do))
+            self.world.at(self.paused_until, partial(self.outcome, do))
         else:
             do()
 
     def later(self, delay: float, do: Callable[[], None]) -> None:
         """Do something in the main process after `delay` seconds."""
-        self.world.after(delay, partial(self.act, do))
+        self.world.after(delay, partial(self.outcome, do))
 
     def in_loop(self, delay: float, do: Callable[[], None]) -> None:
         """Do something in the loop that runs tasks, after `delay` seconds or when it turns again."""
@@ -143,7 +143,7 @@ class Process:
 
     def _turned(self, do: Callable[[], None]) -> None:
         if self.world.now < self.hung_until:
-            self.world.at(self.hung_until, partial(self.act, partial(self._turned, do)))
+            self.world.at(self.hung_until, partial(self.outcome, partial(self._turned, do)))
         else:
             do()
 
@@ -157,11 +157,11 @@ class Process:
         self.turn()
 
     def report(self, _: str, event: Event) -> None:
-        """Tell the member, or the director, what was seen: its thread takes that in a moment later."""
+        """Tell the member, or the placer, what was seen: its thread takes that in a moment later."""
         self.world.note(self.origin, "%s", event)
         of_queue = isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str)
-        if self.director is not None and of_queue:
-            self.director.report(event)
+        if self.placer is not None and of_queue:
+            self.placer.report(event)
             return
         self._inbox.append(event)
         self.later(self.rng.uniform(0, 0.01), self.turn)
@@ -199,17 +199,17 @@ class Process:
 
     def learns_of_claims(self) -> None:
         """Its claims, or the lease that they rest on, may have changed."""
-        if self.world.directed is not None:
-            self.world.directed.witness.claims(self, self.world.processes)
+        if self.world.placed is not None:
+            self.world.placed.witness.claims(self, self.world.processes)
 
     @property
     def claimed(self) -> frozenset[str]:
         """The keys that it may run as far as it knows."""
-        return self.courier.desk.claims.claimed(KEYSPACE)
+        return self.courier.delivery_state.claims.claimed(KEYSPACE)
 
     def _publish(self) -> None:
         machine = self.machine
-        self._tell_director()
+        self._tell_placer()
         if machine.phase is Phase.IN and machine.incarnation != self.joined_as:
             self.joined_as = machine.incarnation
         trust = (machine.trust_until, machine.phase)
@@ -218,13 +218,13 @@ class Process:
             if machine.phase is not Phase.IN:
                 self.world.after(self.rng.uniform(0, STEP), self.pool.look_at_the_lease)
 
-    def _tell_director(self) -> None:
-        if self.director is None:
+    def _tell_placer(self) -> None:
+        if self.placer is None:
             return
         old, machine = self._told, self.machine
         self._told = Snapshot(machine.phase, machine.incarnation, machine.view)
         if changed(old, self._told):
-            self.director.observe(self._told)
+            self.placer.observe(self._told)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -250,15 +250,15 @@ class Process:
             self.world.note(self.origin, "swaps to version %s", effect.new.version)
         # Whoever stands still as it asks has sent its request already, or sends it when it wakes.
         if self.passes(Point.STORE_ASKED) and self.rng.random() < 0.5:
-            self.act(partial(self._send, effect, sent))
+            self.outcome(partial(self._send, effect, sent))
         else:
             self._send(effect, sent)
 
     def _send(self, effect: Read | SendBeat | Swap, sent: float) -> None:
-        if self.director is None or not isinstance(effect, Swap) or not self._joins(effect.new):
+        if self.placer is None or not isinstance(effect, Swap) or not self._joins(effect.new):
             self._bring(effect, sent)
             return
-        self.director.joining(
+        self.placer.joining(
             self.machine.incarnation,
             joined=lambda: self._bring(effect, self.clock),
             failed=lambda: self._answered(StoreFailed(sent)),
@@ -277,8 +277,8 @@ class Process:
 
     def _came(self, effect: Read | SendBeat | Swap, event: BeatDone | ReadDone | SwapDone | StoreFailed) -> None:
         match effect, event:
-            case SendBeat(incarnation), BeatDone(alive=True, counter=counter) if self.director is not None:
-                self.director.beaten(incarnation, counter)
+            case SendBeat(incarnation), BeatDone(alive=True, counter=counter) if self.placer is not None:
+                self.placer.heartbeat_done(incarnation, counter)
         self._answered(event)
 
     def ask_store(self, serve: Callable[[], T], *, answered: Callable[[T], None], failed: Callable[[], None]) -> None:
@@ -288,13 +288,13 @@ class Process:
             self.world.losses,
             self.world.now < self.store_cut_until,
             serve=serve,
-            answered=lambda answer: self.act(partial(answered, answer)),
-            failed=lambda: self.act(failed),
+            answered=lambda answer: self.outcome(partial(answered, answer)),
+            failed=lambda: self.outcome(failed),
         )
 
     def _answered(self, event: BeatDone | ReadDone | SwapDone | StoreFailed) -> None:
         if self.passes(Point.STORE_ANSWERED):
-            self.act(partial(self._answered, event))
+            self.outcome(partial(self._answered, event))
             return
         self._busy = False
         self._inbox.appendleft(event)
@@ -340,12 +340,12 @@ class Process:
                 self.die()
                 self.world.after(fault.seconds, lambda: self.world.start(self.name, dead_incarnation=dead))
             case Kind.LEAVE:
-                self.act(lambda: self.post(LeaveAsked()))
+                self.outcome(lambda: self.post(LeaveAsked()))
                 self.world.after(fault.seconds, self._replace)
             case Kind.HANG:
                 self.hung_until = max(self.hung_until, until)
                 for look in (now + LOOP_TIMEOUT, until):
-                    self.world.at(look, partial(self.act, self._look_at_the_loop))
+                    self.world.at(look, partial(self.outcome, self._look_at_the_loop))
             case Kind.CUT_STORE:
                 self.store_cut_until = until
             case Kind.CUT_BROKER:
@@ -367,6 +367,6 @@ class Process:
             self.alive = False
             self.held = frozenset()
             self.store.close()
-            if self.director is not None:
-                self.director.close()
+            if self.placer is not None:
+                self.placer.close()
             self.pool.die_with_parent()

@@ -53,13 +53,13 @@ def live_seeds(
 
 
 def live_all(
-    first: int, seeds: int, jobs: int, seconds: float = float("inf"), *, directed: bool | None = None
+    first: int, seeds: int, jobs: int, seconds: float = float("inf"), *, placed: bool | None = None
 ) -> Iterator[tuple[Totals, Failure | None]]:
     """Live through seeds in `jobs` processes, for at most `seconds`; yield totals so far after each batch."""
     totals, until = Totals(), time.monotonic() + seconds
     batches = [range(at, min(at + BATCH, first + seeds)) for at in range(first, first + seeds, BATCH)]
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        for counted, failure in pool.imap_unordered(_Batch(until, directed), batches):
+        for counted, failure in pool.imap_unordered(_Batch(until, placed), batches):
             totals.add(counted)
             yield totals, failure
 
@@ -67,10 +67,10 @@ def live_all(
 @dataclass(frozen=True)
 class _Batch:
     until: float
-    directed: bool | None
+    placed: bool | None
 
     def __call__(self, seeds: range) -> tuple[Totals, Failure | None]:
-        return live_seeds(seeds, partial(draw, directed=self.directed), until=self.until)
+        return live_seeds(seeds, partial(draw, placed=self.placed), until=self.until)
 
 
 def cores() -> int:

@@ -29,7 +29,7 @@ from celery_sticky.ownership.events import (
     Tick,
 )
 from celery_sticky.ownership.holdings import SlotState
-from celery_sticky.ownership.machine import Machine, Terms
+from celery_sticky.ownership.machine import Machine, MemberConfig
 from celery_sticky.ownership.plan import plan
 from celery_sticky.ownership.view import Member, View
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
@@ -125,7 +125,7 @@ class Crowd:
         return changes.fresh(slots=self.slots, hash=HASH, generation=1, version=1, store_id=self.server.run_id)
 
     def _worker(self, name: str) -> _Worker:
-        terms = Terms(
+        config = MemberConfig(
             name=name,
             origin=name,
             slots=self.slots,
@@ -138,7 +138,7 @@ class Crowd:
         )
         store = MemoryStore(self.server, KEYSPACE)
         store.watch(0)
-        worker = _Worker(Machine(terms, self.now), store, WAY * self._rng.uniform(0.5, 1.5))
+        worker = _Worker(Machine(config, self.now), store, WAY * self._rng.uniform(0.5, 1.5))
         self.workers.append(worker)
         return worker
 
@@ -199,12 +199,19 @@ class Crowd:
         match effect:
             case Read():
                 reading = store.read()
-                return ReadDone(reading.view, dict(reading.beats), reading.store_id, self.now)
+                return ReadDone(reading.view, dict(reading.heartbeats), reading.store_id, self.now)
             case SendBeat(incarnation, announce):
-                beat = store.beat(incarnation, announce=announce)
+                heartbeat = store.heartbeat(incarnation, announce=announce)
                 if announce:
                     self._pass_signals_on(store)
-                return BeatDone(sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats)
+                return BeatDone(
+                    sent,
+                    heartbeat.alive,
+                    heartbeat.version,
+                    heartbeat.generation,
+                    heartbeat.store_id,
+                    heartbeat.heartbeats,
+                )
             case Swap(old, new, guard):
                 done = store.swap(old, new, guard)
                 self.refused += not done
@@ -292,7 +299,7 @@ def measure(members: int = 1000, slots: int = 16_384) -> Iterator[str]:
     yield f"plan of {members} members and {slots} slots: {plan_seconds(members, slots) * 1000:.0f} ms"
     joined = join(members, slots)
     yield f"a join: {joined}"
-    beats, lost = start_together(100, slots)
-    yield f"100 workers at once: all open {beats:.2f} heartbeats after settling, {lost} swaps lost"
+    heartbeats, lost = start_together(100, slots)
+    yield f"100 workers at once: all open {heartbeats:.2f} heartbeats after settling, {lost} swaps lost"
     for crowd in (50, members):
         yield f"{crowd} idle workers: {idle_commands(crowd, slots):.2f} commands a heartbeat each"

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
-from simulator.directing import WAYS, Directing, Pin, draw_pins
+from simulator.directing import WAYS, Pin, PlacementSetup, draw_pins
 from simulator.terms import HASH
 
 TROUBLE = 40.0
 """Seconds during which faults happen."""
 NAMES = "abcde"
-DIRECTED_EVERY = 4
+PLACED_EVERY = 4
 """One seed in so many is a world whose keyspace directs its keys."""
 
 
@@ -67,14 +67,14 @@ class Point(StrEnum):
     HANDED = "as a task is handed to its pool"
     STARTED = "as a task starts"
     ENDED = "as a task ends"
-    DIRECTORY_ASKED = "as its director asks the directory"
-    DIRECTORY_ANSWERED = "as its director is answered"
+    DIRECTORY_ASKED = "as its placer asks the directory"
+    DIRECTORY_ANSWERED = "as its placer is answered"
 
 
 PLAIN_POINTS = tuple(Point)[:-2]
 
 
-class Outcome(StrEnum):
+class Ending(StrEnum):
     """How a run of a task ends, if it comes to its end."""
 
     FINISH = "finishes"
@@ -84,7 +84,7 @@ class Outcome(StrEnum):
     DIE = "loses its process"
 
 
-OUTCOMES = (Outcome.FINISH,) * 16 + (Outcome.RETRY,) * 3 + (Outcome.REQUEUE, Outcome.DIE, Outcome.DIE, Outcome.BURY)
+OUTCOMES = (Ending.FINISH,) * 16 + (Ending.RETRY,) * 3 + (Ending.REQUEUE, Ending.DIE, Ending.DIE, Ending.BURY)
 SECONDS = (0.0, 0.01, 0.01, 0.3, 1.0, 3.0)
 """How long tasks run; one in forty takes 12 s."""
 
@@ -123,11 +123,11 @@ class Task:
     """Seconds after which it wants to run."""
     seconds: float = 0.01
     """How long each run takes."""
-    ends: tuple[Outcome, ...] = ()
+    ends: tuple[Ending, ...] = ()
     """How its first runs end; the following ones finish."""
 
     def __str__(self) -> str:
-        ends = ", then ".join(self.ends) or Outcome.FINISH
+        ends = ", then ".join(self.ends) or Ending.FINISH
         words = [f"{self.at:6.2f} key {self.key} #{self.n}: {self.seconds:.2f} s, {ends}"]
         words += [f"priority {self.priority}" if self.priority else ""]
         words += [f"in {self.countdown:.1f} s" if self.countdown else ""]
@@ -152,7 +152,7 @@ class Scenario:
     """There is a document already, as after `celery sticky init`."""
     faults: tuple[Fault, ...] = ()
     tasks: tuple[Task, ...] = ()
-    directing: Directing | None = None
+    placement: PlacementSetup | None = None
     """None: the keyspace is a plain one."""
     pins: tuple[Pin, ...] = ()
     away: str = ""
@@ -161,29 +161,29 @@ class Scenario:
     @property
     def hash(self) -> str:
         """What its document says of how keys find their way."""
-        return HASH if self.directing is None else self.directing.keyspace.hash_name
+        return HASH if self.placement is None else self.placement.keyspace.hash_name
 
 
 def draw(
-    seed: int, *, kinds: Collection[Kind] = tuple(Kind), deaf: bool = False, directed: bool | None = None
+    seed: int, *, kinds: Collection[Kind] = tuple(Kind), deaf: bool = False, placed: bool | None = None
 ) -> Scenario:
-    """Return the scenario of a seed, with faults of these kinds. `directed`: None: the seed chooses."""
-    directed = seed % DIRECTED_EVERY == 1 if directed is None else directed
-    scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not directed else tuple(Point), deaf=deaf)
+    """Return the scenario of a seed, with faults of these kinds. `placed`: None: the seed chooses."""
+    placed = seed % PLACED_EVERY == 1 if placed is None else placed
+    scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not placed else tuple(Point), deaf=deaf)
     if Kind.BROKER_BACK in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_broker_faults(Random(f"broker {seed}"))))
     if Kind.HANG in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_hangs(Random(f"hang {seed}"), scenario.names)))
-    if not directed:
+    if not placed:
         return scenario
     rng = Random(f"directed {seed}")
-    directing = rng.choice(WAYS)
+    placement = rng.choice(WAYS)
     keys = {task.key for task in scenario.tasks}
-    pins = draw_pins(rng, scenario.names, keys, TROUBLE) if directing.pins else ()
-    # A store that has lost its data does not know any more whose direct queues there are.
+    pins = draw_pins(rng, scenario.names, keys, TROUBLE) if placement.pins else ()
+    # A store that has lost its data does not know any more whose worker queues there are.
     forgets = any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in scenario.faults)
     away = rng.choice(scenario.names[1:]) if rng.random() < 0.4 and not forgets else ""
-    return replace(scenario, directing=directing, pins=pins, away=away)
+    return replace(scenario, placement=placement, pins=pins, away=away)
 
 
 def _draw_plain(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, deaf: bool) -> Scenario:

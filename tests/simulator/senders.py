@@ -1,4 +1,4 @@
-"""Who sends tasks of a directed keyspace: they know where keys belong from a look that may be a second old."""
+"""Who sends tasks of a placed keyspace: they know where keys belong from a look that may be a second old."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from celery_sticky.assignment import Keyspace
-from celery_sticky.belongings import FRESH, Belongings
 from celery_sticky.errors import NotPinned, NoWorker, StoreUnavailable
 from celery_sticky.keys import Slot
+from celery_sticky.keyspace import Keyspace
+from celery_sticky.placement.lookup import FRESH, PlacementLookup
 from celery_sticky.settings import Settings
-from celery_sticky.stores.directory import Look, Version
-from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.placement import MemoryPlacementStore
+from celery_sticky.stores.placement import Look, Version
 from simulator.scenario import Task
 from simulator.terms import KEYSPACE
 
@@ -30,20 +30,22 @@ SLOW = 2.0
 
 
 class Sender:
-    """One such process, with the real `Belongings`."""
+    """One such process, with the real `PlacementLookup`."""
 
     def __init__(self, world: World, keyspace: Keyspace, number: int) -> None:
         self._world, self._keyspace = world, keyspace
         self._rng = Random(world.scenario.seed * 1013 + number)
         settings = Settings(slots=world.scenario.slots)
-        self._belongings = Belongings(lambda: settings, lambda _: _Directory(world, self._rng), clock=lambda: world.now)
+        self._lookup = PlacementLookup(
+            lambda: settings, lambda _: _PlacementStore(world, self._rng), clock=lambda: world.now
+        )
         self.unsent: dict[Task, str] = {}
         """What could not be sent so far, and why."""
 
     def send(self, task: Task, tries: int = 1) -> None:
         """Send a task; again later if that cannot be done now."""
         try:
-            queue = self._belongings.of(self._keyspace, str(task.key))
+            queue = self._lookup.of(self._keyspace, str(task.key))
         except (StoreUnavailable, NoWorker, NotPinned) as error:
             self.unsent[task] = str(error)
             if isinstance(error, NotPinned) and tries >= TRIES:
@@ -60,7 +62,7 @@ class Sender:
         self._world.publish(task, queue, known_at)
 
 
-class _Directory(MemoryDirectory):
+class _PlacementStore(MemoryPlacementStore):
     """A sender's client, whose requests are lost now and then."""
 
     def __init__(self, world: World, rng: Random) -> None:

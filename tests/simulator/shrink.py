@@ -36,10 +36,10 @@ class Failure:
         faults = [f"  fault {fault}" for fault in scenario.faults]
         tasks = [f"  task  {task}" for task in scenario.tasks]
         pins = [f"  pin   {pin}" for pin in scenario.pins]
-        directed = [f"keys are directed by {scenario.directing}"] if scenario.directing is not None else []
-        directed += [f"{scenario.away} is not started again"] if scenario.away else []
+        placed = [f"keys are placed by {scenario.placement}"] if scenario.placement is not None else []
+        placed += [f"{scenario.away} is not started again"] if scenario.away else []
         trace = ["trace:", *(f"  {line}" for line in self.trace)]
-        return "\n".join([head, world, *directed, *faults, *pins, *tasks, *trace])
+        return "\n".join([head, world, *placed, *faults, *pins, *tasks, *trace])
 
 
 def live(scenario: Scenario) -> World | Failure:

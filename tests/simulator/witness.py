@@ -1,4 +1,4 @@
-"""What must hold besides where keys are directed: of claims and pins, and what order is promised there."""
+"""What must hold besides where keys are placed: of claims and pins, and what order is promised there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_sticky.delivery.key_claims import REVIEW
-from celery_sticky.keys import DIRECT, direct
-from simulator.belongings import Belongings
+from celery_sticky.keys import WORKER_QUEUE, worker_queue
 from simulator.invariants import Invariant, Progress, Violation, Witness
+from simulator.placement_lookup import PlacementLookup
 
 if TYPE_CHECKING:
-    from simulator.pool import Run
+    from simulator.pool import SimulatedRun
     from simulator.process import Process
 
 
@@ -21,12 +21,12 @@ PROMPT = 0.5
 """Seconds in which a worker has asked where a key belongs, and has done what follows."""
 
 
-class DirectedWitness(Witness):
+class PlacedWitness(Witness):
     """Sees every step of a world whose keyspace directs keys."""
 
-    def __init__(self, slots: int, belongings: Belongings, *, calm: bool) -> None:
+    def __init__(self, slots: int, lookup: PlacementLookup, *, calm: bool) -> None:
         super().__init__(slots)
-        self._belongings, self._calm = belongings, calm
+        self._lookup, self._calm = lookup, calm
         self._granted: dict[str, tuple[int, str]] = {}
         self._begun: dict[tuple[int, int], list[_Begun]] = defaultdict(list)
         """By key and priority."""
@@ -38,9 +38,9 @@ class DirectedWitness(Witness):
             broken = Invariant.CLAIM_BACK if token < before or holder == incarnation else Invariant.CLAIM_SHARED
             raise Violation(broken, f"key {key}: token {token} for {incarnation} after {before} for {holder}")
         self._granted[key] = token, incarnation
-        place = self._belongings.of(key)
-        if place is None or (isinstance(place, str) and place != direct(worker)):
-            where = str(place).removeprefix(DIRECT) if place else "nowhere"
+        place = self._lookup.of(key)
+        if place is None or (isinstance(place, str) and place != worker_queue(worker)):
+            where = str(place).removeprefix(WORKER_QUEUE) if place else "nowhere"
             raise Violation(Invariant.MISDIRECTED, f"key {key} belongs to {where}: {incarnation} has claimed it")
 
     def claims(self, process: Process, processes: Collection[Process]) -> None:
@@ -51,7 +51,7 @@ class DirectedWitness(Witness):
             if other is not process and other.alive and other.trusts and (both := mine & other.claimed):
                 raise Violation(Invariant.TWO_CLAIMS, f"keys {sorted(both)} of {process.origin} and {other.origin}")
 
-    def begins(self, run: Run) -> None:
+    def begins(self, run: SimulatedRun) -> None:
         """A run begins, this instant."""
         if not run.epoch:
             raise Violation(Invariant.UNCLAIMED_START, str(run))
@@ -59,25 +59,25 @@ class DirectedWitness(Witness):
             self._check_place(run)
         super().begins(run)
 
-    def _check_place(self, run: Run) -> None:
+    def _check_place(self, run: SimulatedRun) -> None:
         key = str(run.key)
-        place, since = self._belongings.of(key), self._belongings.since(key)
-        here = place == direct(run.process.name) or place in run.process.machine.slots
+        place, since = self._lookup.of(key), self._lookup.since(key)
+        here = place == worker_queue(run.process.name) or place in run.process.machine.slots
         if not here and run.process.world.now > since + REVIEW + PROMPT:
             raise Violation(Invariant.RUN_ELSEWHERE, f"{run}, which belongs to {place} since {since:.3f}")
 
     def _may_be_buried(self, progress: Progress) -> bool:
-        nowhere = self._belongings.was_nowhere(progress.key, progress.known_at)
+        nowhere = self._lookup.was_nowhere(progress.key, progress.known_at)
         return nowhere or super()._may_be_buried(progress)
 
-    def _check_order(self, run: Run, progress: Progress) -> None:
+    def _check_order(self, run: SimulatedRun, progress: Progress) -> None:
         if not progress.place:
             return
         began_before = self._begun[run.key, run.priority]
         for other in began_before:
             # The later one may have been sent before: it has waited for its time, perhaps where the key was then.
             since = min(progress.known_at, other.known_at)
-            if other.place > progress.place and not self._belongings.changed(progress.key, since, other.at):
+            if other.place > progress.place and not self._lookup.changed(progress.key, since, other.at):
                 broken = Invariant.FIRST_RUN_ORDER if progress.runs == 1 else Invariant.RUN_AFTER_LATER
                 raise Violation(broken, f"{run} after {other.what}, and the key has not moved")
         began_before.append(_Begun(progress.place, progress.known_at, run.process.world.now, str(run)))

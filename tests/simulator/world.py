@@ -23,8 +23,8 @@ from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from simulator.broker import Broker, WitnessedQueues
-from simulator.directed import Directed
 from simulator.invariants import Invariant, Violation, Witness
+from simulator.placed import Placed
 from simulator.pool import envelope
 from simulator.process import Process
 from simulator.scenario import TROUBLE, Fault, Kind, Scenario, Task
@@ -37,7 +37,7 @@ RECOVERY = 120.0
 LEAVES_IN = 3.0
 """Seconds in which a worker leaves in which nothing runs any more."""
 COPIED_EVERY = 3.0
-"""How old the data can be that a broker fails over to, and where keys are directed a store; else as old as its loss."""
+"""How old the data can be that a broker fails over to, and where keys are placed a store; else as old as its loss."""
 REMEMBERED = 300
 """Lines of the trace that are kept."""
 
@@ -64,10 +64,10 @@ class World:
         self.tasks = {(task.key, task.n): task for task in scenario.tasks}
         self.server = MemoryServer()
         self.server.clock = lambda: EPOCH + self.now
-        directing = scenario.directing
-        self.directed = Directed(self, directing) if directing is not None else None
-        self.witness = self.directed.witness if self.directed is not None else Witness(scenario.slots)
-        self.broker = Broker(self.witness, self._has_message, directed=self.directed is not None)
+        placement = scenario.placement
+        self.placed = Placed(self, placement) if placement is not None else None
+        self.witness = self.placed.witness if self.placed is not None else Witness(scenario.slots)
+        self.broker = Broker(self.witness, self._has_message, placed=self.placed is not None)
         self.processes: list[Process] = []
         self.events = self.struck = 0
         self.trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=REMEMBERED)
@@ -94,9 +94,9 @@ class World:
             self.at(fault.at, partial(self._strike, fault))
         for task in scenario.tasks:
             self.at(task.at, partial(self._send, task))
-        if self.directed is not None:
+        if self.placed is not None:
             for pin in scenario.pins:
-                self.at(pin.at, partial(self.directed.pin, pin))
+                self.at(pin.at, partial(self.placed.pin, pin))
             if any(fault.kind is Kind.FAIL_OVER for fault in scenario.faults):
                 self.after(COPIED_EVERY, self._copy)
 
@@ -119,7 +119,7 @@ class World:
         self.broker.roll_back(self._broker_copy)
         self.witness.goes_back(before, self.broker.bodies(), self.broker.fences())
         for process in self.processes:
-            process.act(process.courier.hang_up)
+            process.outcome(process.courier.hang_up)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class World:
                 self._broker_goes_back()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
             self._backup = self.server.snapshot()
-            self._look_at_belongings()
+            self._look_up()
 
     # -- a request and its answer --------------------------------------------------------------
 
@@ -256,20 +256,26 @@ class World:
         match effect:
             case Read():
                 reading = store.read()
-                return ReadDone(reading.view, dict(reading.beats), reading.store_id, EPOCH + self.now)
+                return ReadDone(reading.view, dict(reading.heartbeats), reading.store_id, EPOCH + self.now)
             case SendBeat(incarnation, announce):
-                beat = store.beat(incarnation, announce=announce)
-                if beat.alive:
+                heartbeat = store.heartbeat(incarnation, announce=announce)
+                if heartbeat.alive:
                     self._beaten[incarnation] = self.now
                 self._pass_signals_on()
                 return BeatDone(
-                    sent, beat.alive, beat.version, beat.generation, beat.store_id, beat.beats, beat.counter
+                    sent,
+                    heartbeat.alive,
+                    heartbeat.version,
+                    heartbeat.generation,
+                    heartbeat.store_id,
+                    heartbeat.heartbeats,
+                    heartbeat.counter,
                 )
             case Swap(old, new, guard):
                 before = store.read().view
                 done = store.swap(old, new, guard)
                 if done:
-                    self._look_at_belongings()
+                    self._look_up()
                     self._judge(process, before, new)
                 self._pass_signals_on()
                 return SwapDone(sent, new, done)
@@ -279,9 +285,9 @@ class World:
         """Whether the store answers nobody now."""
         return self.now < self._out_until
 
-    def _look_at_belongings(self) -> None:
-        if self.directed is not None:
-            self.directed.look()
+    def _look_up(self) -> None:
+        if self.placed is not None:
+            self.placed.look()
 
     def _pass_signals_on(self) -> None:
         for process in self.processes:
@@ -290,7 +296,7 @@ class World:
             try:
                 signals = process.store.watch(0)
             except StoreUnavailable:
-                process.act(partial(process.post, StoreFailed(process.clock)))
+                process.outcome(partial(process.post, StoreFailed(process.clock)))
                 continue
             for signal in signals:
                 deaf = self.scenario.deaf or self.now < process.store_cut_until
@@ -332,8 +338,8 @@ class World:
         return WitnessedQueues(self.broker)
 
     def _send(self, task: Task) -> None:
-        if self.directed is not None:
-            self.directed.send(task)
+        if self.placed is not None:
+            self.placed.send(task)
         else:
             self.publish(task, task.key % self.scenario.slots, self.now)
 
@@ -342,14 +348,14 @@ class World:
         due = self.now + EPOCH + task.countdown if task.countdown else 0.0
         body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key))
         name = f"key {task.key} #{task.n}"
-        if self.directed is not None:
+        if self.placed is not None:
             self.note("sender", "%s goes to queue %s", name, slot)
         self.witness.publishes(body, slot, name, waits=due > 0, key=str(task.key), known_at=known_at)
         self.broker.publish((KEYSPACE, slot), body, task.priority)
 
     def stamp(self, key: int) -> Stamp | None:
         """Return what a sender writes on a message; plain worlds do without."""
-        return self.directed.stamp(key) if self.directed is not None else None
+        return self.placed.stamp(key) if self.placed is not None else None
 
     def _has_message(self, slot: Slot) -> None:
         for process in self.processes:
@@ -371,7 +377,7 @@ class World:
                 return Invariant.NOT_OWNED, text
         if left := self.witness.left:
             return Invariant.NOT_DRAINED, f"{left} are left"
-        return self.directed.disorder(living) if self.directed is not None else None
+        return self.placed.disorder(living) if self.placed is not None else None
 
     def _unowned(self, process: Process, view: View) -> str | None:
         if view.unowned:

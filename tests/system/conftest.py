@@ -28,8 +28,8 @@ Each rule of the protocol has a test that was seen to fail when the rule is take
     a start mark survives the whole worker        lifecycle: a_task_that_kills_its_whole_worker (it kills for ever)
     two changes of a counter prove a rival        lifecycle: a_name_that_lives_elsewhere
     release when the jobs have ended              verify: jobs_that_go_on (it takes the rule out itself: mutants/)
-    a directed key is claimed before it runs      verify: directed_keys_without_their_rules (mutants/)
-    what belongs elsewhere is passed on           verify: directed_keys_without_their_rules (mutants/)
+    a placed key is claimed before it runs      verify: placed_keys_without_their_rules (mutants/)
+    what belongs elsewhere is passed on           verify: placed_keys_without_their_rules (mutants/)
     a slot is not held for a verdict for ever     servers: cut_off_from_the_broker
 
 Not seen to fail alone, for a second rule covers it: ignoring the answer *gone* (the view lacks the member, too), and a

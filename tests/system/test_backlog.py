@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from harness.keyed_fleet import PATIENCE, SLOTS, KeyedFleet, node
+from harness.keyed_fleet import SLOTS, TIMEOUT, KeyedFleet, node
 
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.judge import Judgement, takeovers
@@ -68,7 +68,7 @@ def says_all_is_well(fleet: KeyedFleet, judged: Judgement) -> None:
 def says_no_pause(fleet: KeyedFleet, slots: set[int], since: int) -> None:
     """The slots that did not move went on while they had something to do."""
     events = [e for e in fleet.events() if e.slot in slots]
-    until = min(max(e.at for e in events), since + int((PATIENCE + 1) * SECOND))
+    until = min(max(e.at for e in events), since + int((TIMEOUT + 1) * SECOND))
     pause = longest_pause(events, slots, since, until)
     tell(f"longest pause of {len(slots)} slots that stay: {pause * 1000:.0f} ms")
     assert pause < LOADED
@@ -79,7 +79,7 @@ def says_takeover(fleet: KeyedFleet, slots: set[int], since: int) -> None:
     first_runs = takeovers(fleet.events(), node("a"), since).values()
     tell(f"slots open elsewhere: {figures(opened.values())}; first task: {figures(t / SECOND for t in first_runs)}")
     assert set(opened) == slots
-    assert max(opened.values()) <= PATIENCE + 0.5 + LOADED
+    assert max(opened.values()) <= TIMEOUT + 0.5 + LOADED
 
 
 def test_a_killed_worker_is_taken_over_and_nothing_is_lost(crew: Callable[..., KeyedFleet]) -> None:
@@ -108,7 +108,7 @@ def test_a_worker_told_to_stop_hands_over_at_once(crew: Callable[..., KeyedFleet
     assert len(gaps) >= len(leaving)
     opened = opened_after(fleet.slot_events(), since, leaving)
     tell(f"from SIGTERM to open elsewhere: {figures(opened.values())}")
-    assert max(opened.values()) < PATIENCE, "it waited for the lease"
+    assert max(opened.values()) < TIMEOUT, "it waited for the lease"
     says_no_pause(fleet, set(alive), since)
     assert changed_owner(fleet.observer.since(since)) == leaving
     assert not fleet.judge().duplicates, "a warm shutdown runs nothing twice"

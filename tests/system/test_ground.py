@@ -18,8 +18,10 @@ StartValkey = Callable[..., ValkeyServer]
 
 def trusted(fleet: KeyedFleet) -> bool:
     """Whether every member's heartbeats are still counted: two looks, some beats apart."""
-    before = fleet.store.read().beats
-    return bool(wait_until(lambda: all(now > before[one] for one, now in fleet.store.read().beats.items()), timeout=20))
+    before = fleet.store.read().heartbeats
+    return bool(
+        wait_until(lambda: all(now > before[one] for one, now in fleet.store.read().heartbeats.items()), timeout=20)
+    )
 
 
 def test_workers_on_a_full_server_keep_their_leases_and_take_over_from_a_dead_one(

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from harness.keyed_fleet import MARGIN, PATIENCE, SLOTS, TTL, KeyedFleet, node
+from harness.keyed_fleet import MARGIN, SLOTS, TIMEOUT, TTL, KeyedFleet, node
 
 from celery_sticky.ownership import changes
 from celery_sticky.testing import processes
@@ -96,7 +96,7 @@ def test_a_killed_worker_that_restarts_under_its_name_goes_on_at_once(crew: Call
     wait_until(lambda: set(opened_after(fleet.slot_events(), since, mine)) == mine, message="it opens what it had")
     opened = opened_after(fleet.slot_events(), since, mine)
     after = fleet.wait_members("a", "b")
-    assert max(opened.values()) < PATIENCE + MOMENT
+    assert max(opened.values()) < TIMEOUT + MOMENT
     assert changed_owner(fleet.observer.since(since)) == set()
     assert all(after.epoch[s] == before.epoch[s] + (s in mine) for s in range(SLOTS))
     says_all_is_well(fleet)
@@ -166,7 +166,7 @@ def test_the_second_worker_dies_while_the_first_is_being_taken_over(crew: Callab
         fleet.workers[name].wait_gone()
     fleet.wait_members("c")
     opened = opened_after(fleet.slot_events(), since, range(SLOTS))
-    assert max(opened.values()) < 0.2 + PATIENCE + 0.5 + MOMENT
+    assert max(opened.values()) < 0.2 + TIMEOUT + 0.5 + MOMENT
     publish_everywhere(fleet)
     says_all_is_well(fleet)
 
@@ -242,7 +242,7 @@ def test_a_cold_shutdown_gives_everything_away_and_what_it_killed_runs_again(cre
     assert not processes.running(first.pid) and not processes.running(grandchild)
     says_all_is_well(fleet)
     assert len(runs_of(fleet, key)) == 2
-    assert (taken - quit_at) / SECOND < PATIENCE + MOMENT
+    assert (taken - quit_at) / SECOND < TIMEOUT + MOMENT
 
 
 def test_publishing_goes_on_while_workers_stop_and_start(crew: Callable[..., KeyedFleet]) -> None:
@@ -345,7 +345,7 @@ def test_a_frozen_parent_does_not_keep_its_child_from_ending_in_time(crew: Calla
     wait_until(lambda: not processes.running(first.pid), TTL + MOMENT, "the child ends itself")
     died = time.monotonic_ns()
     assert (died - frozen) / SECOND < TTL - MARGIN + 1.0
-    again = wait_until(lambda: runs_of(fleet, key)[1:], PATIENCE + 10, "the next owner starts it")[0]
+    again = wait_until(lambda: runs_of(fleet, key)[1:], TIMEOUT + 10, "the next owner starts it")[0]
     assert again.worker == node("b") and again.at > died
     fleet.workers["a"].kill(signal.SIGCONT)
     after = fleet.wait_members("a", "b")
@@ -358,10 +358,10 @@ def test_with_the_policy_finish_a_frozen_worker_is_a_zombie_as_documented(crew: 
     fleet.workers_up("a", "b")
     before = fleet.wait_members("a", "b")
     key = fleet.keys_of(before, "a")[0]
-    fleet.publish(key, PATIENCE + 2.5)
+    fleet.publish(key, TIMEOUT + 2.5)
     first = fleet.wait_started(key, 0)
     fleet.workers["a"].kill(signal.SIGSTOP)
-    again = wait_until(lambda: runs_of(fleet, key)[1:], PATIENCE + 10, "the next owner starts it")[0]
+    again = wait_until(lambda: runs_of(fleet, key)[1:], TIMEOUT + 10, "the next owner starts it")[0]
     assert processes.running(first.pid) and end_of(fleet, first) is None
     assert again.epoch is not None and first.epoch is not None and again.epoch > first.epoch
     wait_until(lambda: end_of(fleet, first) is not None, 20, "the zombie runs to its end")

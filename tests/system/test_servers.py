@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 from harness.fleet import Fleet
-from harness.keyed_fleet import MARGIN, PATIENCE, SLOTS, TTL, KeyedFleet, node
+from harness.keyed_fleet import MARGIN, SLOTS, TIMEOUT, TTL, KeyedFleet, node
 
 from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
@@ -103,7 +103,7 @@ def test_a_wiped_store_stops_running_tasks_only_at_the_end_of_trust(pair: Pair) 
     assert (ended - wiped) / SECOND < TTL - MARGIN + 2
     after = fleet.wait_members("a", "b")
     written = next(at for at, view in fleet.observer.views if view.generation > before.generation)
-    assert (written - wiped) / SECOND >= PATIENCE - 0.1, "a worker that cannot see this may still trust its lease"
+    assert (written - wiped) / SECOND >= TIMEOUT - 0.1, "a worker that cannot see this may still trust its lease"
     assert min(after.epoch) > max(before.epoch)
     publish_everywhere(fleet)
     others = [f"k{i}" for i in range(KEYS)]
@@ -155,7 +155,7 @@ def test_a_server_frozen_longer_than_a_lease_ends_tasks_and_evicts_nobody(pair: 
     server.freeze()
     wait_until(lambda: start.pid not in fleet.workers["a"].processes, TTL + 3, "the task is ended")
     ended = time.monotonic_ns()
-    time.sleep(max(0.0, PATIENCE + 1 - (ended - frozen) / SECOND))  # the fault itself
+    time.sleep(max(0.0, TIMEOUT + 1 - (ended - frozen) / SECOND))  # the fault itself
     server.thaw()
     after = fleet.wait_members("a", "b")
     assert (ended - frozen) / SECOND < TTL - MARGIN + 1.5

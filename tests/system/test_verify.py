@@ -57,12 +57,12 @@ def test_a_short_run_is_clean_and_says_so_in_every_form(folder: Path) -> None:
     assert "clean" in done.stdout and "✗" not in done.stdout and "kill w" in done.stdout
     found = json.loads((folder / "found.json").read_text())
     assert {fault["fault"] for fault in found["faults"]} | {*found["faults_mixed_in"]} >= set(faults.split(","))
-    verdict = found["verdict"]
-    assert verdict["tasks"] > 300
-    assert [verdict[name] for name in ("lost", "overlaps", "out_of_order", "stale_epoch", "stuck")] == [0] * 5
+    findings = found["findings"]
+    assert findings["tasks"] > 300
+    assert [findings[name] for name in ("lost", "overlaps", "out_of_order", "stale_epoch", "stuck")] == [0] * 5
     # One start may die, with its worker, before it is written down.
-    assert verdict["duplicates"]["poison"] in (ATTEMPTS - 1, ATTEMPTS - 2) and len(found["buried"]) == 1
-    jobs = verdict["jobs"]
+    assert findings["duplicates"]["poison"] in (ATTEMPTS - 1, ATTEMPTS - 2) and len(found["buried"]) == 1
+    jobs = findings["jobs"]
     assert jobs.pop("wanted") == 12 and jobs.pop("zombie_overlaps") >= 0 and set(jobs.values()) == {0}
     moves = found["figures"]["jobs"]
     assert moves["starts"] == moves["starts_minimum"] > 12
@@ -84,20 +84,20 @@ def test_jobs_that_go_on_when_their_slot_is_given_away_are_found_to_overlap(fold
     words = ["--seconds", "8", "--faults", "term", *SMALL, "--json", "-"]
     done = run(folder, *words, PYTHONPATH=without("jobs_are_left_behind"))
     assert done.returncode == 1, done.stdout + done.stderr
-    assert json.loads(done.stdout)["verdict"]["jobs"]["overlaps"] > 0
+    assert json.loads(done.stdout)["findings"]["jobs"]["overlaps"] > 0
     assert re.search(r"job overlap: j\d+ \(\w+\) on w\d pid \d+ epoch \d+ at .* and j\d+ ", done.stderr)
     assert not left_behind(folder)
 
 
 @pytest.mark.timeout(180)
-def test_directed_keys_move_with_members_and_pins_and_no_promise_is_broken(folder: Path) -> None:
+def test_placed_keys_move_with_members_and_pins_and_no_promise_is_broken(folder: Path) -> None:
     faults = "kill,term,partition,eta,retry,raise"
-    done = run(folder, "--directed", "jump", "--seconds", "15", "--faults", faults, *SMALL, "--json", "found.json")
+    done = run(folder, "--placed", "jump", "--seconds", "15", "--faults", faults, *SMALL, "--json", "found.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "clean" in done.stdout and "✗" not in done.stdout and "keys directed (jump)" in done.stdout
+    assert "clean" in done.stdout and "✗" not in done.stdout and "keys placed (jump)" in done.stdout
     found = json.loads((folder / "found.json").read_text())
-    directed = found["verdict"]["directed"]
-    assert directed["changes"] > 20, "pins of single keys, and members"
+    placed = found["findings"]["placed"]
+    assert placed["changes"] > 20, "pins of single keys, and members"
     assert found["figures"]["jobs"]["not_running_seconds"]["kill"]["max"] > 3
     assert not left_behind(folder)
 
@@ -106,14 +106,14 @@ def test_directed_keys_move_with_members_and_pins_and_no_promise_is_broken(folde
 @pytest.mark.parametrize(
     ("rule", "figure"), [("keys_run_unclaimed", "stale_epoch"), ("keys_run_where_they_are", "astray")]
 )
-def test_directed_keys_without_their_rules_are_found_out(folder: Path, rule: str, figure: str) -> None:
+def test_placed_keys_without_their_rules_are_found_out(folder: Path, rule: str, figure: str) -> None:
     # Of this seed a burst of 400 comes first, so that tasks of all these few keys wait when they move.
     few = ["--keys", "8", "--seed", "13", "--jobs", "0"]
     words = ["--seconds", "5", "--faults", "term,burst", *SMALL, *few, "--json", "-"]
-    done = run(folder, "--directed", "jump", *words, PYTHONPATH=without(rule))
+    done = run(folder, "--placed", "jump", *words, PYTHONPATH=without(rule))
     assert done.returncode == 1, done.stdout + done.stderr
-    verdict = json.loads(done.stdout)["verdict"]
-    assert (verdict | verdict["directed"])[figure] > 0
+    findings = json.loads(done.stdout)["findings"]
+    assert (findings | findings["placed"])[figure] > 0
     assert not left_behind(folder)
 
 
@@ -125,7 +125,7 @@ def test_a_backend_that_is_away_and_messages_that_nobody_can_read_harm_nobody(fo
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((folder / "found.json").read_text())
     (sent,) = [fault["messages"] for fault in found["faults"] if fault["fault"] == "malformed"][:1]
-    assert found["verdict"]["duplicates"] == {} and len(found["buried"]) >= sent / 2
+    assert found["findings"]["duplicates"] == {} and len(found["buried"]) >= sent / 2
     assert not left_behind(folder)
 
 
@@ -134,7 +134,7 @@ def test_tasks_that_run_again_because_their_result_was_not_stored_are_found_out(
     words = ["-P", "threads", "--seconds", "8", "--faults", "backend-away", *SMALL, "--json", "-"]
     done = run(folder, *words, PYTHONPATH=without("traces_are_not_guarded"))
     assert done.returncode == 1, done.stdout + done.stderr
-    assert json.loads(done.stdout)["verdict"]["duplicates"]["unexplained"] > 0
+    assert json.loads(done.stdout)["findings"]["duplicates"]["unexplained"] > 0
     assert not left_behind(folder)
 
 
@@ -144,7 +144,7 @@ def test_plain_celery_breaks_promises_under_the_same_load_and_faults(folder: Pat
     words = ["--stock", "--seconds", "8", "--faults", "term,kill,burst", *SMALL, "--seed", "9", "--json", "-"]
     done = run(folder, *words)
     assert done.returncode == 1, done.stdout + done.stderr
-    found = {one["mode"]: one["verdict"] for one in json.loads(done.stdout)["stock"]}
+    found = {one["mode"]: one["findings"] for one in json.loads(done.stdout)["stock"]}
     assert found["queue"]["overlaps"] > 0 and found["queue"]["out_of_order"] > 0
     assert found["hash"]["out_of_order"] + found["hash"]["stuck"] + found["hash"]["lost"] > 0
     assert "broken promises" in done.stderr

@@ -77,7 +77,7 @@ def clerk(store: Refusing) -> Clerk:
     return clerk
 
 
-def beats(clerk: Clerk) -> bool:
+def heartbeats(clerk: Clerk) -> bool:
     answer = clerk.ask(SendBeat("a-1", announce=True), "")
     return isinstance(answer, BeatDone) and answer.alive
 
@@ -89,10 +89,10 @@ def test_a_revoke_that_was_refused_is_told_again_and_costs_no_heartbeat(
     worker_state.revoked.add("one")
     store.refusals = [error]
     with caplog.at_level(logging.INFO):
-        assert beats(clerk), "the store has counted it"
+        assert heartbeats(clerk), "the store has counted it"
         assert store.revoked() == frozenset()
         assert "revokes of keyspace ks" in caplog.text and str(error) in caplog.text
-        assert beats(clerk)
+        assert heartbeats(clerk)
     assert set(store.revoked()) == {"one"}
     assert "answers again" in caplog.text
 
@@ -100,11 +100,11 @@ def test_a_revoke_that_was_refused_is_told_again_and_costs_no_heartbeat(
 def test_what_was_taken_is_not_told_again(clerk: Clerk, store: Refusing) -> None:
     for task_id in ("one", "two"):
         worker_state.revoked.add(task_id)
-        assert beats(clerk) and beats(clerk)
+        assert heartbeats(clerk) and heartbeats(clerk)
     clerk.learn_revokes(store)
     worker_state.revoked.discard("one")
     worker_state.revoked.add("three")
-    assert beats(clerk)
+    assert heartbeats(clerk)
     assert store.told == [{"one"}, {"two"}, {"three"}]
 
 

@@ -27,13 +27,13 @@ from celery_sticky.cli.session import Session
 from celery_sticky.keys import HASH_NAME
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
-from celery_sticky.queues import Act, Tenure, Verdict, Want
+from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
+from celery_sticky.queues import Disposition, Outcome, Tenure, Want
 from celery_sticky.queues.memory import process_broker
-from celery_sticky.stores import Directory
-from celery_sticky.stores.directory import Wish
+from celery_sticky.stores import PlacementStore
 from celery_sticky.stores.jobs import NewJob
 from celery_sticky.stores.memory.store import memory_server
+from celery_sticky.stores.placement import Wish
 
 SLOTS = 12
 QUICK = ("--timeout", "0.01")
@@ -107,21 +107,21 @@ def bury(session: Session, key: str, task_id: str = "id-1") -> str:
     queues.open(tenure, ())
     (delivery,) = queues.fetch([Want(tenure, 1)], [], time.time()).deliveries
     info = json.dumps({"reason": "it will not do", "task": "sync", "id": task_id, "key": key, "at": time.time()})
-    verdict = Verdict(Act.BURY, tenure, delivery.tag, info=info)
-    assert queues.fetch([], [verdict], time.time()).confirmed == [verdict]
+    disposition = Disposition(Outcome.BURY, tenure, delivery.tag, info=info)
+    assert queues.fetch([], [disposition], time.time()).confirmed == [disposition]
     return f"default/{slot}-{delivery.tag.number}"
 
 
 @contextmanager
 def beating(session: Session, incarnation: str) -> Iterator[None]:
-    """Beat as a member would, while the block is open."""
+    """Heartbeat as a member would, while the block is open."""
     over = threading.Event()
 
-    def beat() -> None:
+    def heartbeat() -> None:
         while not over.wait(0.05):
-            session.store("default").beat(incarnation)
+            session.store("default").heartbeat(incarnation)
 
-    thread = threading.Thread(target=beat)
+    thread = threading.Thread(target=heartbeat)
     thread.start()
     yield
     over.set()
@@ -228,27 +228,27 @@ def test_owner_exits_with_1_where_nobody_owns_the_key(app: Any, session: Session
     assert "nobody" in run(app, "owner", "t-7").output
 
 
-def direct(app: Any, session: Session, keyspace: Keyspace) -> tuple[View, Directory]:
+def worker_queue(app: Any, session: Session, keyspace: Keyspace) -> tuple[View, PlacementStore]:
     """Declare a keyspace that directs keys, with the workers `a@here` and `b@here`."""
     Sticky.of(app).keyspace(keyspace)
     session.settings = Sticky.of(app).settings
-    store, directory = session.store(keyspace.name), session.directory(keyspace.name)
+    store, placement_store = session.store(keyspace.name), session.placement_store(keyspace.name)
     view = changes.fresh(slots=SLOTS, hash=keyspace.hash_name, generation=1, version=1, store_id=store.read().store_id)
     for name in "ab":
-        view = changes.join(view, Member(f"{name}@here", f"{name}-1", attributes={DIRECT_QUEUE: "1"}))
-        directory.enlist(f"{name}@here", f"{name}-1")
+        view = changes.join(view, Member(f"{name}@here", f"{name}-1", attributes={HAS_WORKER_QUEUE: "1"}))
+        placement_store.enlist(f"{name}@here", f"{name}-1")
     assert store.swap(None, view)
-    return view, directory
+    return view, placement_store
 
 
 def test_owner_tells_where_a_pinned_key_goes_and_who_has_claimed_it(app: Any, session: Session) -> None:
-    view, directory = direct(app, session, Keyspace("clients", pins=True))
+    view, placement_store = worker_queue(app, session, Keyspace("clients", pins=True))
     words = ("owner", "t-7", "--keyspace", "clients")
     slot = slot_for("t-7", SLOTS)
     found = facts(app, *words)
     assert (found["by"], found["owner"], found["claimed_by"]) == ("slot", view.owner[slot], None)
-    directory.pin("b@here", "t-7", take=False)
-    directory.claim("a-1", 1, (view.version, view.generation), [Wish("t-7", "b-1", run=True)])
+    placement_store.pin("b@here", "t-7", take=False)
+    placement_store.claim("a-1", 1, (view.version, view.generation), [Wish("t-7", "b-1", run=True)])
     process_broker(session.settings.key_prefix).publish(("clients", "@b@here"), envelope("t-7"))
     found = facts(app, *words)
     assert (found["by"], found["owner"], found["claimed_by"]) == ("pin", "b@here", "a@here")
@@ -261,26 +261,26 @@ def test_owner_tells_why_a_key_belongs_nowhere(app: Any, session: Session) -> No
     Sticky.of(app).keyspace(Keyspace("early", assign=jump))
     assert facts(app, "owner", "k", "--keyspace", "early", status=1)["owner"] is None
     assert "no worker has taken part" in run(app, "owner", "k", "--keyspace", "early").output
-    direct(app, session, Keyspace("strict", pins=True, unpinned="refuse"))
+    worker_queue(app, session, Keyspace("strict", pins=True, unpinned="refuse"))
     assert facts(app, "owner", "k", "--keyspace", "strict", status=1)["queue"] is None
     assert "pinned by no live worker" in run(app, "owner", "k", "--keyspace", "strict").output
 
 
 def test_owner_names_the_function_that_says_where_a_key_goes(app: Any, session: Session) -> None:
-    direct(app, session, Keyspace("jumped", assign=jump, version="3"))
+    worker_queue(app, session, Keyspace("jumped", assign=jump, version="3"))
     found = facts(app, "owner", "k", "--keyspace", "jumped")
     assert found["by"] == "jump@3" and found["owner"] in ("a@here", "b@here")
     assert "as jump@3 says" in run(app, "owner", "k", "--keyspace", "jumped").output
 
 
-def test_status_tells_what_directs_keys_and_counts_direct_queues(app: Any, session: Session) -> None:
-    view, _ = direct(app, session, Keyspace("clients", assign=jump, pins=True))
+def test_status_tells_what_directs_keys_and_counts_worker_queues(app: Any, session: Session) -> None:
+    view, _ = worker_queue(app, session, Keyspace("clients", assign=jump, pins=True))
     process_broker(session.settings.key_prefix).publish(("clients", "@b@here"), envelope("t-7"))
     found = next(one for one in facts(app, "status", *QUICK, status=1)["keyspaces"] if one["keyspace"] == "clients")
-    assert found["directed_by"] == "pins and jump" and found["waiting"] == 1
+    assert found["placed_by"] == "pins and jump" and found["waiting"] == 1
     members = {member["name"]: (member["slots"], member["waiting"]) for member in found["members"]}
     assert members == {"a@here": (view.owner.count("a@here"), 0), "b@here": (view.owner.count("b@here"), 1)}
-    assert "keys are directed by pins and jump" in " ".join(run(app, "status", *QUICK).output.split())
+    assert "keys are placed by pins and jump" in " ".join(run(app, "status", *QUICK).output.split())
 
 
 @pytest.mark.parametrize("words", [("owner", ""), ("owner", "7", "--keyspace", "a.b"), ("plan", "--keyspace", "a.b")])
@@ -442,12 +442,10 @@ def test_doctor_finds_jobs_that_were_left_when_a_keyspace_became_plain_again(app
     write(session)
     with closing(session.jobs("default")) as jobs:
         jobs.admit(NewJob("feed", "k", "=k", "d1", b"1"), max_queued=9, outcome_ttl=60)
-    assert any(
-        "1 keys have jobs that were dispatched while 'default' directed its keys" in text for text in wrongs(app)
-    )
+    assert any("1 keys have jobs that were dispatched while 'default' placed its keys" in text for text in wrongs(app))
 
 
-def test_doctor_finds_jobs_that_were_left_when_a_keyspace_became_directed(app: Any, session: Session) -> None:
+def test_doctor_finds_jobs_that_were_left_when_a_keyspace_became_placed(app: Any, session: Session) -> None:
     with closing(session.jobs("clients")) as jobs:
         jobs.admit(NewJob("feed", "k", 1, "d1", b"1"), max_queued=9, outcome_ttl=60)
     Sticky.of(app).keyspace(Keyspace("clients", pins=True))

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from celery_sticky import Job, Sticky
 from celery_sticky.cli.main import sticky
 from celery_sticky.stores import open_job_store
-from celery_sticky.stores.jobs import Report, Verdict
+from celery_sticky.stores.jobs import Report, RunResult
 
 
 @pytest.fixture
@@ -41,17 +41,17 @@ def run(app: Any, *words: str, answer: str | None = None) -> Result:
     )
 
 
-def settle(app: Any, verdict: Verdict, error: str = "") -> None:
+def settle(app: Any, result: RunResult, error: str = "") -> None:
     """Do what an owner would."""
     store = open_job_store(app.connection_for_write(), "tenants")
     for record in store.records():
         store.open(record.slot, 3)
         store.reserve(record.slot, 3, "one@vm", [record.id])
-        store.settle(record.slot, 3, [Report(record.id, verdict, error)], (), outcome_ttl=60)
+        store.settle(record.slot, 3, [Report(record.id, result, error)], (), outcome_ttl=60)
 
 
 def test_a_job_is_dispatched_where_it_was_declared_and_seen(app: Any) -> None:
-    timer = threading.Timer(0.1, settle, (app, Verdict.STARTED))
+    timer = threading.Timer(0.1, settle, (app, RunResult.STARTED))
     timer.start()
     done = run(app, "dispatch", "sync", "t-7", "--payload", '{"n": 1}', "--timeout", "10")
     assert (done.exit_code, done.output.startswith("started, id ")) == (0, True), done.output
@@ -67,7 +67,7 @@ def test_a_job_is_dispatched_where_it_was_declared_and_seen(app: Any) -> None:
 
 
 def test_a_failed_start_is_told_in_one_line(app: Any) -> None:
-    threading.Timer(0.1, settle, (app, Verdict.FAILED, "OSError: refused")).start()
+    threading.Timer(0.1, settle, (app, RunResult.FAILED, "OSError: refused")).start()
     done = run(app, "dispatch", "sync", "t-7", "--timeout", "10")
     assert done.exit_code == 1
     assert done.output == "Error: job 'sync' of key 't-7' failed to start: OSError: refused\n"
@@ -77,7 +77,7 @@ def test_a_dispatch_that_timed_out_can_be_repeated(app: Any) -> None:
     done = run(app, "dispatch", "sync", "t-7", "--timeout", "0.01", "--id", "mine")
     assert done.exit_code == 1
     assert "id='mine'" in done.output
-    settle(app, Verdict.STARTED)
+    settle(app, RunResult.STARTED)
     assert run(app, "dispatch", "sync", "t-7", "--id", "mine").output == "started, id mine\n"
     assert "wanted already" in run(app, "dispatch", "sync", "t-7").output
 

@@ -8,7 +8,7 @@ import pytest
 
 from celery_sticky.delivery import dead_bounds
 from celery_sticky.delivery.dead_bounds import LOOK, DeadBounds
-from celery_sticky.queues import Act, Tenure, Verdict, Want
+from celery_sticky.queues import Disposition, Outcome, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 
 TENURE = Tenure("ks", 1, 1, "a", 1)
@@ -21,7 +21,9 @@ def buried(count: int, at: float = 0.0) -> MemoryQueues:
     queues = MemoryQueues(broker)
     queues.open(TENURE, ())
     brought = queues.fetch([Want(TENURE, count)], [], 0.0).deliveries
-    queues.fetch([], [Verdict(Act.BURY, TENURE, d.tag, info=f'{{"at": {at + i}}}') for i, d in enumerate(brought)], 0.0)
+    queues.fetch(
+        [], [Disposition(Outcome.BURY, TENURE, d.tag, info=f'{{"at": {at + i}}}') for i, d in enumerate(brought)], 0.0
+    )
     return queues
 
 

@@ -133,7 +133,7 @@ def test_what_was_handed_out_but_came_to_nothing_can_end_without_a_start(gate: G
 
 def test_what_is_too_often_marked_ends_before_it_is_handed_out(gate: Gate, tags: Tags) -> None:
     first, second = added(gate, tags.entry(attempts=3), tags.entry())
-    assert list(gate.unmarked(9, 9)) == [first]
+    assert list(gate.uncounted(9, 9)) == [first]
     assert gate.end(first)
     assert figures(gate) == (1, 0, 0)
     assert gate.take(9) == []
@@ -259,13 +259,13 @@ def test_a_task_that_came_to_no_end_has_another_turn_before_those_behind_it(gate
 
 def test_a_counted_turn_is_marked_at_the_broker_before_it_starts(gate: Gate, tags: Tags) -> None:
     (entry,) = added(gate, tags.entry())
-    assert list(gate.unmarked(9, 9)) == []
+    assert list(gate.uncounted(9, 9)) == []
     begin(gate)
     assert gate.again(entry, counted=True)
     assert gate.take(1) == []
-    assert list(gate.unmarked(9, 9)) == [entry]
-    assert list(gate.unmarked(9, 9)) == []
-    gate.marked(entry, 1)
+    assert list(gate.uncounted(9, 9)) == [entry]
+    assert list(gate.uncounted(9, 9)) == []
+    gate.start_counted(entry, 1)
     assert (entry.attempts, begin(gate)) == (1, [entry])
     assert gate.again(entry, counted=False)
     assert begin(gate) == [entry]
@@ -273,66 +273,66 @@ def test_a_counted_turn_is_marked_at_the_broker_before_it_starts(gate: Gate, tag
 
 def test_a_suspect_is_marked_when_its_turn_has_come_and_not_before(gate: Gate, tags: Tags) -> None:
     first, second = added(gate, tags.entry(attempts=1), tags.entry(attempts=0))
-    assert list(gate.unmarked(9, 9)) == [first]
-    gate.marked(first, 2)
+    assert list(gate.uncounted(9, 9)) == [first]
+    gate.start_counted(first, 2)
     begin(gate)
     gate.end(first)
-    assert list(gate.unmarked(9, 9)) == []
+    assert list(gate.uncounted(9, 9)) == []
     gate.settled(first)
-    assert list(gate.unmarked(9, 9)) == [second]
+    assert list(gate.uncounted(9, 9)) == [second]
 
 
 def test_no_more_are_marked_than_the_pool_can_run_at_a_time(gate: Gate, tags: Tags) -> None:
     """Guards: should the process die, a mark counts as a start: those that only wait for the pool have none."""
     first, second, third = added(gate, *(tags.entry(key, attempts=1) for key in "abc"))
-    assert list(gate.unmarked(1, 9)) == [first] and list(gate.unmarked(1, 9)) == []
-    gate.marked(first, 2)
-    assert gate.take(9) == [first] and list(gate.unmarked(1, 9)) == []
-    assert gate.start(first, first.turn, trusted=True) and list(gate.unmarked(1, 9)) == []
+    assert list(gate.uncounted(1, 9)) == [first] and list(gate.uncounted(1, 9)) == []
+    gate.start_counted(first, 2)
+    assert gate.take(9) == [first] and list(gate.uncounted(1, 9)) == []
+    assert gate.start(first, first.turn, trusted=True) and list(gate.uncounted(1, 9)) == []
     assert gate.end(first)
-    assert list(gate.unmarked(1, 9)) == [second] and list(gate.unmarked(1, 9)) == []
+    assert list(gate.uncounted(1, 9)) == [second] and list(gate.uncounted(1, 9)) == []
     gate.lose(second.slot)
     assert second.stage is Stage.GONE and third.stage is Stage.GONE
-    assert list(gate.unmarked(1, 9)) == []
+    assert list(gate.uncounted(1, 9)) == []
 
 
 def test_what_has_many_marks_starts_when_no_other_marked_one_runs(gate: Gate, tags: Tags) -> None:
     """Guards: a poison takes nothing else to the dead queue that was only ever marked beside it."""
     fresh, worn, other = added(gate, *(tags.entry(key, attempts=n) for key, n in zip("abc", (0, 3, 0), strict=True)))
-    assert list(gate.unmarked(9, 3)) == [fresh]
-    gate.marked(fresh, 1)
+    assert list(gate.uncounted(9, 3)) == [fresh]
+    gate.start_counted(fresh, 1)
     begin(gate)
-    assert list(gate.unmarked(9, 3)) == []
+    assert list(gate.uncounted(9, 3)) == []
     gate.end(fresh)
-    assert list(gate.unmarked(9, 3)) == [worn]
-    gate.marked(worn, 4)
+    assert list(gate.uncounted(9, 3)) == [worn]
+    gate.start_counted(worn, 4)
     begin(gate)
-    assert list(gate.unmarked(9, 3)) == []
+    assert list(gate.uncounted(9, 3)) == []
     gate.end(worn)
-    assert list(gate.unmarked(9, 3)) == [other]
+    assert list(gate.uncounted(9, 3)) == [other]
 
 
 def test_a_marked_start_goes_before_those_that_need_no_mark(gate: Gate, tags: Tags) -> None:
     plain, suspect = added(gate, tags.entry("a"), tags.entry("b", attempts=1))
-    assert list(gate.unmarked(9, 9)) == [suspect]
-    gate.marked(suspect, 2)
+    assert list(gate.uncounted(9, 9)) == [suspect]
+    gate.start_counted(suspect, 2)
     assert gate.take(9) == [suspect, plain]
 
 
 def test_a_turn_that_is_counted_again_does_not_stand_in_its_own_way(gate: Gate, tags: Tags) -> None:
     (entry,) = added(gate, tags.entry(attempts=1))
     for attempts in (2, 3):
-        assert list(gate.unmarked(1, 9)) == [entry]
-        gate.marked(entry, attempts)
+        assert list(gate.uncounted(1, 9)) == [entry]
+        gate.start_counted(entry, attempts)
         assert gate.take(9) == [entry] and gate.start(entry, entry.turn, trusted=True)
         assert gate.again(entry, counted=True)
 
 
 def test_a_mark_for_what_was_forgotten_meanwhile_starts_nothing(gate: Gate, tags: Tags) -> None:
     (entry,) = added(gate, tags.entry(attempts=0))
-    list(gate.unmarked(9, 9))
+    list(gate.uncounted(9, 9))
     gate.recall(SLOT)
-    gate.marked(entry, 1)
+    gate.start_counted(entry, 1)
     assert gate.take(1) == []
 
 
@@ -359,14 +359,14 @@ def test_the_turn_of_an_orphan_is_asked_of_the_broker_even_if_its_slot_is_open_a
     (later,) = added(gate, tags.entry())
     assert gate.again(orphan, counted=False)
     assert gate.take(10) == []
-    assert list(gate.unmarked(9, 9)) == [orphan]
+    assert list(gate.uncounted(9, 9)) == [orphan]
     gate.forget(orphan)
     assert begin(gate) == [later]
 
 
 def test_a_refused_mark_frees_the_key_once(gate: Gate, tags: Tags) -> None:
     first, second, third = added(gate, tags.entry(attempts=0), tags.entry(), tags.entry())
-    list(gate.unmarked(9, 9))
+    list(gate.uncounted(9, 9))
     gate.forget(first)
     gate.forget(first)
     assert begin(gate) == [second]
@@ -475,10 +475,10 @@ def test_what_waits_for_a_rate_limit_is_not_marked_before(gate: Gate, tags: Tags
     bucket = Tokens()
     gate.limit({"slow": bucket})
     (suspect,) = added(gate, limited(tags, "a", attempts=1))
-    assert list(gate.unmarked(9, 9)) == []
+    assert list(gate.uncounted(9, 9)) == []
     bucket.tokens = 1
     gate.resume()
-    assert list(gate.unmarked(9, 9)) == [suspect]
+    assert list(gate.uncounted(9, 9)) == [suspect]
 
 
 def test_a_start_that_came_to_nothing_costs_another_token(gate: Gate, tags: Tags) -> None:
@@ -587,10 +587,10 @@ class Gates(RuleBasedStateMachine):
 
     @rule(confirmed=st.booleans())
     def mark(self, confirmed: bool) -> None:
-        for entry in self.gate.unmarked(9, 9):
+        for entry in self.gate.uncounted(9, 9):
             assert self.lines[entry.key][0] is entry
             if confirmed:
-                self.gate.marked(entry, (entry.attempts or 0) + 1)
+                self.gate.start_counted(entry, (entry.attempts or 0) + 1)
             else:
                 self.gate.forget(entry)
                 self.drop(entry)
@@ -710,7 +710,7 @@ class Gates(RuleBasedStateMachine):
             self.gate.again(entry, counted=False)
             self.gate.settled(entry)
         assert self.gate.take(1) == []
-        assert list(self.gate.unmarked(9, 9)) == []
+        assert list(self.gate.uncounted(9, 9)) == []
         assert figures(self.gate) == (0, 0, 0)
         left = {name: value for name, value in vars(self.gate).items() if value}
         assert not left

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_sticky.bootsteps import handover
-from celery_sticky.bootsteps.handover import LEAST, PATIENCE, Handover
+from celery_sticky.bootsteps.handover import LEAST, STOP_TIMEOUT, Handover
 
 
 class Clock:
@@ -44,12 +44,12 @@ def test_all_keyspaces_have_one_time_together_to_give_their_last_slots_away(
         runs={},
         has_processes=False,
         members=ten,
-        directors=ten,
-        jobs=SimpleNamespace(patience=jobs, finish=ended.append) if jobs else None,
+        placers=ten,
+        jobs=SimpleNamespace(stop_timeout=jobs, finish=ended.append) if jobs else None,
         courier=SimpleNamespace(shutdown=ended.append),
         results=SimpleNamespace(finish=ended.append),
     )
     step = Handover(SimpleNamespace(controller=SimpleNamespace(sticky=part)))
     step.shutdown(None)
-    assert ended[-1] == handover.PATIENCE
-    assert clock.now == pytest.approx(max(PATIENCE, jobs) + PATIENCE + 18 * LEAST)
+    assert ended[-1] == handover.STOP_TIMEOUT
+    assert clock.now == pytest.approx(max(STOP_TIMEOUT, jobs) + STOP_TIMEOUT + 18 * LEAST)

@@ -27,7 +27,7 @@ def code_of(module: str, file: str = "") -> Callable[[Callable[[], object]], obj
         ("celery_sticky_like.tasks", True),
         ("logging.handlers", False),
         ("celery_sticky.jobs.client", False),
-        ("celery_sticky.belongings", False),
+        ("celery_sticky.placement.lookup", False),
         ("celery_sticky.stores.redis.store", False),
         ("celery_sticky.testing.recorder", False),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from celery_sticky.errors import InvalidJob, StickyError
 from celery_sticky.jobs.handler import Job, JobHandler, JobSpec, JobSpecs
-from celery_sticky.jobs.run import error_text
+from celery_sticky.jobs.host.run import error_text
 
 
 async def sync_crm(job: Job) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from celery_sticky.jobs import hosting
-from celery_sticky.jobs.hosting import Supervisor
-from celery_sticky.jobs.process import HostProcess
-from celery_sticky.jobs.suspects import Suspects
+from celery_sticky.jobs.keeper import supervisor as hosting
+from celery_sticky.jobs.keeper.process import HostProcess
+from celery_sticky.jobs.keeper.supervisor import Supervisor
+from celery_sticky.jobs.keeper.suspects import Suspects
 from celery_sticky.jobs.wire import Message, Ready, Unready
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.testing.processes import children

@@ -13,21 +13,21 @@ import pytest
 from harness.fake_host import FakeHost, World
 
 from celery_sticky.errors import StoreUnavailable
-from celery_sticky.jobs import keeper as keeper_module
-from celery_sticky.jobs.held import Terms, house_job
-from celery_sticky.jobs.keeper import Keeper
-from celery_sticky.jobs.roster import Roster
-from celery_sticky.jobs.slots import SharedSlots
+from celery_sticky.jobs.keeper import keeper as keeper_module
+from celery_sticky.jobs.keeper.held import JobTimeouts, built_in_job
+from celery_sticky.jobs.keeper.keeper import Keeper
+from celery_sticky.jobs.keeper.reconciler import JobReconciler
+from celery_sticky.jobs.keeper.slots import SharedSlots
 from celery_sticky.jobs.wire import Ended, Notify, Start, Stop
 from celery_sticky.keys import Slot
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
-from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, JobState, NewJob, Outcome, SlotJobs
+from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, DispatchOutcome, JobState, NewJob, SlotJobs
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 
 SLOTS, KEYS = 4, 8
 NEVER = 1e9
-TERMS = Terms(start_timeout=1000.0, stop_timeout=1000.0, max_attempts=1000)
+TERMS = JobTimeouts(start_timeout=1000.0, stop_timeout=1000.0, max_attempts=1000)
 
 
 class Clock:
@@ -46,19 +46,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class CountedJobs(MemoryJobs):
     """Counts the looks."""
 
-    looks = 0
+    poller = 0
     looked_at = 0
     read = 0
 
     def look(self, known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
-        self.looks += 1
+        self.poller += 1
         self.looked_at += len(known)
         found = super().look(known)
         self.read += sum(len(jobs.records) for jobs in found.values())
         return found
 
 
-class Director:
+class Placer:
     """What a keeper says of the places of keys."""
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ class Worker:
         name: str,
         server: MemoryJobServer,
         world: World,
-        terms: Terms = TERMS,
+        timeouts: JobTimeouts = TERMS,
         *,
         poll: float = 0.0,
         plain: bool = False,
-        **house: Any,
+        **built_in: Any,
     ) -> None:
         self.name = name
         self.lease = Lease({"ks": SLOTS})
@@ -105,18 +105,18 @@ class Worker:
         self.host = FakeHost(name, world, lambda: Clock.now)
         self.drained: set[int] = set()
         self.reports: list[Event] = []
-        self.director = Director()
+        self.placer = Placer()
         self.keeper = Keeper(
             "ks",
             name,
-            Roster(terms, suspects=self.host.suspects, **house),
+            JobReconciler(timeouts, suspects=self.host.suspects, **built_in),
             lambda: self.store,
             self.host,
             self.lease,
             self._report,
             poll=poll,
             outcome_ttl=60.0,
-            director=None if plain else self.director,
+            placer=None if plain else self.placer,
         )
         self.host.keeper = self.keeper
         self.host.boot()
@@ -272,9 +272,9 @@ def server() -> MemoryJobServer:
     return MemoryJobServer()
 
 
-def alone(server: MemoryJobServer, **terms: Any) -> Worker:
-    settings = {"start_timeout": 1000.0, "stop_timeout": 1000.0, "max_attempts": 3, **terms}
-    worker = Worker("a", server, World(), Terms(**settings))
+def alone(server: MemoryJobServer, **timeouts: Any) -> Worker:
+    settings = {"start_timeout": 1000.0, "stop_timeout": 1000.0, "max_attempts": 3, **timeouts}
+    worker = Worker("a", server, World(), JobTimeouts(**settings))
     worker.keeper.open(0, 1, 1)
     return worker
 
@@ -301,11 +301,11 @@ def test_a_started_job_has_an_outcome(server: MemoryJobServer) -> None:
     admit(worker)
     run(worker)
     assert state(worker) == "running"
-    assert worker.store.outcome("id", 0) == Outcome()
+    assert worker.store.outcome("id", 0) == DispatchOutcome()
 
 
 def test_a_job_of_the_house_runs_in_a_slot_where_nothing_was_ever_written(server: MemoryJobServer) -> None:
-    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]})
+    worker = Worker("a", server, World(), built_in={0: [built_in_job("schedule:x", 0)]})
     worker.keeper.open(0, 1, 1)
     run(worker)
     assert worker.host.world.starts == [("schedule:x", "a", 1)]
@@ -415,7 +415,7 @@ def test_a_start_is_written_down_again_where_a_failover_has_lost_it(server: Memo
     run(worker)
     server.roll_back(before)
     worker.keeper.open(0, 1, 1)
-    worker.keeper._roster.unfenced(0)
+    worker.keeper._reconciler.unfenced(0)
     run(worker)
     (record,) = worker.store.records()
     assert (record.state, record.fresh, len(worker.host.world.starts)) == (JobState.RUNNING, False, 1)
@@ -451,12 +451,12 @@ def test_a_slot_is_looked_at_once_for_a_dispatch_and_not_for_those_of_others(ser
     other.keeper.open(1, 1, 1)
     for worker in (owner, other):
         run(worker)
-        worker.store.looks = 0
+        worker.store.poller = 0
     admit(owner)
     for worker in (owner, other):
         run(worker)
     assert state(owner) == "running"
-    assert (owner.store.looks, other.store.looks) == (1, 0)
+    assert (owner.store.poller, other.store.poller) == (1, 0)
 
 
 def test_a_big_look_keeps_no_start_waiting(server: MemoryJobServer) -> None:
@@ -496,9 +496,9 @@ def test_what_a_keeper_has_written_down_itself_it_does_not_read_again(server: Me
         run(worker)
         worker.store.notify(0, "job", key, b"1", limit=9)
         run(worker)
-    before = worker.store.looks, worker.store.read
+    before = worker.store.poller, worker.store.read
     run(worker)
-    assert worker.store.looks > before[0] and worker.store.read == before[1]
+    assert worker.store.poller > before[0] and worker.store.read == before[1]
     worker.store.notify(0, "job", "l", b"1", limit=9)
     run(worker)
     assert worker.store.read == before[1] + 2, "both records of the slot, once"
@@ -542,7 +542,7 @@ def test_a_fresh_job_whose_start_fails_is_removed_and_says_why(server: MemoryJob
     admit(worker)
     run(worker)
     assert state(worker) == "gone"
-    assert worker.store.outcome("id", 0) == Outcome("ValueError: no")
+    assert worker.store.outcome("id", 0) == DispatchOutcome("ValueError: no")
     worker.host.failing.clear()
     admit(worker, job_id="again")
     run(worker)
@@ -558,7 +558,7 @@ def test_a_job_that_ran_and_fails_is_kept_and_tried_again_later(server: MemoryJo
     (record,) = worker.store.records()
     assert (record.state, record.error) == (JobState.FAILING, "OSError: gone")
     assert len(worker.host.world.starts) == 1, "not at once"
-    wake_at = worker.keeper._roster.wake_at()
+    wake_at = worker.keeper._reconciler.wake_at()
     assert wake_at is not None
     assert 0.5 < wake_at - Clock.now <= 1.0
 
@@ -745,7 +745,7 @@ def test_a_start_that_takes_whole_workers_with_it_is_given_up_too(server: Memory
     admission, _ = store.admit(NewJob("job", "k", 0, "id", b"1"), max_queued=10, outcome_ttl=60)
     assert admission is Admission.ADMITTED
     for epoch in range(1, 8):
-        worker = Worker(f"w{epoch}", server, World(), Terms(1000.0, 1000.0, max_attempts=3))
+        worker = Worker(f"w{epoch}", server, World(), JobTimeouts(1000.0, 1000.0, max_attempts=3))
         worker.keeper.open(0, epoch, 1)
         for _ in range(10):
             worker.work()
@@ -761,7 +761,7 @@ def test_a_start_that_was_too_late_when_its_host_was_killed_has_failed(server: M
         worker.work()  # the host says nothing
     assert worker.host.number == 3, "it was killed once"
     outcome = worker.store.outcome("id", 0)
-    assert outcome == Outcome("its start took longer than 1 s")
+    assert outcome == DispatchOutcome("its start took longer than 1 s")
 
 
 def test_a_stop_while_it_starts_is_kept(server: MemoryJobServer) -> None:
@@ -777,7 +777,7 @@ def test_a_stop_while_it_starts_is_kept(server: MemoryJobServer) -> None:
     run(worker)
     assert state(worker) == "gone"
     assert not worker.host.world.running
-    assert worker.store.outcome("id", 0) == Outcome(STOPPED)
+    assert worker.store.outcome("id", 0) == DispatchOutcome(STOPPED)
 
 
 def test_a_dispatch_over_a_stopping_job_stops_the_old_run_first(server: MemoryJobServer) -> None:
@@ -816,7 +816,7 @@ PLACE = "=k"
 def placed(server: MemoryJobServer, *, poll: float = NEVER) -> Worker:
     worker = Worker("a", server, World(), poll=poll)
     run(worker)
-    worker.director.take()
+    worker.placer.take()
     return worker
 
 
@@ -831,17 +831,17 @@ def held(worker: Worker) -> Worker:
     run(worker)
     worker.keeper.open(PLACE, 77, 1)
     run(worker)
-    worker.director.take()
+    worker.placer.take()
     return worker
 
 
-def test_of_a_place_that_is_not_held_here_the_director_is_told(server: MemoryJobServer) -> None:
+def test_of_a_place_that_is_not_held_here_the_placer_is_told(server: MemoryJobServer) -> None:
     worker = placed(server)
     admit_placed(worker)
     admit(worker, "plain", "other")
     run(worker)
-    assert worker.director.take() == [("wanted", PLACE)]
-    assert not worker.host.world.starts, "that is the director's to say"
+    assert worker.placer.take() == [("wanted", PLACE)]
+    assert not worker.host.world.starts, "that is the placer's to say"
 
 
 def test_a_job_runs_under_the_token_its_place_was_opened_with(server: MemoryJobServer) -> None:
@@ -849,7 +849,7 @@ def test_a_job_runs_under_the_token_its_place_was_opened_with(server: MemoryJobS
     assert worker.host.world.starts == [("k", "a", 77)]
     worker.store.notify(PLACE, "job", "k", b"5", limit=9)
     run(worker)
-    assert worker.host.world.noted == {"id": [5]} and worker.director.take() == []
+    assert worker.host.world.noted == {"id": [5]} and worker.placer.take() == []
 
 
 def test_a_place_that_is_stopped_is_drained_when_its_jobs_have_ended(server: MemoryJobServer) -> None:
@@ -857,9 +857,9 @@ def test_a_place_that_is_stopped_is_drained_when_its_jobs_have_ended(server: Mem
     worker.keeper.stop(PLACE)
     worker.work()
     worker.work()
-    assert worker.director.take() == [], "it still runs"
+    assert worker.placer.take() == [], "it still runs"
     run(worker)
-    assert worker.director.take() == [("drained", PLACE, 77)] and not worker.host.runs
+    assert worker.placer.take() == [("drained", PLACE, 77)] and not worker.host.runs
     worker.keeper.open(PLACE, 78, 1)
     run(worker)
     assert worker.host.world.starts[-1] == ("k", "a", 78)
@@ -871,17 +871,17 @@ def test_what_became_of_a_run_is_written_down_before_its_place_is_drained(server
     worker.keeper.stop(PLACE)
     run(worker)
     assert state(worker) == "gone", "the next worker would start it again"
-    assert worker.director.take() == [("vacant", PLACE, 77)]
+    assert worker.placer.take() == [("vacant", PLACE, 77)]
 
 
 def test_a_place_whose_jobs_are_gone_is_let_go(server: MemoryJobServer) -> None:
     worker = held(placed(server))
     worker.store.stop(PLACE, "job", "k")
     run(worker)
-    assert worker.director.take() == [("vacant", PLACE, 77)] and not server.records["ks"].slots.keys() & {PLACE}
+    assert worker.placer.take() == [("vacant", PLACE, 77)] and not server.records["ks"].slots.keys() & {PLACE}
     worker.keeper.open(PLACE, 78, 1)
     run(worker)
-    assert worker.director.take() == [("vacant", PLACE, 78)], "also one that has none when it is opened"
+    assert worker.placer.take() == [("vacant", PLACE, 78)], "also one that has none when it is opened"
 
 
 def test_a_job_that_comes_while_its_place_is_let_go_is_not_missed(server: MemoryJobServer) -> None:
@@ -893,7 +893,7 @@ def test_a_job_that_comes_while_its_place_is_let_go_is_not_missed(server: Memory
     worker.work()  # that is written down, and seen
     admit_placed(worker, job_id="next")
     run(worker)
-    heard = worker.director.take()
+    heard = worker.placer.take()
     if ("vacant", PLACE, 77) in heard:
         assert heard[-1] == ("wanted", PLACE)
         worker.keeper.open(PLACE, 78, 1)
@@ -902,16 +902,16 @@ def test_a_job_that_comes_while_its_place_is_let_go_is_not_missed(server: Memory
 
 
 def test_a_place_that_may_have_changed_is_looked_at_again_before_it_is_let_go() -> None:
-    roster = Roster(TERMS)
-    roster.open(PLACE, 77, 1)
-    roster.fenced(PLACE)
-    roster.seen(PLACE, SlotJobs(0, (), ()))
-    assert roster.changed([PLACE, "=other"]) == {PLACE}
-    roster.reconcile(boottime(), lambda _: True)
-    assert roster.take_drained() == []
-    roster.seen(PLACE, SlotJobs(0, (), ()))
-    roster.reconcile(boottime(), lambda _: True)
-    assert [drained.vacant for drained in roster.take_drained()] == [True]
+    reconciler = JobReconciler(TERMS)
+    reconciler.open(PLACE, 77, 1)
+    reconciler.fenced(PLACE)
+    reconciler.seen(PLACE, SlotJobs(0, (), ()))
+    assert reconciler.changed([PLACE, "=other"]) == {PLACE}
+    reconciler.reconcile(boottime(), lambda _: True)
+    assert reconciler.take_drained() == []
+    reconciler.seen(PLACE, SlotJobs(0, (), ()))
+    reconciler.reconcile(boottime(), lambda _: True)
+    assert [drained.vacant for drained in reconciler.take_drained()] == [True]
 
 
 def test_what_signals_have_lost_the_next_look_finds(server: MemoryJobServer) -> None:
@@ -924,28 +924,28 @@ def test_what_signals_have_lost_the_next_look_finds(server: MemoryJobServer) -> 
         worker.keeper.work(worker.store)
         while worker.host.inbox:
             worker.host.step()
-    heard = worker.director.take()
+    heard = worker.placer.take()
     assert ("listed", PLACE, "=x") in heard and ("vacant", PLACE, 77) in heard and ("listed", "=x") in heard
     worker.work()
-    assert worker.director.take() == [], "nothing has changed"
+    assert worker.placer.take() == [], "nothing has changed"
 
 
 def test_a_place_that_is_somebody_elses_kills_what_runs_of_it(server: MemoryJobServer) -> None:
     worker = held(placed(server))
     worker.keeper.close(PLACE)
     worker.work()
-    assert not worker.host.runs and worker.director.take() == []
+    assert not worker.host.runs and worker.placer.take() == []
 
 
 def test_a_place_that_was_opened_under_a_higher_token_is_given_up(server: MemoryJobServer) -> None:
     worker = placed(server)
     admit_placed(worker)
     run(worker)
-    worker.director.take()
+    worker.placer.take()
     worker.store.open(PLACE, 99)
     worker.keeper.open(PLACE, 77, 1)
     run(worker)
-    assert worker.director.take() == [("drained", PLACE, 77)]
+    assert worker.placer.take() == [("drained", PLACE, 77)]
     assert not worker.host.world.starts and worker.reports == [HostUp()]
 
 
@@ -965,7 +965,7 @@ def test_a_place_that_is_stopped_and_whose_fence_is_gone_is_drained_all_the_same
     server.records["ks"].slots[PLACE].epoch = 0
     worker.keeper.stop(PLACE)
     run(worker)
-    assert worker.director.take()[-1] == ("drained", PLACE, 77)
+    assert worker.placer.take()[-1] == ("drained", PLACE, 77)
 
 
 def test_in_a_place_that_is_only_tended_nothing_starts_and_what_is_to_stop_goes(server: MemoryJobServer) -> None:
@@ -985,7 +985,7 @@ def test_in_a_place_that_is_only_tended_nothing_starts_and_what_is_to_stop_goes(
     records = {record.key: (record.state.value, record.error) for record in worker.store.records()}
     assert records == {"fresh": ("queued", ""), "ran": ("failing", "nobody has pinned it")}
     assert worker.host.world.starts == starts
-    assert worker.director.take()[-1] == ("vacant", "=stops", 9)
+    assert worker.placer.take()[-1] == ("vacant", "=stops", 9)
 
 
 def test_of_thousands_of_places_only_those_are_looked_at_that_have_changed(server: MemoryJobServer) -> None:
@@ -1001,7 +1001,7 @@ def test_of_thousands_of_places_only_those_are_looked_at_that_have_changed(serve
     for _ in range(100):
         worker.work()
     idle = time.process_time() - before
-    assert worker.store.looked_at == 0 and worker.director.take()[-1][0] == "listed"
+    assert worker.store.looked_at == 0 and worker.placer.take()[-1][0] == "listed"
     worker.store.notify("=k7", "job", "k7", b"1", limit=9)
     run(worker)
     assert worker.host.world.noted == {"k7": [1]} and worker.store.looked_at <= 10
@@ -1014,7 +1014,7 @@ def test_a_job_that_was_dispatched_as_in_a_plain_keyspace_does_not_run_where_nob
     plain = alone(server)
     admit(plain, "before", "before")
     run(plain)
-    worker = Worker("a", server, World(), house={0: [house_job("schedule:x", 0)]}, directed=True, keyspace="ks")
+    worker = Worker("a", server, World(), built_in={0: [built_in_job("schedule:x", 0)]}, placed=True, keyspace="ks")
     worker.keeper.open(0, 9, 1)
     admit(worker)
     run(worker, 8)
@@ -1028,7 +1028,7 @@ def test_a_job_that_was_dispatched_as_in_a_plain_keyspace_does_not_run_where_nob
     assert not worker.store.records()
 
 
-def test_in_a_plain_keyspace_jobs_of_a_time_when_it_directed_keys_are_told_with_what_to_do(
+def test_in_a_plain_keyspace_jobs_of_a_time_when_it_placed_keys_are_told_with_what_to_do(
     server: MemoryJobServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     admit_placed(placed(server))

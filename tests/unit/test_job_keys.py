@@ -1,4 +1,4 @@
-"""The keys of a directed keyspace that have jobs: what one worker does about them."""
+"""The keys of a placed keyspace that have jobs: what one worker does about them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.assignment import Keyspace, Worker, workers_of
 from celery_sticky.keys import slot_for
+from celery_sticky.keyspace import Keyspace, Worker, workers_of
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.view import DIRECT_QUEUE, Member, View
+from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
 from celery_sticky.placement.job_keys import RETRY_FIRST, RETRY_LAST, Changes, JobKeys
-from celery_sticky.placement.key_plans import Duty, Scene
+from celery_sticky.placement.rules import Duty, Scene
 
 SLOTS, NOW = 8, 1000.0
 PINNED, STRICT = Keyspace("ks", pins=True), Keyspace("ks", pins=True, unpinned="refuse")
@@ -22,7 +22,7 @@ PINNED, STRICT = Keyspace("ks", pins=True), Keyspace("ks", pins=True, unpinned="
 def view_of(*names: str) -> View:
     view = changes.fresh(slots=SLOTS, hash="h", generation=1, version=1, store_id="s")
     for name in names:
-        view = changes.join(view, Member(name, f"{name}-1", attributes={DIRECT_QUEUE: "1"}))
+        view = changes.join(view, Member(name, f"{name}-1", attributes={HAS_WORKER_QUEUE: "1"}))
     while any(view.giving(name) for name in names):
         for name in names:
             view = changes.release(view, name, view.giving(name))

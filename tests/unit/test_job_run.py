@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.jobs import run as run_module
 from celery_sticky.jobs.handler import Job, JobHandler, JobSpec
-from celery_sticky.jobs.run import Answer, Run, Surroundings, begin
+from celery_sticky.jobs.host import run as run_module
+from celery_sticky.jobs.host.run import Answer, HostedRun, Surroundings, begin
 from celery_sticky.jobs.wire import Ended, Failed, Noted, Start, Started
 
 LOGGER = logging.getLogger("test.jobs")
@@ -42,7 +42,7 @@ class Bench:
         self.answers: list[Answer] = []
         self._here = Surroundings(self.answers.append, threads, LOGGER)
 
-    def begin(self, handler: Any, payload: Any = None) -> Run:
+    def begin(self, handler: Any, payload: Any = None) -> HostedRun:
         start = Start(7, "crm", "k1", "default", "id1", 3, 2, payload, 1)
         return begin(JobSpec("crm", "default", handler), start, self._here)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from celery_sticky.jobs.suspects import CHARGE_LAST, FORGET, LONE_STARTS, STEP, YOUNG, Suspects, Who
+from celery_sticky.jobs.keeper.suspects import CHARGE_LAST, FORGET, LONE_STARTS, STEP, YOUNG, Suspects, Who
 
 
 @dataclass

@@ -31,9 +31,9 @@ from celery_sticky.jobs.client import MAX_PAYLOAD, Jobs
 from celery_sticky.jobs.schedule import Schedule
 from celery_sticky.jobs.wire import Start, decode, encode
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.view import DIRECT_QUEUE, Member
-from celery_sticky.stores import JobStore, open_directory, open_job_store, open_store
-from celery_sticky.stores.jobs import JobState, Report, Verdict
+from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member
+from celery_sticky.stores import JobStore, open_job_store, open_placement_store, open_store
+from celery_sticky.stores.jobs import JobState, Report, RunResult
 
 
 def make(name: str, **settings: Any) -> Sticky:
@@ -62,8 +62,8 @@ class Owner:
         for record in self.store.records():
             self.store.open(record.slot, 1)
             self.store.reserve(record.slot, 1, "w@host", [record.id])
-            verdict = Verdict.FAILED if self.error else Verdict.STARTED
-            self.store.settle(record.slot, 1, [Report(record.id, verdict, self.error)], (), outcome_ttl=outcome_ttl)
+            result = RunResult.FAILED if self.error else RunResult.STARTED
+            self.store.settle(record.slot, 1, [Report(record.id, result, self.error)], (), outcome_ttl=outcome_ttl)
 
 
 def start_soon(sticky: Sticky, **options: Any) -> threading.Timer:
@@ -84,7 +84,7 @@ def dispatched_meanwhile(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> Non
         (record,) = owner.store.records()
         assert record.state is JobState.STOPPING and not done, "it still waits"
         done.append(seconds)
-        owner.store.settle(record.slot, 1, [Report(record.id, Verdict.ENDED)], (), outcome_ttl=60.0)
+        owner.store.settle(record.slot, 1, [Report(record.id, RunResult.ENDED)], (), outcome_ttl=60.0)
         sticky.jobs.reopen()
         sticky.jobs.admit("sync", "a")
 
@@ -187,7 +187,7 @@ def test_a_name_that_cannot_be_one_is_refused(sticky: Sticky) -> None:
             sticky.jobs.admit(name, "t")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("job_id", ["", "house:schedule:x", 7, "x" * 201])
+@pytest.mark.parametrize("job_id", ["", "built-in:schedule:x", 7, "x" * 201])
 def test_an_id_that_cannot_be_one_is_refused(sticky: Sticky, job_id: Any) -> None:
     with pytest.raises(InvalidJob, match="the id"):
         sticky.jobs.admit("sync", "t", id=job_id)
@@ -255,7 +255,7 @@ def test_a_stop_waits_until_the_job_is_gone(sticky: Sticky) -> None:
     with pytest.raises(ShutdownTimeout, match=r"1 jobs are left after 0\.1 s: sync of 't' at w@host"):
         sticky.jobs.stop("sync", "t", timeout=0.1)
     (record,) = owner.store.records()
-    ended = [Report(record.id, Verdict.ENDED)]
+    ended = [Report(record.id, RunResult.ENDED)]
     threading.Timer(0.1, lambda: owner.store.settle(record.slot, 1, ended, (), outcome_ttl=60)).start()
     sticky.jobs.stop("sync", "t", timeout=10)
     with pytest.raises(NoSuchJob):
@@ -317,7 +317,7 @@ def fails(key: str, workers: Any) -> Any:
 
 
 @pytest.fixture
-def directed(sticky: Sticky) -> Sticky:
+def placed(sticky: Sticky) -> Sticky:
     """Has keyspaces of which a worker `a` is a member; its pin of `pinned` is there."""
     for keyspace in (
         Keyspace("pins", pins=True),
@@ -330,58 +330,58 @@ def directed(sticky: Sticky) -> Sticky:
         run = store.read().store_id
         view = changes.fresh(slots=8, hash=keyspace.hash_name, generation=1, version=1, store_id=run)
         if keyspace.name != "empty":
-            view = changes.join(view, Member("a", "a-1", attributes={DIRECT_QUEUE: "1"}))
+            view = changes.join(view, Member("a", "a-1", attributes={HAS_WORKER_QUEUE: "1"}))
         assert store.swap(None, view)
-        directory = open_directory(sticky.wiring.store_at, keyspace.name)
-        directory.enlist("a", "a-1")
+        placement_store = open_placement_store(sticky.wiring.store_at, keyspace.name)
+        placement_store.enlist("a", "a-1")
         if keyspace.pins:
-            directory.pin("a", "pinned", take=False)
+            placement_store.pin("a", "pinned", take=False)
     return sticky
 
 
-def test_a_job_of_a_directed_key_is_written_down_by_its_key(directed: Sticky) -> None:
-    owner = Owner(directed, keyspace="pins")
-    job_id = directed.jobs.admit("sync", "pinned", 1, keyspace="pins")
+def test_a_job_of_a_placed_key_is_written_down_by_its_key(placed: Sticky) -> None:
+    owner = Owner(placed, keyspace="pins")
+    job_id = placed.jobs.admit("sync", "pinned", 1, keyspace="pins")
     (record,) = owner.store.records()
     assert record.slot == "=pinned"
     owner.start_all()
-    assert directed.jobs.dispatch("sync", "pinned", 1, keyspace="pins", id=job_id) == job_id
-    directed.jobs.notify("sync", "pinned", 5, keyspace="pins")
+    assert placed.jobs.dispatch("sync", "pinned", 1, keyspace="pins", id=job_id) == job_id
+    placed.jobs.notify("sync", "pinned", 5, keyspace="pins")
     (note,) = owner.store.look({"=pinned": 0})["=pinned"].notes
     assert note.payload == b"5"
-    info = directed.jobs.get("sync", "pinned", keyspace="pins")
-    assert info is not None and info.slot == directed.slot_for("pinned", "pins")
-    assert directed.jobs.list(keyspace="pins") == [info]
-    directed.jobs.stop("sync", "pinned", keyspace="pins")
+    info = placed.jobs.get("sync", "pinned", keyspace="pins")
+    assert info is not None and info.slot == placed.slot_for("pinned", "pins")
+    assert placed.jobs.list(keyspace="pins") == [info]
+    placed.jobs.stop("sync", "pinned", keyspace="pins")
     with pytest.raises(ShutdownTimeout):
-        directed.jobs.shutdown("pins", timeout=0.1)
+        placed.jobs.shutdown("pins", timeout=0.1)
 
 
-def test_where_a_key_belongs_to_nobody_its_job_is_not_wanted(directed: Sticky) -> None:
-    for jobs_verb in (directed.jobs.dispatch, directed.jobs.admit, directed.jobs.notify):
+def test_where_a_key_belongs_to_nobody_its_job_is_not_wanted(placed: Sticky) -> None:
+    for jobs_verb in (placed.jobs.dispatch, placed.jobs.admit, placed.jobs.notify):
         with pytest.raises(NotPinned, match="key 'k' of keyspace 'strict'"):
             jobs_verb("sync", "k", keyspace="strict")
     with pytest.raises(NoSuchJob):
-        directed.jobs.stop("sync", "k", keyspace="strict")
+        placed.jobs.stop("sync", "k", keyspace="strict")
     with pytest.raises(AssignmentFailed, match="no such shard"):
-        directed.jobs.admit("sync", "k", keyspace="fails")
+        placed.jobs.admit("sync", "k", keyspace="fails")
     with pytest.raises(NoSuchJob):
-        directed.jobs.notify("sync", "k", keyspace="fails")
-    assert not directed.jobs.list(keyspace="strict") and not directed.jobs.list(keyspace="fails")
-    directed.jobs.admit("sync", "pinned", keyspace="strict")
+        placed.jobs.notify("sync", "k", keyspace="fails")
+    assert not placed.jobs.list(keyspace="strict") and not placed.jobs.list(keyspace="fails")
+    placed.jobs.admit("sync", "pinned", keyspace="strict")
 
 
-def test_a_job_may_wait_for_a_worker_to_come(directed: Sticky) -> None:
+def test_a_job_may_wait_for_a_worker_to_come(placed: Sticky) -> None:
     with pytest.raises(DispatchTimeout):
-        directed.jobs.dispatch("sync", "k", keyspace="empty", timeout=0.05)
-    assert [info.key for info in directed.jobs.list(keyspace="empty")] == ["k"]
+        placed.jobs.dispatch("sync", "k", keyspace="empty", timeout=0.05)
+    assert [info.key for info in placed.jobs.list(keyspace="empty")] == ["k"]
 
 
-def test_a_schedule_passes_over_keys_that_nobody_has_pinned(directed: Sticky) -> None:
-    Schedule("tenants", "strict", "sync", 1.0, list).apply(["a", "pinned", "z"], directed.jobs)
-    assert [info.key for info in directed.jobs.list(keyspace="strict")] == ["pinned"]
-    Schedule("tenants", "fails", "sync", 1.0, list).apply(["a"], directed.jobs)
-    assert not directed.jobs.list(keyspace="fails")
+def test_a_schedule_passes_over_keys_that_nobody_has_pinned(placed: Sticky) -> None:
+    Schedule("tenants", "strict", "sync", 1.0, list).apply(["a", "pinned", "z"], placed.jobs)
+    assert [info.key for info in placed.jobs.list(keyspace="strict")] == ["pinned"]
+    Schedule("tenants", "fails", "sync", 1.0, list).apply(["a"], placed.jobs)
+    assert not placed.jobs.list(keyspace="fails")
 
 
 # -- declarations ----------------------------------------------------------------------------------
@@ -443,6 +443,6 @@ def test_a_schedule_is_in_the_keyspace_of_its_job(sticky: Sticky) -> None:
     sticky.schedule("all", every=1, job="sync")(list)
     sticky.wiring.declared.check()
     assert sticky.wiring.declared.keyspaces == {"tenants"}
-    ((slot, (record,)),) = sticky.wiring.declared.house("tenants", 8).items()
+    ((slot, (record,)),) = sticky.wiring.declared.built_in("tenants", 8).items()
     assert (record.name, record.slot) == ("schedule:all", slot)
     assert json.loads(record.payload) is None

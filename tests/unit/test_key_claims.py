@@ -1,4 +1,4 @@
-"""Which keys a worker may run: entries of a directed keyspace in the desk, against the memory broker."""
+"""Which keys a worker may run: entries of a placed keyspace in the desk, against the memory broker."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.delivery.desk import MOST_HOPS, Desk, End
-from celery_sticky.delivery.desk import Item as DeskItem
 from celery_sticky.delivery.envelope import parse
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.key_claims import HELD_FIRST, REVIEW
+from celery_sticky.delivery.state import MOST_HOPS, DeliveryState, End
+from celery_sticky.delivery.state import Item as DeskItem
 from celery_sticky.errors import AssignmentFailed, Fenced, NotPinned
 from celery_sticky.message import STAMP_HEADER
-from celery_sticky.queues.base import Act, Tag
+from celery_sticky.queues.base import Outcome, Tag
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 
 KS, MINE, DEAD, OTHER = "ks", "@me", "@dead", "@you"
 NOW = 1000.0
-ACK = End(Act.ACK)
+ACK = End(Outcome.ACK)
 
 
 class Worker:
@@ -27,30 +27,34 @@ class Worker:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker, self.queues = broker, MemoryQueues(broker)
-        self.desk = Desk(lambda *_: None, worker="w", concurrency=lambda: 4, max_waiting=100, max_attempts=3)
-        self.claims = self.desk.claims
+        self.delivery_state = DeliveryState(
+            lambda *_: None, worker="w", concurrency=lambda: 4, max_waiting=100, max_attempts=3
+        )
+        self.claims = self.delivery_state.claims
         self.claims.serve(KS, "me-1", MINE)
         self.open(MINE)
 
     def open(self, slot: int | str, epoch: int = 1, incarnation: str = "me-1") -> None:
-        self.desk.open((KS, slot), epoch, incarnation)
-        while (opening := self.desk.next_to_open()) is not None:
+        self.delivery_state.open((KS, slot), epoch, incarnation)
+        while (opening := self.delivery_state.next_to_open()) is not None:
             try:
                 kept = self.queues.open(*opening)
             except Fenced as fenced:
-                self.desk.fenced(opening[0], fenced.epoch)
+                self.delivery_state.fenced(opening[0], fenced.epoch)
             else:
-                self.desk.opened(opening[0], kept)
+                self.delivery_state.opened(opening[0], kept)
 
     def reconnect(self) -> None:
         self.queues = MemoryQueues(self.broker)
-        self.desk.reopen_all(NOW)
-        while (opening := self.desk.next_to_open()) is not None:
-            self.desk.opened(opening[0], self.queues.open(*opening))
+        self.delivery_state.reopen_all(NOW)
+        while (opening := self.delivery_state.next_to_open()) is not None:
+            self.delivery_state.opened(opening[0], self.queues.open(*opening))
 
     def turn(self) -> None:
-        fetched = self.queues.fetch(self.desk.wants(NOW, company=True), self.desk.verdicts(NOW + 60), NOW)
-        self.desk.take_in(fetched, NOW)
+        fetched = self.queues.fetch(
+            self.delivery_state.wants(NOW, company=True), self.delivery_state.dispositions(NOW + 60), NOW
+        )
+        self.delivery_state.take_in(fetched, NOW)
         for delivery in fetched.deliveries:
             envelope = parse(delivery.body)
             stamp = envelope.headers[STAMP_HEADER]
@@ -59,12 +63,12 @@ class Worker:
             slot = (KS, delivery.tenure.slot)
             entry = Entry(slot, delivery.tag, stamp["key"], DeskItem(delivery, envelope), attempts)
             entry.claim, entry.base = (KS, stamp["key"]), base or 0
-            self.desk.admit(entry, None, NOW)
+            self.delivery_state.admit(entry, None, NOW)
 
     def start(self) -> dict[str, Entry]:
         started = {}
-        for entry in self.desk.take(10, lambda _: True):
-            assert self.desk.gate.start(entry, entry.turn, trusted=True)
+        for entry in self.delivery_state.take(10, lambda _: True):
+            assert self.delivery_state.gate.start(entry, entry.turn, trusted=True)
             started[entry.content.envelope.task_id] = entry
         return started
 
@@ -77,7 +81,7 @@ class Worker:
 
     def move_all(self, key: str, to: int | str) -> None:
         for entry in self.claims.unstarted(KS, key):
-            self.desk.move(entry, to, NOW)
+            self.delivery_state.move(entry, to, NOW)
 
 
 def publish(broker: MemoryBroker, slot: int | str, *names: str, **stamp: Any) -> None:
@@ -110,22 +114,22 @@ def test_nothing_of_a_key_starts_before_it_is_claimed(worker: Worker) -> None:
     worker.grant("a", 7)
     started = worker.start()
     assert list(started) == ["a1"] and started["a1"].token == 7
-    worker.desk.end(started["a1"], ACK, NOW)
+    worker.delivery_state.end(started["a1"], ACK, NOW)
     worker.turn()
     assert list(worker.start()) == ["a2"], "under the same claim"
 
 
 def test_what_waits_for_a_claim_does_not_use_up_the_window(worker: Worker) -> None:
-    assert (worker.desk.gate.runnable, worker.desk.gate.waiting) == (0, 3)
+    assert (worker.delivery_state.gate.runnable, worker.delivery_state.gate.waiting) == (0, 3)
     worker.grant("a")
-    assert (worker.desk.gate.runnable, worker.desk.gate.waiting) == (1, 2)
+    assert (worker.delivery_state.gate.runnable, worker.delivery_state.gate.waiting) == (1, 2)
 
 
 def test_a_key_is_given_back_when_nothing_of_it_is_left_here(worker: Worker) -> None:
     worker.grant("a")
     for name in ("a1", "a2"):
         assert worker.claims.to_release(KS) == []
-        worker.desk.end(worker.start()[name], ACK, NOW)
+        worker.delivery_state.end(worker.start()[name], ACK, NOW)
         worker.turn()
     assert worker.claims.to_release(KS) == ["a"]
     worker.claims.released(KS, ["a"])
@@ -134,11 +138,11 @@ def test_a_key_is_given_back_when_nothing_of_it_is_left_here(worker: Worker) -> 
 
 def test_a_key_that_comes_back_before_it_is_given_back_is_claimed_anew(worker: Worker, broker: MemoryBroker) -> None:
     worker.grant("b")
-    worker.desk.end(worker.start()["b1"], ACK, NOW)
+    worker.delivery_state.end(worker.start()["b1"], ACK, NOW)
     worker.turn()
     assert worker.claims.to_release(KS) == ["b"]
     publish(broker, MINE, "b2")
-    worker.desk.rounds.note([(KS, MINE)])
+    worker.delivery_state.rounds.note([(KS, MINE)])
     worker.turn()
     assert worker.start() == {}, "the request may be on its way"
     assert worker.claims.to_release(KS) == [] and "b" in worker.asked()
@@ -152,7 +156,7 @@ def test_messages_that_belong_elsewhere_go_there_in_their_order_and_lock_nothing
     assert standing(broker, OTHER) == ["a0"], "not before the broker is told"
     worker.turn()
     assert standing(broker, OTHER) == ["a0", "a1", "a2"]
-    assert not broker.slot(KS, MINE).flight.keys() - {Tag(2, "me-1.1.1")} and worker.desk.gate.keys == 1
+    assert not broker.slot(KS, MINE).flight.keys() - {Tag(2, "me-1.1.1")} and worker.delivery_state.gate.keys == 1
     hops = [json.loads(m.body)["headers"][STAMP_HEADER].get("hops") for m in broker.slot(KS, OTHER).waiting]
     assert hops == [None, 1, 1]
 
@@ -164,7 +168,7 @@ def test_what_runs_stays_and_what_waits_behind_it_goes(worker: Worker, broker: M
     worker.turn()
     assert standing(broker, OTHER) == ["a2"]
     assert worker.claims.to_release(KS) == [], "a1 runs"
-    worker.desk.end(started["a1"], ACK, NOW)
+    worker.delivery_state.end(started["a1"], ACK, NOW)
     worker.turn()
     assert worker.claims.to_release(KS) == ["a"]
 
@@ -175,7 +179,7 @@ def test_a_claimed_key_is_looked_at_again_and_then_takes_no_more(worker: Worker,
     assert "a" not in worker.asked(NOW + REVIEW - 0.1) and "a" in worker.asked(NOW + REVIEW)
     worker.claims.reviewed(KS, "a", NOW, elsewhere=True)
     publish(broker, MINE, "a3")
-    worker.desk.rounds.note([(KS, MINE)])
+    worker.delivery_state.rounds.note([(KS, MINE)])
     worker.turn()
     (late,) = [e for e in worker.claims.unstarted(KS, "a") if e.content.envelope.task_id == "a3"]
     assert late.pending and "a" in worker.asked()
@@ -194,14 +198,14 @@ def test_nothing_of_a_dead_workers_queue_runs_here(broker: MemoryBroker) -> None
     assert [q.slots for q in worker.claims.questions(KS, NOW + REVIEW, 9) if q.key == "c"] == [{DEAD}]
     worker.move_all("c", MINE)
     worker.turn()
-    worker.desk.rounds.note([(KS, MINE)])
+    worker.delivery_state.rounds.note([(KS, MINE)])
     worker.turn()
     assert list(worker.start()) == ["c1"]
 
 
 def test_as_another_incarnation_every_key_is_claimed_anew(worker: Worker) -> None:
     worker.grant("a")
-    worker.desk.close((KS, MINE))
+    worker.delivery_state.close((KS, MINE))
     worker.claims.serve(KS, "me-2", MINE)
     worker.open(MINE, 2, "me-2")
     worker.turn()
@@ -212,7 +216,7 @@ def test_a_run_that_came_to_no_end_needs_the_claim_again(worker: Worker) -> None
     worker.grant("a")
     started = worker.start()
     worker.claims.serve(KS, "me-2", MINE)
-    worker.desk.again(started["a1"], counted=False)
+    worker.delivery_state.again(started["a1"], counted=False)
     assert worker.start() == {}
     worker.grant("a", 9)
     assert [entry.token for entry in worker.start().values()] == [9]
@@ -225,13 +229,13 @@ def test_a_run_that_came_to_no_end_waits_where_members_have_changed_while_it_ran
     worker.grant("b")
     worker.claims.review(KS)
     started = worker.start()
-    worker.desk.again(started["b1"], counted=False)
+    worker.delivery_state.again(started["b1"], counted=False)
     assert worker.start() == {} and worker.asked(NOW + 0.1) == ["a", "b"]
     worker.claims.reviewed(KS, "b", NOW, elsewhere=False)
     started = worker.start()
     assert list(started) == ["b1"] and started["b1"].token == 7, "it belongs here still"
     worker.claims.review(KS)
-    worker.desk.again(started["b1"], counted=False)
+    worker.delivery_state.again(started["b1"], counted=False)
     worker.claims.reviewed(KS, "b", NOW, elsewhere=True)
     assert worker.start() == {}
     worker.move_all("b", OTHER)
@@ -249,7 +253,7 @@ def test_after_so_many_hops_a_message_is_buried(broker: MemoryBroker) -> None:
     assert standing(broker, OTHER) == ["z1"]
     (dead,) = worker.queues.dead(KS)
     assert "do not agree" in json.loads(dead.info)["reason"]
-    assert [(e.task_id, type(error)) for e, error in worker.desk.refused] == [("z2", AssignmentFailed)]
+    assert [(e.task_id, type(error)) for e, error in worker.delivery_state.refused] == [("z2", AssignmentFailed)]
 
 
 def test_starts_are_counted_through_all_the_queues_a_message_goes_through(broker: MemoryBroker) -> None:
@@ -260,7 +264,7 @@ def test_starts_are_counted_through_all_the_queues_a_message_goes_through(broker
         assert queues.waiting, life
         worker.open(DEAD, epoch=2 * life + 1, incarnation=f"x-{life}")
         worker.turn()  # in flight with one that dies
-        worker.desk.close((KS, DEAD))
+        worker.delivery_state.close((KS, DEAD))
         worker.open(DEAD, epoch=2 * life + 2)
         worker.turn()
         worker.move_all("p", OTHER)
@@ -282,7 +286,7 @@ def test_a_mark_counts_what_was_counted_elsewhere(broker: MemoryBroker) -> None:
     worker.turn()
     started = worker.start()
     assert list(started) == ["q1"]
-    worker.desk.end(started["q1"], ACK, NOW)
+    worker.delivery_state.end(started["q1"], ACK, NOW)
     worker.turn()
     worker.turn()
     (dead,) = worker.queues.dead(KS)
@@ -295,8 +299,8 @@ def test_a_mark_and_a_move_of_one_message_that_go_together_are_both_answered(bro
     worker = Worker(broker)
     worker.turn()
     worker.grant("q")
-    (mark,) = worker.desk.verdicts(NOW)
-    assert mark.act is Act.MARK
+    (mark,) = worker.delivery_state.dispositions(NOW)
+    assert mark.outcome is Outcome.COUNT_START
     worker.move_all("q", OTHER)
     worker.reconnect()
     worker.turn()
@@ -306,10 +310,10 @@ def test_a_mark_and_a_move_of_one_message_that_go_together_are_both_answered(bro
 
 def test_a_message_that_no_queue_takes_is_buried_with_its_reason(worker: Worker) -> None:
     for entry in worker.claims.unstarted(KS, "a"):
-        worker.desk.refuse(entry, NotPinned("pinned by nobody"), NOW)
-    assert not worker.desk.refused, "the broker has to confirm it: else another may run it"
+        worker.delivery_state.refuse(entry, NotPinned("pinned by nobody"), NOW)
+    assert not worker.delivery_state.refused, "the broker has to confirm it: else another may run it"
     worker.turn()
-    assert [(e.task_id, str(error)) for e, error in worker.desk.refused] == [
+    assert [(e.task_id, str(error)) for e, error in worker.delivery_state.refused] == [
         (f"a{n}", "pinned by nobody") for n in "12"
     ]
     assert [json.loads(dead.info)["reason"] for dead in worker.queues.dead(KS)] == ["pinned by nobody"] * 2
@@ -324,9 +328,9 @@ def test_a_key_in_doubt_starts_nothing_more_until_it_was_asked_about_again(
     assert list(started) == ["a1"] and worker.asked() == ["b"]
     worker.claims.doubt(KS, "a")
     worker.claims.doubt(KS, "unknown")
-    worker.desk.end(started["a1"], ACK, NOW)
+    worker.delivery_state.end(started["a1"], ACK, NOW)
     publish(broker, MINE, "a3")
-    worker.desk.rounds.note([(KS, MINE)])
+    worker.delivery_state.rounds.note([(KS, MINE)])
     worker.turn()
     worker.turn()
     assert worker.start() == {} and "a" in worker.asked()
@@ -338,17 +342,17 @@ def test_a_refusal_that_the_broker_refuses_is_told_when_the_message_is_back_and_
     worker: Worker, broker: MemoryBroker
 ) -> None:
     (entry,) = worker.claims.unstarted(KS, "b")
-    worker.desk.refuse(entry, NotPinned("pinned by nobody"), NOW)
+    worker.delivery_state.refuse(entry, NotPinned("pinned by nobody"), NOW)
     other = Worker(broker)
     other.claims.serve(KS, "you-1", MINE)
     other.open(MINE, epoch=2, incarnation="you-1")
-    worker.desk.close((KS, MINE))
+    worker.delivery_state.close((KS, MINE))
     worker.turn()
-    assert not worker.desk.refused and not worker.queues.dead(KS)
+    assert not worker.delivery_state.refused and not worker.queues.dead(KS)
     worker.open(MINE, epoch=3)
     worker.turn()
     worker.turn()
-    assert [(e.task_id, str(error)) for e, error in worker.desk.refused] == [("b1", "pinned by nobody")]
+    assert [(e.task_id, str(error)) for e, error in worker.delivery_state.refused] == [("b1", "pinned by nobody")]
     assert len(worker.queues.dead(KS)) == 1
 
 
@@ -358,7 +362,7 @@ def test_hops_for_the_sake_of_other_members_or_another_pin_do_not_add_up(broker:
     worker = Worker(broker)
     worker.turn()
     (entry,) = worker.claims.unstarted(KS, "z")
-    worker.desk.move(entry, OTHER, NOW, "1 7 you-1")
+    worker.delivery_state.move(entry, OTHER, NOW, "1 7 you-1")
     worker.turn()
     (moved,) = broker.slot(KS, OTHER).waiting
     stamp = json.loads(moved.body)["headers"][STAMP_HEADER]
@@ -411,7 +415,7 @@ def test_tasks_run_under_the_claim_of_a_job_and_the_other_way_round(worker: Work
     worker.grant("c", 5)
     worker.claims.hold_job(KS, "c")
     publish(broker, MINE, "c1")
-    worker.desk.rounds.note([(KS, MINE)])
+    worker.delivery_state.rounds.note([(KS, MINE)])
     worker.turn()
     started = worker.start()
     assert started["c1"].token == 5, "without being asked of again"
@@ -420,7 +424,7 @@ def test_tasks_run_under_the_claim_of_a_job_and_the_other_way_round(worker: Work
     worker.claims.want_job(KS, "c", "")
     (question,) = [one for one in worker.claims.questions(KS, NOW, 9) if one.key == "c"]
     assert question.claimed and worker.claims.hold_job(KS, "c") == 5
-    worker.desk.end(started["c1"], ACK, NOW)
+    worker.delivery_state.end(started["c1"], ACK, NOW)
     worker.turn()
     assert worker.claims.to_release(KS) == [], "the job runs"
     worker.claims.leave_job(KS, "c")
@@ -435,7 +439,7 @@ def test_a_task_of_a_key_with_jobs_waits_where_members_have_changed_before_it_ca
     worker.claims.hold_job(KS, "c")
     worker.claims.review(KS)
     publish(broker, MINE, "c1")
-    worker.desk.rounds.note([(KS, MINE)])
+    worker.delivery_state.rounds.note([(KS, MINE)])
     worker.turn()
     assert worker.start() == {} and "c" in worker.asked()
     worker.claims.reviewed(KS, "c", NOW, elsewhere=False)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import (
-    DIRECT,
     MAX_KEY_BYTES,
+    WORKER_QUEUE,
     check_keyspace,
     hash_key,
     is_slot_queue,
@@ -296,7 +296,7 @@ def test_slot_queues_are_told_from_others() -> None:
 
 
 @pytest.mark.parametrize("key", ["k", "=k", "7", "a:notes", "@w", "é"])
-def test_the_place_of_a_keys_jobs_is_told_from_slots_and_direct_queues_and_back(key: str) -> None:
+def test_the_place_of_a_keys_jobs_is_told_from_slots_and_worker_queues_and_back(key: str) -> None:
     place = job_place(key)
     assert key_of(place) == key
-    assert not place.isdigit() and not place.startswith(DIRECT)
+    assert not place.isdigit() and not place.startswith(WORKER_QUEUE)

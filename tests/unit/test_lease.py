@@ -26,7 +26,7 @@ def test_what_one_process_grants_another_one_that_attached_reads(lease: Lease) -
     assert there.until("default") == NEVER and not there.trusted("second")
     lease.grant("second", boottime() + 60, 3)
     lease.mark("second", 69, open_here=True)
-    assert there.term("second") == 3 and there.trusted("second", 3) and not there.trusted("second", 2)
+    assert there.membership("second") == 3 and there.trusted("second", 3) and not there.trusted("second", 2)
     assert there.owns("second", 69) and not there.owns("second", 68)
     assert not there.trusted("default", 0)
     lease.close()
@@ -37,7 +37,7 @@ READER = """
 import json, sys
 from celery_sticky.membership.lease import Lease
 lease = Lease.attach(int(sys.argv[1]), json.loads(sys.argv[2]))
-print(lease.term("second"), lease.trusted("second"))
+print(lease.membership("second"), lease.trusted("second"))
 """
 
 

@@ -68,7 +68,7 @@ def loop() -> Iterator[Loop]:
     loop.close()
 
 
-def looks(watch: LoopWatch, number: int) -> None:
+def poller(watch: LoopWatch, number: int) -> None:
     """Wait until the watch has looked so often."""
     for _ in range(number):
         before = watch._looked_at
@@ -83,7 +83,7 @@ def test_a_loop_that_hangs_is_reported_with_its_stack_and_so_is_its_return(
     loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    looks(loop.watch, LOOKS + 5)
+    poller(loop.watch, LOOKS + 5)
     assert loop.reports == []
     assert loop.watch.describe()["stalled"] is None
     loop.keeps.append("hang")
@@ -102,10 +102,10 @@ def test_a_loop_that_hangs_is_reported_with_its_stack_and_so_is_its_return(
 
 def test_a_task_that_runs_in_the_loop_is_no_hang_however_long_it_takes(loop: Loop) -> None:
     loop.keeps.append("task_that_takes_long")
-    looks(loop.watch, 3 * LOOKS)
+    poller(loop.watch, 3 * LOOKS)
     assert loop.reports == []
     loop.let_go.set()
-    looks(loop.watch, LOOKS)
+    poller(loop.watch, LOOKS)
     assert loop.reports == []
 
 
@@ -119,9 +119,9 @@ def test_a_loop_that_turns_but_can_run_nothing_is_reported_with_what_it_lacks(lo
 
 
 def test_a_process_that_stood_still_as_a_whole_has_not_been_silent(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks(loop.watch, 2)
+    poller(loop.watch, 2)
     loop.watch._looked_at -= 100 * TIMEOUT  # SIGSTOP, SIGCONT
-    looks(loop.watch, 3)
+    poller(loop.watch, 3)
     assert loop.reports == []
 
 

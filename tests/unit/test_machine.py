@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import (
     BeatDone,
-    BeatHeard,
     BrokerDown,
     BrokerUp,
     CloseSlot,
     Drained,
     Effect,
     Event,
+    HeartbeatHeard,
     HostDown,
     HostUp,
     LeaveAsked,
@@ -41,11 +41,11 @@ from celery_sticky.ownership.events import (
     ViewChanged,
 )
 from celery_sticky.ownership.holdings import SlotState
-from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, Need, Phase, Terms
+from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, MemberConfig, Need, Phase
 from celery_sticky.ownership.view import STALLED, Member, MemberState, View
 
 TTL, MARGIN, SETTLE, GRACE = 12.0, 2.0, 3.0, 30.0
-PATIENCE = TTL + MARGIN
+TIMEOUT = TTL + MARGIN
 SLOTS = 4
 STORE = "run-1"
 RTT = 0.01
@@ -53,9 +53,9 @@ RTT = 0.01
 E = TypeVar("E")
 
 
-def terms(name: str = "a", **others: Any) -> Terms:
+def config(name: str = "a", **others: Any) -> MemberConfig:
     given = {"origin": f"{name}0", "slots": SLOTS, "hash": "h", "ttl": TTL, "margin": MARGIN, "settle": SETTLE}
-    return Terms(name=name, broker_grace=GRACE, **{**given, **others})
+    return MemberConfig(name=name, broker_grace=GRACE, **{**given, **others})
 
 
 def document(*names: str, slots: int = SLOTS, version: int = 1, generation: int = 3, epochs: int = 0) -> View:
@@ -73,7 +73,7 @@ class Bench:
 
     def __init__(self, view: View | None = None, *, now: float = 100.0, **others: Any) -> None:
         self.now = now
-        self.machine = Machine(terms(**others), now)
+        self.machine = Machine(config(**others), now)
         self.view = view
         self.store_id = STORE
         self.counters: dict[str, int] = {}
@@ -140,21 +140,21 @@ class Bench:
         self.now = max(self.now, until)
         return every
 
-    def beats(self, seconds: float, *names: str, hear: bool = True) -> list[Effect]:
+    def heartbeats(self, seconds: float, *names: str, hear: bool = True) -> list[Effect]:
         """Let time pass while these members are alive."""
         every: list[Effect] = []
         for _ in range(round(seconds)):
             every += self.run(1.0)
             for name in names:
-                self.beat(name, hear=hear)
+                self.heartbeat(name, hear=hear)
         return every
 
-    def beat(self, name: str, *, hear: bool = True) -> None:
+    def heartbeat(self, name: str, *, hear: bool = True) -> None:
         assert self.view is not None
         incarnation = self.view.members[name].incarnation
         self.counters[incarnation] += 1
         if hear:
-            self.give(BeatHeard(incarnation, self.counters[incarnation]))
+            self.give(HeartbeatHeard(incarnation, self.counters[incarnation]))
 
     def join(self) -> Bench:
         self.give(Tick())
@@ -266,17 +266,17 @@ def test_a_member_with_other_slots_or_another_hash_is_refused_and_told_which_sid
 def test_a_name_whose_counter_changes_twice_is_taken() -> None:
     bench = Bench(document("a"))
     bench.give(Tick())
-    bench.beat("a")
+    bench.heartbeat("a")
     bench.run(2.0)
     assert not kinds(bench.said, Refuse), "one heartbeat may have been in flight when its process died"
-    bench.beat("a")
+    bench.heartbeat("a")
     assert one(bench.run(3.0), Refuse).name_taken
     assert bench.phase is Phase.REFUSED
 
 
 def test_a_name_whose_counter_stands_still_is_taken_over_after_ttl_and_margin() -> None:
     bench = Bench(document("a"))
-    assert not kinds(bench.run(PATIENCE - 0.1), Swap)
+    assert not kinds(bench.run(TIMEOUT - 0.1), Swap)
     swap = one(bench.run(TTL / 6 + 0.2), Swap)
     assert swap.guard == {"ax": 1}
     assert swap.new.members["a"].incarnation == bench.machine.incarnation
@@ -326,11 +326,11 @@ def test_a_heartbeat_is_sent_three_times_in_a_lease() -> None:
 
 def test_up_to_64_members_announce_their_heartbeats_and_beyond_each_learns_all_with_its_own() -> None:
     few = Bench(document(*(f"n{n}" for n in range(ANNOUNCED_MEMBERS - 1)), slots=70), slots=70).join()
-    beat = few.run(TTL / 3 + 1)
-    assert (one(beat, SendBeat).announce, kinds(beat, Read)) == (True, [])
+    heartbeat = few.run(TTL / 3 + 1)
+    assert (one(heartbeat, SendBeat).announce, kinds(heartbeat, Read)) == (True, [])
     many = Bench(document(*(f"n{n}" for n in range(ANNOUNCED_MEMBERS)), slots=70), slots=70).join()
-    beat = many.run(TTL / 3 + 1)
-    assert (one(beat, SendBeat).announce, kinds(beat, Read)) == (False, [])
+    heartbeat = many.run(TTL / 3 + 1)
+    assert (one(heartbeat, SendBeat).announce, kinds(heartbeat, Read)) == (False, [])
 
 
 def test_in_a_crowd_a_silent_member_is_evicted_all_the_same() -> None:
@@ -353,8 +353,8 @@ def test_in_a_crowd_a_silent_member_is_evicted_all_the_same() -> None:
 def test_a_silent_member_is_evicted_after_ttl_and_margin_and_not_before() -> None:
     """Guards: an observer evicts only after it saw a counter unchanged for ttl + margin on its own clock."""
     bench = with_peer()
-    bench.beat("b")
-    assert not kinds(bench.run(PATIENCE - 0.1), Swap)
+    bench.heartbeat("b")
+    assert not kinds(bench.run(TIMEOUT - 0.1), Swap)
     swap = one(bench.run(0.2), Swap)
     assert set(swap.new.members) == {"a"}
     assert bench.known.owned_by("a") == frozenset(range(SLOTS))
@@ -363,9 +363,9 @@ def test_a_silent_member_is_evicted_after_ttl_and_margin_and_not_before() -> Non
 def test_the_counter_that_stood_still_guards_the_eviction() -> None:
     """Guards: an eviction has the counter as its swap's guard."""
     bench = with_peer()
-    bench.beats(PATIENCE - 2, "b")
-    bench.beats(4, "b", hear=False)  # from now on every signal is lost
-    tried = bench.beats(PATIENCE, "b", hear=False)
+    bench.heartbeats(TIMEOUT - 2, "b")
+    bench.heartbeats(4, "b", hear=False)  # from now on every signal is lost
+    tried = bench.heartbeats(TIMEOUT, "b", hear=False)
     assert kinds(tried, Swap), "it must have tried, or this shows nothing"
     assert all(swap.guard for swap in kinds(tried, Swap))
     assert set(bench.known.members) == {"a", "b"}
@@ -373,7 +373,7 @@ def test_the_counter_that_stood_still_guards_the_eviction() -> None:
 
 def test_a_member_that_is_heard_is_not_evicted() -> None:
     bench = with_peer()
-    assert not kinds(bench.beats(5 * PATIENCE, "b"), Swap)
+    assert not kinds(bench.heartbeats(5 * TIMEOUT, "b"), Swap)
 
 
 def test_stopwatches_start_again_after_a_gap_in_ones_own_reads() -> None:
@@ -382,10 +382,10 @@ def test_stopwatches_start_again_after_a_gap_in_ones_own_reads() -> None:
     bench.now += 10 * TTL  # suspended, or without a store
     back = bench.now
     bench.counters[bench.machine.incarnation] = 1  # nobody could evict us either
-    assert not kinds(bench.run(PATIENCE - 0.5), Swap)
+    assert not kinds(bench.run(TIMEOUT - 0.5), Swap)
     swap = one(bench.run(1.0), Swap)
     assert swap.guard == {"bx": 1}
-    assert bench.now >= back + PATIENCE
+    assert bench.now >= back + TIMEOUT
 
 
 def test_without_trust_nobody_is_evicted() -> None:
@@ -402,8 +402,8 @@ def test_without_trust_nobody_is_evicted() -> None:
 
 def test_what_is_heard_of_a_member_that_is_gone_is_of_no_consequence() -> None:
     bench = alone()
-    bench.give(BeatHeard("gone-1", 7))
-    assert not kinds(bench.run(3 * PATIENCE), Swap)
+    bench.give(HeartbeatHeard("gone-1", 7))
+    assert not kinds(bench.run(3 * TIMEOUT), Swap)
 
 
 def test_a_member_without_a_counter_is_evicted_without_a_guard() -> None:
@@ -411,13 +411,13 @@ def test_a_member_without_a_counter_is_evicted_without_a_guard() -> None:
     bench = with_peer()
     del bench.counters["bx"]
     bench.give(ViewChanged(bench.known.version + 1))
-    bench.run(PATIENCE + 1)
+    bench.run(TIMEOUT + 1)
     assert set(bench.known.members) == {"a"}
 
 
 def test_several_silent_members_are_evicted_in_one_swap() -> None:
     bench = Bench(document("b", "c")).join()
-    (swap,) = kinds(bench.run(PATIENCE + 1), Swap)
+    (swap,) = kinds(bench.run(TIMEOUT + 1), Swap)
     assert swap.guard == {"bx": 1, "cx": 1}
     assert swap.new.version == swap.old.version + 1 if swap.old else False
     assert set(bench.known.members) == {"a"}
@@ -475,7 +475,7 @@ def test_a_lost_store_renews_nothing_and_a_fresh_document_comes_after_ttl_and_ma
     bench = with_peer()
     until, before = bench.machine.trust_until, bench.known
     lost(bench, how)
-    effects = bench.run(PATIENCE)
+    effects = bench.run(TIMEOUT)
     assert bench.machine.trust_until == until
     assert not kinds(effects, Swap)
     assert len(kinds(effects, SendBeat)) == 1
@@ -494,7 +494,7 @@ def test_a_lost_store_renews_nothing_and_a_fresh_document_comes_after_ttl_and_ma
 def test_nobody_joins_a_lost_store(how: str) -> None:
     bench = Bench(document("b"))
     lost(bench, how)
-    assert not kinds(bench.run(PATIENCE - 0.1), Swap)
+    assert not kinds(bench.run(TIMEOUT - 0.1), Swap)
     fresh, join = kinds(bench.run(TTL / 6 + 1), Swap)
     assert (fresh.new.members, list(join.new.members)) == ({}, ["a"])
 
@@ -516,7 +516,7 @@ def test_a_store_that_comes_back_as_it_was_is_used_on() -> None:
     lost(bench, "restarted")
     bench.run(TTL / 2)
     bench.store_id = STORE
-    bench.beats(PATIENCE, "b")
+    bench.heartbeats(TIMEOUT, "b")
     assert bench.trusts
     assert bench.machine.incarnation == "a0-0"
 
@@ -527,7 +527,7 @@ def test_after_a_gap_the_wait_for_a_fresh_document_begins_again() -> None:
     lost(bench, "missing")
     bench.run(TTL)
     bench.now += 10 * TTL
-    assert not kinds(bench.run(PATIENCE - 0.1), Swap)
+    assert not kinds(bench.run(TIMEOUT - 0.1), Swap)
 
 
 def test_a_store_that_is_lost_once_more_is_waited_for_once_more() -> None:
@@ -539,25 +539,25 @@ def test_a_store_that_is_lost_once_more_is_waited_for_once_more() -> None:
         bench.step(Tick())
         swaps = kinds(bench.step(ReadDone(None, {}, STORE, 5000.0)), Swap)
     bench.give(SwapDone(bench.now, swaps[0].new, False))
-    assert not kinds(bench.run(PATIENCE - 0.1), Swap)
+    assert not kinds(bench.run(TIMEOUT - 0.1), Swap)
     assert kinds(bench.run(TTL / 6 + 0.2), Swap)
 
 
 def test_a_document_that_came_between_two_losses_restarts_the_wait() -> None:
     """Who joined it may trust its lease still, though we have never seen it as this store's."""
     bench = Bench(None)
-    bench.run(PATIENCE - 0.5)
+    bench.run(TIMEOUT - 0.5)
     bench.view = replace(document("b", generation=7), store_id="another run's")
-    assert not kinds(bench.run(PATIENCE - 1), Swap)
+    assert not kinds(bench.run(TIMEOUT - 1), Swap)
     assert kinds(bench.run(TTL / 6 + 2), Swap)
 
 
 def test_looks_at_a_lost_store_that_are_too_far_apart_restart_the_wait() -> None:
     """A document may have come, settled, and gone between them."""
     bench = Bench(None)
-    bench.run(PATIENCE - 0.5)
+    bench.run(TIMEOUT - 0.5)
     bench.now += max(SETTLE, TTL / 6) + 0.1
-    assert not kinds(bench.run(PATIENCE - 1), Swap)
+    assert not kinds(bench.run(TIMEOUT - 1), Swap)
     assert kinds(bench.run(TTL / 6 + 2), Swap)
 
 
@@ -574,7 +574,7 @@ def test_a_fresh_document_settles_anew_however_long_the_one_before_had_no_owners
 
 def test_a_generation_grows_with_the_stores_own_clock() -> None:
     bench = Bench(None)
-    bench.run(PATIENCE + TTL)
+    bench.run(TIMEOUT + TTL)
     assert bench.known.generation == 5000 * 1_000_000
 
 
@@ -610,7 +610,7 @@ def test_members_differ_in_when_they_try_again() -> None:
     dues = set()
     for jitter in (0.0, 0.3, 0.6):
         bench = with_peer()
-        bench.machine.terms = terms(jitter=jitter)
+        bench.machine.config = config(jitter=jitter)
         bench.step(StoreFailed(bench.now))
         dues.add(bench.machine.wake_at(bench.now) - bench.now)
     assert len(dues) == 3
@@ -808,7 +808,7 @@ def test_a_leaving_member_waits_for_its_tasks_and_beats_meanwhile() -> None:
     bench = with_peer()
     stopped = sorted(e.slot for e in kinds(bench.give(LeaveAsked()), StopSlot))
     assert bench.standing is MemberState.LEAVING
-    assert len(kinds(bench.beats(2 * TTL, "b"), SendBeat)) >= 5
+    assert len(kinds(bench.heartbeats(2 * TTL, "b"), SendBeat)) >= 5
     assert bench.trusts
     for slot in stopped:
         assert bench.phase is Phase.IN
@@ -843,15 +843,15 @@ def test_a_leaving_member_that_is_evicted_has_left() -> None:
 def test_without_its_broker_a_member_with_peers_gives_its_slots_away_after_a_grace() -> None:
     bench = with_peer()
     bench.give(BrokerDown())
-    assert not kinds(bench.beats(GRACE - 2, "b"), Swap)
-    stopped = kinds(bench.beats(4, "b"), StopSlot)
+    assert not kinds(bench.heartbeats(GRACE - 2, "b"), Swap)
+    stopped = kinds(bench.heartbeats(4, "b"), StopSlot)
     assert bench.standing is MemberState.LEAVING
     for stop in stopped:
         bench.give(Drained(stop.slot))
     assert "a" not in bench.known.members
-    assert not kinds(bench.beats(2 * GRACE, "b"), Swap), "it stays away as long as it can do nothing"
+    assert not kinds(bench.heartbeats(2 * GRACE, "b"), Swap), "it stays away as long as it can do nothing"
     bench.give(BrokerUp())
-    bench.beats(TTL / 3 + 1, "b")
+    bench.heartbeats(TTL / 3 + 1, "b")
     assert bench.phase is Phase.IN
 
 
@@ -860,9 +860,9 @@ def test_a_member_that_was_evicted_while_its_broker_is_away_joins_when_it_is_bac
     bench.give(BrokerDown())
     bench.now += GRACE + 1  # cut off from the store too
     bench.put(changes.evict(bench.known, "a"))
-    assert not kinds(bench.beats(2 * GRACE, "b"), Swap), "it would join, be given slots, and leave at once"
+    assert not kinds(bench.heartbeats(2 * GRACE, "b"), Swap), "it would join, be given slots, and leave at once"
     bench.give(BrokerUp())
-    bench.beats(TTL / 3 + 1, "b")
+    bench.heartbeats(TTL / 3 + 1, "b")
     assert bench.phase is Phase.IN
 
 
@@ -876,37 +876,37 @@ def test_without_its_broker_a_member_without_peers_keeps_its_slots() -> None:
 def test_a_broker_that_is_back_within_the_grace_changes_nothing() -> None:
     bench = with_peer()
     bench.give(BrokerDown())
-    bench.beats(GRACE - 2, "b")
+    bench.heartbeats(GRACE - 2, "b")
     bench.give(BrokerUp())
     bench.give(BrokerDown())
-    assert not kinds(bench.beats(GRACE - 2, "b"), Swap)
+    assert not kinds(bench.heartbeats(GRACE - 2, "b"), Swap)
 
 
 def test_the_grace_is_counted_from_the_first_word_of_the_broker() -> None:
     bench = with_peer()
     for _ in range(3):
         bench.give(BrokerDown())
-        bench.beats(GRACE / 3 + 1, "b")
+        bench.heartbeats(GRACE / 3 + 1, "b")
     assert bench.standing is MemberState.LEAVING
 
 
 def test_a_member_that_loses_the_race_to_leave_its_broker_tries_again() -> None:
     bench = with_peer()
     bench.give(BrokerDown())
-    bench.beats(GRACE - 2, "b")
+    bench.heartbeats(GRACE - 2, "b")
     assert bench.view is not None
     bench.put(replace(bench.view, version=bench.view.version + 1))  # no signal comes of this change
-    bench.beats(4, "b")
+    bench.heartbeats(4, "b")
     assert bench.standing is MemberState.LEAVING
 
 
 def test_a_broker_that_goes_again_while_the_member_leaves_is_no_reason_for_haste() -> None:
     bench = with_peer()
     bench.give(BrokerDown())
-    bench.beats(GRACE + 2, "b")
+    bench.heartbeats(GRACE + 2, "b")
     bench.give(BrokerUp())
     bench.give(BrokerDown())
-    bench.beats(2 * GRACE, "b")  # `run` sees to it that ticks are not asked for without need
+    bench.heartbeats(2 * GRACE, "b")  # `run` sees to it that ticks are not asked for without need
     assert bench.standing is MemberState.LEAVING
 
 
@@ -921,9 +921,9 @@ def test_a_member_whose_loop_is_silent_says_so_and_gives_its_slots_to_its_peers(
     for stop in stopped:
         bench.give(Drained(stop.slot))
     assert "a" not in bench.known.members
-    assert not kinds(bench.beats(2 * GRACE, "b"), Swap), "it would be given slots again"
+    assert not kinds(bench.heartbeats(2 * GRACE, "b"), Swap), "it would be given slots again"
     bench.give(LoopAnswers())
-    bench.beats(TTL / 3 + 1, "b")
+    bench.heartbeats(TTL / 3 + 1, "b")
     assert bench.phase is Phase.IN
     assert STALLED not in bench.known.members["a"].attributes
 
@@ -943,12 +943,12 @@ def test_without_peers_a_member_whose_loop_is_silent_keeps_its_slots_and_says_so
 def test_peers_that_run_nothing_either_are_none() -> None:
     bench = with_peer()
     bench.put(changes.stall(bench.known, "b", "90.0 hangs"))
-    bench.beats(TTL, "b")
+    bench.heartbeats(TTL, "b")
     bench.give(LoopSilent("91.0 hangs"))
-    bench.beats(GRACE, "b")
+    bench.heartbeats(GRACE, "b")
     assert standing_of(bench) is MemberState.ACTIVE
     bench.put(changes.stall(bench.known, "b", ""))
-    bench.beats(TTL, "b")
+    bench.heartbeats(TTL, "b")
     assert standing_of(bench) is MemberState.LEAVING
 
 
@@ -959,7 +959,7 @@ def test_a_loop_that_answers_while_its_slots_drain_comes_back_when_they_have() -
     assert standing_of(bench) is MemberState.LEAVING
     for stop in stopped:
         bench.give(Drained(stop.slot))
-    bench.beats(TTL, "b")
+    bench.heartbeats(TTL, "b")
     assert standing_of(bench) is MemberState.ACTIVE
 
 
@@ -967,12 +967,12 @@ def test_a_broker_that_is_away_for_the_courier_too_explains_the_silence() -> Non
     bench = with_peer(loop_timeout=20.0)
     bench.give(BrokerDown())
     bench.give(LoopSilent("90.0 hangs"))
-    bench.beats(GRACE - 2, "b")
+    bench.heartbeats(GRACE - 2, "b")
     assert standing_of(bench) is MemberState.ACTIVE
     bench.give(BrokerUp())
-    bench.beats(18, "b")
+    bench.heartbeats(18, "b")
     assert standing_of(bench) is MemberState.ACTIVE, "Celery reconnects at its own pace"
-    bench.beats(4, "b")
+    bench.heartbeats(4, "b")
     assert standing_of(bench) is MemberState.LEAVING
 
 
@@ -992,14 +992,14 @@ def test_a_member_does_not_join_before_it_has_a_job_host() -> None:
 def test_without_its_job_host_a_member_with_peers_gives_its_slots_away_after_a_grace() -> None:
     bench = with_peer()
     bench.give(HostDown())
-    assert not kinds(bench.beats(GRACE - 2, "b"), Swap)
-    for stop in kinds(bench.beats(4, "b"), StopSlot):
+    assert not kinds(bench.heartbeats(GRACE - 2, "b"), Swap)
+    for stop in kinds(bench.heartbeats(4, "b"), StopSlot):
         bench.give(Drained(stop.slot))
     assert "a" not in bench.known.members
     bench.give(BrokerUp())
-    assert not kinds(bench.beats(2 * GRACE, "b"), Swap), "the broker was not what it wants"
+    assert not kinds(bench.heartbeats(2 * GRACE, "b"), Swap), "the broker was not what it wants"
     bench.give(HostUp())
-    bench.beats(TTL / 3 + 1, "b")
+    bench.heartbeats(TTL / 3 + 1, "b")
     assert bench.phase is Phase.IN
 
 
@@ -1014,7 +1014,7 @@ def test_hosts_that_die_and_are_replaced_do_not_use_up_the_grace() -> None:
     bench = with_peer()
     for _ in range(5):
         bench.give(HostDown())
-        bench.beats(GRACE / 2, "b")
+        bench.heartbeats(GRACE / 2, "b")
         bench.give(HostUp())
     assert bench.standing is MemberState.ACTIVE
 
@@ -1023,12 +1023,12 @@ def test_a_member_without_broker_and_host_joins_when_it_has_both() -> None:
     bench = with_peer()
     bench.give(BrokerDown())
     bench.give(HostDown())
-    for stop in kinds(bench.beats(GRACE + 4, "b"), StopSlot):
+    for stop in kinds(bench.heartbeats(GRACE + 4, "b"), StopSlot):
         bench.give(Drained(stop.slot))
     bench.give(HostUp())
-    assert not kinds(bench.beats(2 * GRACE, "b"), Swap)
+    assert not kinds(bench.heartbeats(2 * GRACE, "b"), Swap)
     bench.give(BrokerUp())
-    bench.beats(TTL / 3 + 1, "b")
+    bench.heartbeats(TTL / 3 + 1, "b")
     assert bench.phase is Phase.IN
 
 
@@ -1070,7 +1070,7 @@ EVENTS = st.one_of(
     st.sampled_from(
         [
             *(BrokerDown(), BrokerUp(), HostDown(), HostUp(), LoopSilent("90.0 hangs"), LoopAnswers()),
-            *(LeaveAsked(), BeatHeard("stranger", 3), StoreFailed(0.0)),
+            *(LeaveAsked(), HeartbeatHeard("stranger", 3), StoreFailed(0.0)),
         ]
     ),
     st.floats(0.01, 40.0),
@@ -1123,7 +1123,7 @@ class Chaos(Bench):
         elif what.startswith("evict") and what[-1] in view.members:
             self.put(changes.evict(view, what[-1]))
         elif what == "beat b" and "b" in view.members:
-            self.beat("b")
+            self.heartbeat("b")
         elif what == "raise":
             self.put(changes.raise_epoch(view, 0, view.epoch[0]))
 
@@ -1134,7 +1134,7 @@ def test_it_never_asks_for_ticks_it_has_no_use_for(happenings: list[Any], start:
     bench = Chaos({"empty": None, "b": document("b"), "a": document("a", "b")}[start])
     for happening in happenings:
         bench.happen(happening)
-    bench.run(5 * PATIENCE)  # `run` fails if ticks change nothing
+    bench.run(5 * TIMEOUT)  # `run` fails if ticks change nothing
     held = {slot for slot, state in bench.machine.slots.items() if state is not SlotState.DRAINED}
     assert held <= (bench.known.owned_by("a") if bench.machine.view else set())
     machine = bench.machine

@@ -12,14 +12,14 @@ from unittest.mock import MagicMock
 import pytest
 
 from celery_sticky.errors import KeyspaceMismatch, StoreUnavailable
-from celery_sticky.membership.claim import Claim
 from celery_sticky.membership.lease import Lease
 from celery_sticky.membership.member import Member, Snapshot
+from celery_sticky.membership.name_lock import NameLock
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.machine import Phase, Terms
+from celery_sticky.ownership.machine import MemberConfig, Phase
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Signal
-from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.testing.waiting import wait_until
 
@@ -27,21 +27,21 @@ KS, NAME = "ks", "w"
 
 
 class Enlisting:
-    """A director that has nothing but a directory, which fails at first."""
+    """A placer that has nothing but a directory, which fails at first."""
 
-    def __init__(self, directory: MemoryDirectory) -> None:
-        self.directory = directory
+    def __init__(self, placement_store: MemoryPlacementStore) -> None:
+        self.placement_store = placement_store
         self.calls = 0
 
     def joining(self, incarnation: str) -> None:
         self.calls += 1
         if self.calls == 1:
             raise StoreUnavailable("no answer")
-        self.directory.enlist(NAME, incarnation)
+        self.placement_store.enlist(NAME, incarnation)
 
     def observe(self, snapshot: Snapshot) -> None: ...
 
-    def beaten(self, incarnation: str, counter: int) -> None: ...
+    def heartbeat_done(self, incarnation: str, counter: int) -> None: ...
 
 
 class Watched(MemoryStore):
@@ -49,12 +49,12 @@ class Watched(MemoryStore):
 
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(server, KS)
-        self.directory = MemoryDirectory(server, KS)
+        self.placement_store = MemoryPlacementStore(server, KS)
         self.joins: list[tuple[str, str | None]] = []
 
     def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
         if NAME in new.members and (old is None or new.members[NAME] != old.members.get(NAME)):
-            self.joins.append((new.members[NAME].incarnation, self.directory.enlisted().get(NAME)))
+            self.joins.append((new.members[NAME].incarnation, self.placement_store.enlisted().get(NAME)))
         return super().swap(old, new, guard)
 
 
@@ -62,20 +62,20 @@ class Watched(MemoryStore):
 def member(tmp_path: Path) -> Iterator[Callable[[Watched, Enlisting], Member]]:
     members = []
 
-    def make(store: Watched, director: Enlisting) -> Member:
-        terms = Terms(NAME, "origin", 4, "h", ttl=3.0, margin=0.5, settle=0.05, broker_grace=30.0)
+    def make(store: Watched, placer: Enlisting) -> Member:
+        config = MemberConfig(NAME, "origin", 4, "h", ttl=3.0, margin=0.5, settle=0.05, broker_grace=30.0)
         members.append(
             Member(
                 KS,
-                lambda _: terms,
+                lambda _: config,
                 lambda: store,
                 MagicMock(),
                 Lease({KS: 4}),
-                Claim(tmp_path, "store", KS, NAME),
+                NameLock(tmp_path, "store", KS, NAME),
                 MagicMock(fresh_revokes=tuple),
                 revoke_ttl=60.0,
                 revoke_limit=10,
-                director=director,
+                placer=placer,
             )
         )
         members[-1].start()
@@ -87,12 +87,12 @@ def member(tmp_path: Path) -> Iterator[Callable[[Watched, Enlisting], Member]]:
 
 
 def test_a_worker_enlists_before_it_joins(member: Callable[[Watched, Enlisting], Member]) -> None:
-    """Guards: one that dies in the moment after its join has a direct queue that somebody knows of."""
+    """Guards: one that dies in the moment after its join has a worker queue that somebody knows of."""
     server = MemoryServer()
-    store, director = Watched(server), Enlisting(MemoryDirectory(server, KS))
-    joining = member(store, director)
+    store, placer = Watched(server), Enlisting(MemoryPlacementStore(server, KS))
+    joining = member(store, placer)
     wait_until(lambda: joining.snapshot.phase is Phase.IN, 30, "it has joined")
-    assert director.calls >= 2, "and not before the directory has answered"
+    assert placer.calls >= 2, "and not before the directory has answered"
     assert [incarnation for incarnation, _ in store.joins] == [enlisted for _, enlisted in store.joins]
     assert store.joins[-1][0] == joining.snapshot.incarnation
 
@@ -120,9 +120,9 @@ def joined(
     caplog.set_level(logging.INFO)
     server = MemoryServer()
     store = Deaf(server)
-    director = Enlisting(store.directory)
-    director.calls = 1
-    one = member(store, director)
+    placer = Enlisting(store.placement_store)
+    placer.calls = 1
+    one = member(store, placer)
     wait_until(lambda: one.snapshot.phase is Phase.IN, 30, "it has joined")
     return server, store
 
@@ -172,7 +172,7 @@ def test_a_worker_that_is_refused_says_which_keyspace_and_what_to_do(
         slots=slots, hash=made_with, generation=1, version=1, store_id=store.read().store_id, epochs=0
     )
     assert store.swap(None, first)
-    refused = member(store, Enlisting(store.directory))
+    refused = member(store, Enlisting(store.placement_store))
     wait_until(lambda: refused.snapshot.phase is Phase.REFUSED, 10, "it is refused")
     (error,) = refused._hooks.refused.call_args.args  # type: ignore[attr-defined]
     assert isinstance(error, KeyspaceMismatch)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from celery_sticky.delivery.desk import End
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.message_memory import REMEMBERED, MessageMemory, Starts
-from celery_sticky.queues.base import Act
+from celery_sticky.delivery.state import End
+from celery_sticky.queues.base import Outcome
 
-ACK = End(Act.ACK)
+ACK = End(Outcome.ACK)
 
 
 def test_an_end_is_recalled_once() -> None:
@@ -22,7 +22,7 @@ def test_an_end_is_recalled_once() -> None:
 
 def test_starts_are_recalled_with_the_epoch_in_which_they_were_counted() -> None:
     memory = MessageMemory()
-    memory.note_starts(b"m", Entry(("ks", 1), 1, "key", attempts=2, marked=True), 7)
+    memory.note_starts(b"m", Entry(("ks", 1), 1, "key", attempts=2, start_counted=True), 7)
     assert memory.recall(b"m") == (None, Starts(2, True, 7))
 
 

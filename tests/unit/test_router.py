@@ -634,16 +634,16 @@ def test_the_apps_slots_prefix_and_keyspaces_decide(broker: Broker) -> None:
     app.close()
 
 
-def test_a_plain_keyspace_never_asks_where_its_keys_are_directed() -> None:
+def test_a_plain_keyspace_never_asks_where_its_keys_are_placed() -> None:
     def nowhere(keyspace: Keyspace, key: str) -> Slot:
         raise AssertionError("a plain keyspace is pure")
 
-    router, task = directed_router(nowhere)
+    router, task = placed_router(nowhere)
     assert router.route({}, task.name, ("k",), {}, task)["queue"].name == queue_for("k")
 
 
-def test_a_directed_keyspace_asks_and_a_retry_goes_back_to_where_it_came_from() -> None:
-    router, task = directed_router(lambda keyspace, key: f"@{key}-{keyspace.name}", keyspace="pinned")
+def test_a_placed_keyspace_asks_and_a_retry_goes_back_to_where_it_came_from() -> None:
+    router, task = placed_router(lambda keyspace, key: f"@{key}-{keyspace.name}", keyspace="pinned")
     assert router.route({}, task.name, ("k",), {}, task)["queue"].name == "sticky.pinned.@k-pinned"
     given = {"exchange": "", "routing_key": "sticky.pinned.@w@host.example"}
     assert router.route(given, task.name, ("k",), {}, task)["queue"].name == "sticky.pinned.@w@host.example"
@@ -651,7 +651,7 @@ def test_a_directed_keyspace_asks_and_a_retry_goes_back_to_where_it_came_from() 
     assert router.route(elsewhere, task.name, ("k",), {}, task)["queue"].name == "sticky.pinned.@k-pinned"
 
 
-def directed_router(place: Callable[[Keyspace, str], Slot], keyspace: str = "default") -> tuple[StickyRouter, Any]:
+def placed_router(place: Callable[[Keyspace, str], Slot], keyspace: str = "default") -> tuple[StickyRouter, Any]:
     class Inner:
         routes = ()
 
@@ -665,4 +665,4 @@ def directed_router(place: Callable[[Keyspace, str], Slot], keyspace: str = "def
     task = Task()
     task.keyspace = keyspace
     settings = Settings().declaring([Keyspace("pinned", pins=True)])
-    return StickyRouter(Inner(), KeyedTasks(lambda: {"t": task}), lambda: settings, belongs=place), task
+    return StickyRouter(Inner(), KeyedTasks(lambda: {"t": task}), lambda: settings, placement_of=place), task

@@ -23,8 +23,8 @@ from celery_sticky.delivery.gate import Entry, Gate
 from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.queues.base import Tenure
-from celery_sticky.stores.directory import Answer, Wish
-from celery_sticky.stores.memory.directory import MemoryDirectory
+from celery_sticky.stores.memory.placement import MemoryPlacementStore
+from celery_sticky.stores.placement import Answer, Wish
 
 SEEDS, BATCH = 2000, 50
 
@@ -47,12 +47,12 @@ def test_whatever_happens_no_promise_is_broken(first: int) -> None:
 @pytest.mark.parametrize("seed", [764147670, 890132912])
 def test_a_retry_that_the_broker_never_hears_of_takes_nothing_back_that_another_run_has_done(seed: int) -> None:
     """764147670: a frozen owner says so after the next one has finished the task. 890132912: the owner before had."""
-    lived(*live_seeds(range(seed, seed + 1), partial(draw, directed=False)))
+    lived(*live_seeds(range(seed, seed + 1), partial(draw, placed=False)))
 
 
 def test_a_number_that_is_given_twice_in_one_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker goes back to a moment of the present opening, and the answer that would tell is lost."""
-    live = partial(live_seeds, range(879905947, 879905948), partial(draw, directed=False))
+    live = partial(live_seeds, range(879905947, 879905948), partial(draw, placed=False))
     lived(*live())
     monkeypatch.setattr(Tenure, "trip", lambda self, number: f"{self.incarnation}.{self.open_count}")
     _, failure = live()
@@ -79,22 +79,22 @@ def test_without_any_signal_no_promise_is_broken_either() -> None:
     lived(*live_seeds(range(5000, 5060), lambda seed: draw(seed, deaf=True)))
 
 
-@pytest.mark.parametrize("directed", [False, True])
-def test_every_kind_of_fault_is_drawn(directed: bool) -> None:
-    scenarios = [draw(seed, directed=directed) for seed in range(200)]
+@pytest.mark.parametrize("placed", [False, True])
+def test_every_kind_of_fault_is_drawn(placed: bool) -> None:
+    scenarios = [draw(seed, placed=placed) for seed in range(200)]
     assert {fault.kind for scenario in scenarios for fault in scenario.faults} == set(Kind)
     points = {fault.point for scenario in scenarios for fault in scenario.faults}
-    assert points == set(Point if directed else PLAIN_POINTS)
+    assert points == set(Point if placed else PLAIN_POINTS)
 
 
 def test_every_fourth_world_directs_its_keys_in_one_of_all_ways() -> None:
     scenarios = [draw(seed) for seed in range(400)]
-    assert [bool(scenario.directing) for scenario in scenarios] == [False, True, False, False] * 100
-    assert {scenario.directing for scenario in scenarios} == {None, *WAYS}
+    assert [bool(scenario.placement) for scenario in scenarios] == [False, True, False, False] * 100
+    assert {scenario.placement for scenario in scenarios} == {None, *WAYS}
     assert any(scenario.away for scenario in scenarios) and any(pin.again for one in scenarios for pin in one.pins)
 
 
-@pytest.mark.parametrize("world", ["--plain", "--directed"])
+@pytest.mark.parametrize("world", ["--plain", "--placed"])
 def test_a_seed_is_always_the_same_world(world: str) -> None:
     command = [sys.executable, "-m", "simulator", world, "--seed", "17"]
     told = [
@@ -126,21 +126,21 @@ def test_a_failing_seed_shrinks_to_what_it_takes(monkeypatch: pytest.MonkeyPatch
     assert str(small.invariant) in str(small) and "trace:" in str(small) and str(small.scenario.tasks[0]) in str(small)
 
 
-def granted_to_all(self: MemoryDirectory, incarnation: str, wish: Wish) -> Answer:
+def granted_to_all(self: MemoryPlacementStore, incarnation: str, wish: Wish) -> Answer:
     self._book().claims.pop(wish.key, None)
     return answer_wish(self, incarnation, wish)
 
 
-answer_wish = MemoryDirectory._answer
+answer_wish = MemoryPlacementStore._answer
 
 
-def test_a_failing_seed_of_a_directed_world_shrinks_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryDirectory, "_answer", granted_to_all)
-    _, failure = live_seeds(range(20), partial(draw, directed=True))
+def test_a_failing_seed_of_a_placed_world_shrinks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryPlacementStore, "_answer", granted_to_all)
+    _, failure = live_seeds(range(20), partial(draw, placed=True))
     assert failure is not None and failure.invariant is Invariant.TWO_CLAIMS
     small = shrink(failure)
     assert len(small.scenario.tasks) <= 2 and len(small.scenario.pins) <= 2
-    assert f"keys are directed by {small.scenario.directing}" in str(small) and "has claimed key" in str(small)
+    assert f"keys are placed by {small.scenario.placement}" in str(small) and "has claimed key" in str(small)
 
 
 def test_an_error_that_a_part_does_not_know_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_an_error_that_a_part_does_not_know_is_a_failure(monkeypatch: pytest.Mon
         raise RuntimeError("it does not know this")
 
     monkeypatch.setattr(KeyClaims, "prepare", fails)
-    _, failure = live_seeds(range(5), partial(draw, directed=True))
+    _, failure = live_seeds(range(5), partial(draw, placed=True))
     assert failure is not None and failure.invariant is Invariant.ERROR and "it does not know this" in str(failure)
 
 

@@ -12,14 +12,14 @@ import pytest
 from harness.rules import Rule, broken_without, rule
 from simulator.courier import SteppedCourier
 from simulator.invariants import Invariant
-from simulator.pool import Pool, Run
+from simulator.pool import Pool, SimulatedRun
 from simulator.scenario import Kind
 from simulator.terms import MARGIN, TTL
 
-from celery_sticky.delivery.desk import Desk, End
 from celery_sticky.delivery.gate import Entry, Gate, Stage, _Slot
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
+from celery_sticky.delivery.state import DeliveryState, End
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership import changes, machine
 from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
@@ -28,7 +28,7 @@ from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.ownership.view import View
 from celery_sticky.ownership.watches import Watches
 from celery_sticky.queues import memory as queues
-from celery_sticky.queues.base import Act, Fetched, Tag, Tenure, Verdict, Want
+from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tag, Tenure, Want
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.stores.memory.store import MemoryStore
 
@@ -36,7 +36,7 @@ on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._o
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
 start_entry, handed_over, swap = SteppedCourier.start_entry, changes._handed_over, MemoryStore.swap
-opened = Desk.opened
+opened = DeliveryState.opened
 
 
 # -- The machine without … ---------------------------------------------------------------------
@@ -153,7 +153,7 @@ def lose_without_confirmation(self: Gate, slot: SlotId) -> bool:
     return gate_lose(self, slot) or not self.busy(slot)
 
 
-def opened_although_stopping(self: Desk, tenure: Tenure, kept: Collection[Tag]) -> None:
+def opened_although_stopping(self: DeliveryState, tenure: Tenure, kept: Collection[Tag]) -> None:
     opened(self, tenure, kept)
     slot = (tenure.keyspace, tenure.slot)
     if slot in self._stopping and self._tenures.get(slot) is tenure:
@@ -164,7 +164,7 @@ def opened_although_stopping(self: Desk, tenure: Tenure, kept: Collection[Tag]) 
 def ack_at_start(self: SteppedCourier, entry: Entry, turn: int) -> bool:
     started = start_entry(self, entry, turn)
     if started:
-        self.desk._put(entry, End(Act.ACK), self._now)
+        self.delivery_state._put(entry, End(Outcome.ACK), self._now)
     return started
 
 
@@ -180,9 +180,9 @@ def refuses_no_old_count(fence: Tenure, tenure: Tenure) -> bool:
     return fence.epoch > tenure.epoch or (fence.epoch == tenure.epoch and fence.incarnation != tenure.incarnation)
 
 
-def settle_for_anybody(self: MemoryQueues, verdict: Verdict, fetched: Fetched) -> None:
-    fence = self.broker.slot(verdict.tenure.keyspace, verdict.tenure.slot).fence
-    settle(self, msgspec.structs.replace(verdict, tenure=fence or verdict.tenure), fetched)
+def settle_for_anybody(self: MemoryQueues, disposition: Disposition, fetched: Fetched) -> None:
+    fence = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot).fence
+    settle(self, msgspec.structs.replace(disposition, tenure=fence or disposition.tenure), fetched)
 
 
 def bring_to_anybody(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:
@@ -333,7 +333,13 @@ RULES = [
         lose_without_confirmation,
         breaks={Invariant.RERUN_WITHOUT_FAULT},
     ),
-    rule("a slot given away stays shut", Desk, "opened", opened_although_stopping, breaks={Invariant.NOT_SETTLED}),
+    rule(
+        "a slot given away stays shut",
+        DeliveryState,
+        "opened",
+        opened_although_stopping,
+        breaks={Invariant.NOT_SETTLED},
+    ),
     rule(
         "acked is what has run",
         SteppedCourier,
@@ -360,7 +366,7 @@ RULES = [
         SteppedCourier,
         "start_entry",
         start_entry,
-        Run,
+        SimulatedRun,
         "trusted",
         property(lambda self: True),
         breaks={Invariant.OVERLAP_ZOMBIE},
@@ -426,7 +432,7 @@ RULES = [
     ),
     rule(
         "what has ended here ends with its next delivery",
-        Desk,
+        DeliveryState,
         "_end_again",
         lambda self, entry, end, now: None,
         breaks={Invariant.RERUN_WITHOUT_FAULT},
@@ -445,4 +451,4 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_without_the_rule_its_promise_is_broken(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken_without(rule, monkeypatch, directed=False)
+    broken_without(rule, monkeypatch, placed=False)

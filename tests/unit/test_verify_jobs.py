@@ -11,11 +11,11 @@ import pytest
 from harness.outcomes import SECOND, fault, outcome, ran, sent
 from rich.console import Console
 
-from celery_sticky.cli.verify.job_verdict import JobVerdict, reach_of_jobs
-from celery_sticky.cli.verify.record import EVERYBODY, Done, Frozen
+from celery_sticky.cli.verify.checker import reach
+from celery_sticky.cli.verify.job_checker import JobFindings, reach_of_jobs
 from celery_sticky.cli.verify.report import draw, facts
 from celery_sticky.cli.verify.site import node
-from celery_sticky.cli.verify.verdict import reach
+from celery_sticky.cli.verify.timeline import EVERYBODY, Done, Frozen
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.slot_log import SlotEvent
 
@@ -44,7 +44,7 @@ def moved(at: float, *workers: str) -> list[SlotEvent]:
     return [SlotEvent("gained", node(worker), 0, int(at * SECOND)) for worker in workers]
 
 
-def judged(*groups: Sequence[Event], done: Sequence[Done] = (), **options: Any) -> JobVerdict:
+def judged(*groups: Sequence[Event], done: Sequence[Done] = (), **options: Any) -> JobFindings:
     events = [event for group in groups for event in group]
     found = reach_of_jobs(outcome(job_events=events, done=done, jobs_seen=END, **options))
     assert found is not None
@@ -57,7 +57,7 @@ TAKEOVER = (runs(0, 0.1, None), [alive(5.0)], runs(0, 9.2, worker="w2", pid=20, 
 def test_a_job_that_runs_all_the_time_is_well() -> None:
     found = judged([want()], runs(0, 0.1))
     assert found.ok and found.accusations() == []
-    assert found.verdict() == {
+    assert found.findings() == {
         "wanted": 1,
         "overlaps": 0,
         "zombie_overlaps": 0,
@@ -84,8 +84,8 @@ def test_a_job_that_runs_all_the_time_is_well() -> None:
         ("needless_starts", judged([want()], runs(0, 0, 5), runs(0, 5.2, worker="w2", pid=20, epoch=2))),
     ],
 )
-def test_a_broken_promise_is_found(what: str, found: JobVerdict) -> None:
-    figures = found.verdict()
+def test_a_broken_promise_is_found(what: str, found: JobFindings) -> None:
+    figures = found.findings()
     assert figures.pop(what) == 1 and figures.pop("wanted") == 1
     assert set(figures.values()) == {0}
     assert not found.ok and len(found.accusations()) == 1
@@ -117,7 +117,7 @@ def test_a_job_that_is_wanted_no_more_need_not_run_and_its_next_dispatch_must() 
     first = [want(), withdraw(10)], runs(0, 0, 10.1)
     assert judged(*first).ok
     again = judged(*first, [want(10.05, "j1-1")], runs(1, 10.3))
-    assert again.ok and again.verdict()["wanted"] == 2
+    assert again.ok and again.findings()["wanted"] == 2
     assert len(judged(*first, [want(10.05, "j1-1")]).lost) == 1
     assert len(judged([want(), withdraw(10)], runs(0, 0, 10.4), [want(10.05, "j1-1")], runs(1, 10.3)).overlaps) == 1
 
@@ -147,7 +147,7 @@ STOP = fault("stop", 5, 11, "w1")
 def test_a_job_in_a_frozen_process_does_not_run_and_is_a_zombie_when_it_goes_on() -> None:
     zombie = ([want()], runs(0, 0, 10.1), runs(0, 9, worker="w2", pid=20, epoch=2))
     found = judged(*zombie, frozen=[FROZEN], done=[STOP])
-    assert found.ok and found.verdict()["zombie_overlaps"] == 1
+    assert found.ok and found.findings()["zombie_overlaps"] == 1
     assert found.figures()["not_running_seconds"]["stop"]["max"] == 4.0
     (line,) = found.zombie_lines()
     assert "epoch 1" in line and "epoch 2" in line
@@ -160,10 +160,10 @@ def test_a_job_in_a_frozen_process_does_not_run_and_is_a_zombie_when_it_goes_on(
 @pytest.mark.parametrize("events", [[want()], [want(), *runs(0, 0.1)]])
 def test_jobs_stand_in_the_json_and_in_the_tables_and_count_for_the_exit_status(events: list[Event]) -> None:
     one = outcome([sent(0)], ran(0, 1, 2), job_events=events, jobs_seen=END)
-    verdict = reach(one)
-    found = json.loads(json.dumps(facts(one, verdict)))
-    assert found["ok"] == verdict.ok == (len(events) > 1)
-    assert found["verdict"]["jobs"]["lost"] == (not verdict.ok)
+    findings = reach(one)
+    found = json.loads(json.dumps(facts(one, findings)))
+    assert found["ok"] == findings.ok == (len(events) > 1)
+    assert found["findings"]["jobs"]["lost"] == (not findings.ok)
     assert found["figures"]["jobs"]["limit_seconds"] == 5.8
     console = Console(file=io.StringIO(), width=100)
     for part in draw(found):
@@ -171,7 +171,7 @@ def test_jobs_stand_in_the_json_and_in_the_tables_and_count_for_the_exit_status(
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "job lost" in shown and "job needless starts" in shown and "dispatch" in shown
-    assert ("j1 (j1-0) did not run" in shown) == (not verdict.ok)
+    assert ("j1 (j1-0) did not run" in shown) == (not findings.ok)
 
 
 def test_a_run_without_jobs_says_nothing_of_them() -> None:

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sticky.cli.verify.ground import Terms
-from celery_sticky.cli.verify.plan import CASCADE, FAULTS, GRACEFUL, KINDS, Plan, make_plan
+from celery_sticky.cli.verify.cluster import RunOptions
+from celery_sticky.cli.verify.plan import CASCADE, FAULTS, GRACEFUL, KINDS, FaultPlan, make_plan
 from celery_sticky.cli.verify.run import OF_BROKER, impossible, names_of
 from celery_sticky.cli.verify.site import Mode
 
 
-def plan(faults: Sequence[str] = FAULTS, *, workers: int = 4, seconds: float = 60.0, seed: int = 0) -> Plan:
+def plan(faults: Sequence[str] = FAULTS, *, workers: int = 4, seconds: float = 60.0, seed: int = 0) -> FaultPlan:
     few = {"cascade": "too few"} if workers < CASCADE else {}
-    return make_plan(faults, impossible=few, workers=names_of(workers), seconds=seconds, patience=3.8, seed=seed)
+    return make_plan(
+        faults, impossible=few, workers=names_of(workers), seconds=seconds, eviction_timeout=3.8, seed=seed
+    )
 
 
 seeds = st.integers(0, 10**6)
@@ -85,7 +87,7 @@ def test_what_cannot_be_had_is_left_out_with_the_reason() -> None:
         impossible={"clock": "no library", "partition": "not asked for"},
         workers=names_of(3),
         seconds=20,
-        patience=3.8,
+        eviction_timeout=3.8,
         seed=1,
     )
     assert {step.fault for step in made.steps} == {"kill"}
@@ -96,23 +98,23 @@ OWN = {*OF_BROKER, "failover"}
 
 
 @pytest.mark.parametrize(
-    ("terms", "faults"),
+    ("run_options", "faults"),
     [
-        (Terms(broker="redis://h/0"), {*OWN, "store-rollback"}),
-        (Terms(broker="redis://h/0", store="redis://i/0"), {*OWN, "store-rollback"}),
+        (RunOptions(broker="redis://h/0"), {*OWN, "store-rollback"}),
+        (RunOptions(broker="redis://h/0", store="redis://i/0"), {*OWN, "store-rollback"}),
         (
-            Terms(broker="sentinel://h"),
+            RunOptions(broker="sentinel://h"),
             {*OWN, "store-rollback", "partition"},
         ),
-        (Terms(faults=("failover", "kill")), set()),
-        (Terms(faults=("failover", "partition")), {"failover"}),
-        (Terms(store="redis://i/0"), {"store-rollback"}),
-        (Terms(pool="threads"), {"child-kill"}),
-        (Terms(workers=2), {"cascade"}),
-        (Terms(mode=Mode.HASH), {"store-rollback", "wrong-type", "backend-away", "malformed"}),
-        (Terms(), set()),
+        (RunOptions(faults=("failover", "kill")), set()),
+        (RunOptions(faults=("failover", "partition")), {"failover"}),
+        (RunOptions(store="redis://i/0"), {"store-rollback"}),
+        (RunOptions(pool="threads"), {"child-kill"}),
+        (RunOptions(workers=2), {"cascade"}),
+        (RunOptions(mode=Mode.HASH), {"store-rollback", "wrong-type", "backend-away", "malformed"}),
+        (RunOptions(), set()),
     ],
 )
-def test_a_run_says_which_faults_it_cannot_do(terms: Terms, faults: set[str]) -> None:
-    found = impossible(terms)
+def test_a_run_says_which_faults_it_cannot_do(run_options: RunOptions, faults: set[str]) -> None:
+    found = impossible(run_options)
     assert set(found) - {"clock"} == faults and all(found.values())

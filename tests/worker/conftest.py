@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from celery import Celery
 from harness.cluster import backend_cluster, broker_cluster, worker_cluster
-from harness.directed_fleet import DirectedFleet
 from harness.fleet import Fleet
 from harness.host import TestHost
 from harness.kinds import KindsFleet
+from harness.placed_fleet import PlacedFleet
 from harness.standing import clear
 from pytest_celery import (
     CeleryBackendCluster,
@@ -113,15 +113,15 @@ def kinds(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> 
 
 
 @pytest.fixture
-def directed(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., DirectedFleet]]:
-    """Makes a fleet of one directed keyspace: `directed("jumped", broker=…, **settings)`."""
-    fleets: list[DirectedFleet] = []
+def placed(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., PlacedFleet]]:
+    """Makes a fleet of one placed keyspace: `placed("jumped", broker=…, **settings)`."""
+    fleets: list[PlacedFleet] = []
 
-    def make(keyspace: str, *, broker: str | None = None, **settings: Any) -> DirectedFleet:
-        directory = tmp_path / f"directed{len(fleets)}"
+    def make(keyspace: str, *, broker: str | None = None, **settings: Any) -> PlacedFleet:
+        directory = tmp_path / f"placed{len(fleets)}"
         directory.mkdir()
         broker = broker or request.getfixturevalue("redis_url")
-        fleets.append(DirectedFleet(guard, directory, broker, keyspace, **settings))
+        fleets.append(PlacedFleet(guard, directory, broker, keyspace, **settings))
         return fleets[-1]
 
     yield make

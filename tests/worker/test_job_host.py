@@ -251,13 +251,13 @@ def test_at_the_end_of_trust_an_idle_host_lives_on_and_runs_what_is_trusted_late
     host.grant(-1)
     settle()
     host.lease.grant("default", host.lease.until("default") + 600, 2)
-    ref = host.start("idle", term=2)
+    ref = host.start("idle", membership=2)
     host.wait(ref, Started(ref))
 
 
 def test_what_is_not_trusted_is_not_begun(host: TestHost) -> None:
     host.wait_ready()
-    host.start("listen", term=2)
+    host.start("listen", membership=2)
     assert host.wait_exit() == -signal.SIGKILL and host.log() == []
 
 

@@ -40,9 +40,9 @@ class Parent:
         assert self._process.wait(30) == 0
         return status
 
-    def kill(self, *, undertaker: bool = False) -> None:
-        """SIGKILL it, and its undertaker before it: they are its only children beside the host."""
-        if undertaker:
+    def kill(self, *, reaper: bool = False) -> None:
+        """SIGKILL it, and its reaper before it: they are its only children beside the host."""
+        if reaper:
             (pid,) = set(processes.children(self.pid)) - {self.host}
             os.kill(pid, signal.SIGKILL)
             assert processes.wait_gone([pid], 10)
@@ -106,13 +106,13 @@ def test_a_frozen_parent_does_not_keep_the_host_from_ending_in_time(
     wait_gone(parent.host)
 
 
-@pytest.mark.parametrize("undertaker", [False, True])
+@pytest.mark.parametrize("reaper", [False, True])
 def test_a_killed_parent_takes_the_host_with_it_and_what_jobs_have_started(
-    make_parent: Callable[..., Parent], log: Path, undertaker: bool
+    make_parent: Callable[..., Parent], log: Path, reaper: bool
 ) -> None:
     parent = make_parent("spawn")
     started = children(log)
-    parent.kill(undertaker=undertaker)
+    parent.kill(reaper=reaper)
     wait_gone(parent.host, *started)
 
 
@@ -121,7 +121,7 @@ def test_a_killed_parent_takes_a_host_with_it_whose_loop_is_blocked(
 ) -> None:
     parent = make_parent("block")
     wait_log(log, "blocks k0")
-    parent.kill(undertaker=True)
+    parent.kill(reaper=True)
     wait_gone(parent.host)
 
 

@@ -6,18 +6,18 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from harness.directed_fleet import SLOTS, DirectedFleet
 from harness.keyed_fleet import node
+from harness.placed_fleet import SLOTS, PlacedFleet
 
 from celery_sticky import Sticky, slot_for
 from celery_sticky.errors import InvalidSettings, NotAMember, NotPinned, PinnedElsewhere
 from celery_sticky.testing.waiting import wait_until
 
-Directed = Callable[..., DirectedFleet]
+Placed = Callable[..., PlacedFleet]
 
 
-def test_a_pinned_key_runs_where_it_is_pinned_and_nowhere_else(directed: Directed) -> None:
-    fleet = directed("pinned")
+def test_a_pinned_key_runs_where_it_is_pinned_and_nowhere_else(placed: Placed) -> None:
+    fleet = placed("pinned")
     fleet.up("a", "b")
     for i in range(8):
         fleet.on("ab"[i % 2], "pin", f"k{i}", "pinned")
@@ -30,8 +30,8 @@ def test_a_pinned_key_runs_where_it_is_pinned_and_nowhere_else(directed: Directe
     assert fleet.judge().ok, fleet.judge().describe()
 
 
-def test_unpinned_again_a_key_goes_to_the_owner_of_its_slot(directed: Directed) -> None:
-    fleet = directed("pinned")
+def test_unpinned_again_a_key_goes_to_the_owner_of_its_slot(placed: Placed) -> None:
+    fleet = placed("pinned")
     fleet.up("a", "b")
     view = fleet.view()
     keys = [f"k{i}" for i in range(12)]
@@ -52,8 +52,8 @@ def test_unpinned_again_a_key_goes_to_the_owner_of_its_slot(directed: Directed) 
     assert fleet.judge().ok and not fleet.steps_back()
 
 
-def test_pinned_while_it_runs_elsewhere_a_key_waits_for_its_running_task(directed: Directed) -> None:
-    fleet = directed("pinned")
+def test_pinned_while_it_runs_elsewhere_a_key_waits_for_its_running_task(placed: Placed) -> None:
+    fleet = placed("pinned")
     fleet.up("a", "b")
     fleet.on("a", "pin", "k", "pinned")
     fleet.call("k", 3.0)
@@ -68,8 +68,8 @@ def test_pinned_while_it_runs_elsewhere_a_key_waits_for_its_running_task(directe
     assert not judged.overlaps and not judged.duplicates, judged.describe()
 
 
-def test_a_key_pinned_elsewhere_is_refused_and_can_be_taken(directed: Directed) -> None:
-    fleet = directed("pinned")
+def test_a_key_pinned_elsewhere_is_refused_and_can_be_taken(placed: Placed) -> None:
+    fleet = placed("pinned")
     fleet.up("a", "b")
     fleet.on("a", "pin", "k", "pinned")
     fleet.on("a", "pin", "k", "pinned")
@@ -82,8 +82,8 @@ def test_a_key_pinned_elsewhere_is_refused_and_can_be_taken(directed: Directed) 
     assert fleet.ran("k") == ["b"]
 
 
-def test_when_the_worker_that_pinned_it_dies_a_key_is_free(directed: Directed) -> None:
-    fleet = directed("pinned")
+def test_when_the_worker_that_pinned_it_dies_a_key_is_free(placed: Placed) -> None:
+    fleet = placed("pinned")
     fleet.up("a", "b")
     for i in range(6):
         fleet.on("b", "pin", f"k{i}", "pinned")
@@ -104,8 +104,8 @@ def test_when_the_worker_that_pinned_it_dies_a_key_is_free(directed: Directed) -
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_worker_frozen_past_its_lease_has_pinned_nothing_and_is_told_so(directed: Directed, pool: str) -> None:
-    fleet = directed("pinned")
+def test_a_worker_frozen_past_its_lease_has_pinned_nothing_and_is_told_so(placed: Placed, pool: str) -> None:
+    fleet = placed("pinned")
     a, b = fleet.up("a", "b", pool=pool)
     for key in ("k", "taken", "let go"):
         fleet.on("b", "pin", key, "pinned")
@@ -129,8 +129,8 @@ def test_a_worker_frozen_past_its_lease_has_pinned_nothing_and_is_told_so(direct
     assert "lost in" not in a.log
 
 
-def test_a_keyspace_may_refuse_keys_that_nobody_has_pinned(directed: Directed) -> None:
-    fleet = directed("strict")
+def test_a_keyspace_may_refuse_keys_that_nobody_has_pinned(placed: Placed) -> None:
+    fleet = placed("strict")
     fleet.up("a", "b")
     with pytest.raises(NotPinned, match="key 'k' of keyspace 'strict' is pinned by no live worker"):
         fleet.call("k")
@@ -150,8 +150,8 @@ def test_a_keyspace_may_refuse_keys_that_nobody_has_pinned(directed: Directed) -
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_whoever_waits_for_what_is_refused_is_told_also_by_a_worker_that_stops(directed: Directed, pool: str) -> None:
-    fleet = directed("strict")
+def test_whoever_waits_for_what_is_refused_is_told_also_by_a_worker_that_stops(placed: Placed, pool: str) -> None:
+    fleet = placed("strict")
     (a,) = fleet.up("a", pool=pool)
     fleet.on("a", "pin", "k", "strict")
     running = fleet.call("k", 3.0)
@@ -170,7 +170,7 @@ def test_whoever_waits_for_what_is_refused_is_told_also_by_a_worker_that_stops(d
     assert fleet.ran("k") == ["a"]
 
 
-def sends(fleet: DirectedFleet, key: str) -> bool:
+def sends(fleet: PlacedFleet, key: str) -> bool:
     """Whether a sender finds a worker for the key."""
     try:
         return bool(Sticky.of(fleet.app).worker_for(key, fleet.keyspace))
@@ -178,8 +178,8 @@ def sends(fleet: DirectedFleet, key: str) -> bool:
         return False
 
 
-def test_a_pin_goes_before_the_function(directed: Directed) -> None:
-    fleet = directed("both")
+def test_a_pin_goes_before_the_function(placed: Placed) -> None:
+    fleet = placed("both")
     fleet.up("a", "b")
     keys = [f"k{i}" for i in range(6)]
     for key in keys:
@@ -198,8 +198,8 @@ def test_a_pin_goes_before_the_function(directed: Directed) -> None:
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
-def test_pinned_from_the_main_process(directed: Directed, pool: str) -> None:
-    fleet = directed("pinned")
+def test_pinned_from_the_main_process(placed: Placed, pool: str) -> None:
+    fleet = placed("pinned")
     fleet.up("a", "b", pool=pool)
     assert fleet.on("a", "pin", "k0", "pinned") == fleet.workers["a"].pid
     fleet.on("b", "pin", "k1", "pinned")
@@ -211,8 +211,8 @@ def test_pinned_from_the_main_process(directed: Directed, pool: str) -> None:
     assert fleet.judge().ok, fleet.judge().describe()
 
 
-def test_pinned_from_a_job_the_key_comes_to_the_worker_of_the_job(directed: Directed) -> None:
-    fleet = directed("pinned")
+def test_pinned_from_a_job_the_key_comes_to_the_worker_of_the_job(placed: Placed) -> None:
+    fleet = placed("pinned")
     fleet.up("a", "b", keyspaces="pinned,default")
     sticky = Sticky.of(fleet.app)
     keys = [f"k{i}" for i in range(6)]
@@ -226,8 +226,8 @@ def test_pinned_from_a_job_the_key_comes_to_the_worker_of_the_job(directed: Dire
     assert {key: node(fleet.ran(key)[0]) for key in keys} == homes
 
 
-def test_only_a_worker_can_pin(directed: Directed) -> None:
-    fleet = directed("pinned")
+def test_only_a_worker_can_pin(placed: Placed) -> None:
+    fleet = placed("pinned")
     with pytest.raises(NotAMember, match="this process belongs to none"):
         Sticky.of(fleet.app).pin("k", "pinned")
     with pytest.raises(InvalidSettings, match="cannot be pinned"):

@@ -18,7 +18,7 @@ from celery_sticky import Sticky
 from celery_sticky.delivery.envelope import parse
 from celery_sticky.execution.retry import DeferredRetry, fence_retry
 from celery_sticky.message import STAMP_HEADER
-from celery_sticky.queues import Act, Depth, SlotQueues, Tenure, Verdict, Want, open_queues
+from celery_sticky.queues import Depth, Disposition, Outcome, SlotQueues, Tenure, Want, open_queues
 
 
 def totals(depth: Depth) -> tuple[int, int, int]:
@@ -83,8 +83,8 @@ def test_the_retry_of_a_worker_that_lost_the_slot_leaves_no_second_message(app: 
     owner = Tenure("default", tenure.slot, 2, "other", 1)
     queues.open(owner, ())
 
-    verdict = Verdict(Act.DEFER, tenure, delivery.tag, retry.sticky_due, retry.sticky_body)
-    assert queues.fetch([], [verdict], time.time()).refused == [verdict]
+    disposition = Disposition(Outcome.DEFER, tenure, delivery.tag, retry.sticky_due, retry.sticky_body)
+    assert queues.fetch([], [disposition], time.time()).refused == [disposition]
     (again,) = queues.fetch([Want(owner, 10)], [], time.time() + 60).deliveries
     assert again.body == delivery.body
 

@@ -37,9 +37,9 @@ def test_it_ends_when_told_to_before_its_broker_could_be_reached(fleet: Callable
     [
         {"app": "harness.worker_app"},
         {"app": "harness.jobs_app"},
-        {"app": "harness.directed_app", "args": ("--sticky-keyspaces", "tenants"), "env": {"STICKY_TEST_JOBS": "1"}},
+        {"app": "harness.placed_app", "args": ("--sticky-keyspaces", "tenants"), "env": {"STICKY_TEST_JOBS": "1"}},
     ],
-    ids=["tasks", "jobs", "directed"],
+    ids=["tasks", "jobs", "placed"],
 )
 def test_it_ends_when_told_to_though_its_store_can_be_reached(
     fleet: Callable[..., Fleet], valkey: Callable[..., ValkeyServer], options: dict[str, Any]

@@ -10,11 +10,11 @@ from celery.bin.base import CeleryCommand
 from rich.console import Console
 
 from celery_sticky.cli.demo.app import read_orders
+from celery_sticky.cli.demo.checker import draw, reach
 from celery_sticky.cli.demo.crew import Crew
 from celery_sticky.cli.demo.screen import screen
-from celery_sticky.cli.demo.stage import Stage
+from celery_sticky.cli.demo.stage import DemoCluster
 from celery_sticky.cli.demo.story import NAMES, Story
-from celery_sticky.cli.demo.verdict import draw, reach
 from celery_sticky.cli.tables import json_option
 
 INTRODUCTION = """\
@@ -43,7 +43,7 @@ def demo(ctx: click.Context, broker: str | None, seconds: float, tasks: int, wor
     where = "on your server" if broker else "on an embedded Valkey server"
     console.print(INTRODUCTION + f"It takes about half a minute, {where}.\n", soft_wrap=True)
     with Crew(broker) as crew:
-        stage = Stage(crew.demo, read_orders(), tasks)
+        stage = DemoCluster(crew.demo, read_orders(), tasks)
         try:
             stage.initialise()
             with screen(console) as drawn:

@@ -42,7 +42,7 @@ class Scene:
 
 
 @dataclass(slots=True)
-class Stage:
+class DemoCluster:
     """The sending side, and everybody's eyes."""
 
     demo: Demo

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from celery_sticky.cli.demo.app import LEASE_MARGIN, LEASE_TTL
 from celery_sticky.cli.demo.crew import CONCURRENCY, Crew, node
-from celery_sticky.cli.demo.stage import Scene, Stage
+from celery_sticky.cli.demo.stage import DemoCluster, Scene
 from celery_sticky.errors import StickyError
 from celery_sticky.ownership.view import View
 
 NAMES = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india")
 TICK = 0.05
 DRAW_EVERY = 0.25
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds any single step may take before the demo gives up."""
 LIMIT = LEASE_TTL + LEASE_MARGIN + 0.5
 """Seconds within which a dead worker's slots have new owners."""
@@ -47,7 +47,9 @@ class Course:
 class Story:
     """Plays it."""
 
-    def __init__(self, crew: Crew, stage: Stage, workers: int, seconds: float, draw: Callable[[Scene], None]) -> None:
+    def __init__(
+        self, crew: Crew, stage: DemoCluster, workers: int, seconds: float, draw: Callable[[Scene], None]
+    ) -> None:
         self._crew, self._stage, self._draw = crew, stage, draw
         self._names, self._newcomer = NAMES[:workers], NAMES[workers]
         self._seconds = seconds
@@ -82,7 +84,7 @@ class Story:
         stage.tell("every order is charged; the workers are asked to stop (SIGTERM)")
         self._working(*(name for name, does in stage.workers.items() if does == "working"), does="stopping")
         self._look()
-        self._crew.stop_all(PATIENCE)
+        self._crew.stop_all(TIMEOUT)
         self._working(*(name for name, does in stage.workers.items() if does == "stopping"), does="stopped")
         self._look()
         return Course(killed, joined)
@@ -127,13 +129,13 @@ class Story:
             self._tick()
 
     def _wait(self, what: str, happened: Callable[[], View | bool | None]) -> View:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while True:
             found = happened()
             if found:
                 return found if isinstance(found, View) else self._stage.view()
             if time.monotonic() > until:
-                raise StickyError(f"{PATIENCE:.0f} s have passed, and still it is not so that {what}")
+                raise StickyError(f"{TIMEOUT:.0f} s have passed, and still it is not so that {what}")
             self._tick()
 
     def _tick(self) -> None:

@@ -13,8 +13,8 @@ from celery import Celery, Task
 from kombu import Queue
 
 from celery_sticky.app import Sticky
-from celery_sticky.cli.verify.directed import NAME, make_keyspace
 from celery_sticky.cli.verify.jobs import declare
+from celery_sticky.cli.verify.placed import NAME, make_keyspace
 from celery_sticky.cli.verify.site import Mode, Site, queue_of
 from celery_sticky.testing.recorder import Recorder
 
@@ -25,7 +25,7 @@ VISIBILITY = 6
 SLICE = 0.05
 """Seconds: in pools without processes, a task that waits longer at a stretch cannot be ended in time."""
 
-RECORD, RETRY, RAISE, POISON = "verify.record", "verify.retry", "verify.raise", "verify.poison"
+RECORD, RETRY, RAISE, POISON = "verify.timeline", "verify.retry", "verify.raise", "verify.poison"
 
 
 class OnPurpose(Exception):
@@ -75,8 +75,8 @@ def _stick(app: Celery, site: Site) -> None:
         sticky_runtime_dir=site.folder,
     )
     sticky = Sticky(app)
-    if site.directed is not None:
-        sticky.keyspace(make_keyspace(site.directed))
+    if site.placed is not None:
+        sticky.keyspace(make_keyspace(site.placed))
     if site.jobs:
         declare(sticky, site)
 

@@ -17,14 +17,14 @@ import click
 from celery.bin.base import CeleryCommand
 from rich.console import Console
 
-from celery_sticky.cli.verify.directed import Directed
-from celery_sticky.cli.verify.ground import Terms
+from celery_sticky.cli.verify.checker import reach
+from celery_sticky.cli.verify.cluster import RunOptions
 from celery_sticky.cli.verify.picture import FORMATS, paint
+from celery_sticky.cli.verify.placed import Placed
 from celery_sticky.cli.verify.plan import FAULTS
 from celery_sticky.cli.verify.report import TITLES, draw, facts, versions
-from celery_sticky.cli.verify.run import Outcome, perform
+from celery_sticky.cli.verify.run import VerifyRun, perform
 from celery_sticky.cli.verify.site import Mode
-from celery_sticky.cli.verify.verdict import reach
 from celery_sticky.errors import MissingDependency, StickyError
 
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
@@ -97,8 +97,8 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     help="Long-running jobs that are wanted all the time; with --stock there are none.",
 )
 @click.option(
-    "--directed",
-    type=click.Choice([how.value for how in Directed]),
+    "--placed",
+    type=click.Choice([how.value for how in Placed]),
     help="A keyspace that directs keys: workers pin some; the others go where jump says, to their slot, or nowhere.",
 )
 @click.option("--seed", metavar="N", type=click.IntRange(0), help="Of plan and load; drawn and told if not given.")
@@ -124,7 +124,7 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     "--picture",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
-    help="Draw slots by owner there, .svg or .png; with --stock or --directed there is none.",
+    help="Draw slots by owner there, .svg or .png; with --stock or --placed there is none.",
 )
 @click.option("--stock", is_flag=True, help="Plain Celery instead: one queue, then one queue for each worker by hash.")
 @click.pass_context
@@ -136,7 +136,7 @@ def verify(
     stock: bool,
     lease_ttl: float,
     seed: int | None,
-    directed: str | None,
+    placed: str | None,
     **asked: Any,
 ) -> None:
     """Run real workers under load and faults, and judge what happened. Needs no app.
@@ -148,13 +148,13 @@ def verify(
     if picture is not None and Path(picture).suffix not in FORMATS:
         raise click.BadParameter(f"{picture} ends neither with .svg nor with .png", param_hint="--picture")
     seed = random.randrange(LARGEST_SEED) if seed is None else seed
-    how = Directed(directed) if directed is not None and not stock else None
-    terms = Terms(ttl=lease_ttl, seed=seed, directed=how, **asked)
+    how = Placed(placed) if placed is not None and not stock else None
+    run_options = RunOptions(ttl=lease_ttl, seed=seed, placed=how, **asked)
     console = Console(no_color=ctx.obj.no_color, highlight=False, stderr=json_file == "-", soft_wrap=True)
     modes = (Mode.QUEUE, Mode.HASH) if stock else (Mode.STICKY,)
     with _ends_in_order():
         try:
-            outcomes = [_perform(replace(terms, mode=mode), console) for mode in modes]
+            outcomes = [_perform(replace(run_options, mode=mode), console) for mode in modes]
         except StickyError as error:
             _give_up(str(error))
         except KeyboardInterrupt:
@@ -163,21 +163,22 @@ def verify(
     for one in found:
         for part in draw(one):
             console.print(part)
-    if picture is not None and not stock and directed is None:
+    if picture is not None and not stock and placed is None:
         _paint(outcomes[0], Path(picture), console)
     _write(json_file, {"stock": found, "seed": seed, "versions": versions()} if stock else found[0])
     ctx.exit(0 if all(one["ok"] for one in found) else 1)
 
 
-def _perform(terms: Terms, console: Console) -> Outcome:
-    how = f"{terms.workers} workers (-P {terms.pool} -c {terms.concurrency}), {terms.rate:g} tasks a second"
-    how += f", {terms.jobs} jobs" if terms.mode is Mode.STICKY else ""
-    how += f", keys directed ({terms.directed})" if terms.directed is not None else ""
-    console.print(f"{TITLES[terms.mode]}: {how}, {terms.seconds:g} s, seed {terms.seed}")
-    return perform(terms, lambda at, text: console.print(f"{at:6.1f} s  {text}"))
+def _perform(run_options: RunOptions, console: Console) -> VerifyRun:
+    how = f"{run_options.workers} workers (-P {run_options.pool} -c {run_options.concurrency}), "
+    how += f"{run_options.rate:g} tasks a second"
+    how += f", {run_options.jobs} jobs" if run_options.mode is Mode.STICKY else ""
+    how += f", keys placed ({run_options.placed})" if run_options.placed is not None else ""
+    console.print(f"{TITLES[run_options.mode]}: {how}, {run_options.seconds:g} s, seed {run_options.seed}")
+    return perform(run_options, lambda at, text: console.print(f"{at:6.1f} s  {text}"))
 
 
-def _paint(outcome: Outcome, path: Path, console: Console) -> None:
+def _paint(outcome: VerifyRun, path: Path, console: Console) -> None:
     try:
         paint(outcome, path)
     except (MissingDependency, OSError) as error:

@@ -8,9 +8,9 @@ from typing import Any
 from celery_sticky.cli.movement import fewest, moved, weights_of
 from celery_sticky.cli.verify.load import apart
 from celery_sticky.cli.verify.moves import Moves
-from celery_sticky.cli.verify.record import Done
-from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.run import VerifyRun
 from celery_sticky.cli.verify.site import node
+from celery_sticky.cli.verify.timeline import Done
 from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.measure import SECOND, handovers, longest_pause, opened_after, quantile
@@ -20,14 +20,14 @@ CHANGES = ("kill", "cascade", "join", "leave")
 """Faults after which the members are others than before, once: what moves can be compared with the least."""
 
 
-def measure(outcome: Outcome) -> dict[str, Any]:
+def measure(outcome: VerifyRun) -> dict[str, Any]:
     """Return the figures as they stand in the JSON; None where nothing was there to measure."""
     throughput = _throughput(outcome.events)
     return {**_moving(outcome), "throughput": throughput, "latency_seconds": spread(_latencies(outcome.events))}
 
 
-def _moving(outcome: Outcome) -> dict[str, Any]:
-    """Return the figures of what moves: slots, or where keys are directed, these."""
+def _moving(outcome: VerifyRun) -> dict[str, Any]:
+    """Return the figures of what moves: slots, or where keys are placed, these."""
     if outcome.moves is not None:
         return {
             "takeover_seconds": spread(_takeovers_of_keys(outcome, outcome.moves), "max"),
@@ -36,7 +36,7 @@ def _moving(outcome: Outcome) -> dict[str, Any]:
             "moved_share": None,
             "moved_minimum": None,
         }
-    done = outcome.chronicle.done
+    done = outcome.timeline.done
     changes = [(one.before, one.after) for one in done if one.step.fault in CHANGES]
     pairs = [(before, after) for before, after in changes if before is not None and after is not None]
     slots = sum(before.slots for before, _ in pairs)
@@ -66,10 +66,10 @@ def spread(values: Sequence[float], *more: str) -> dict[str, float | None]:
     return {name: round(found[name], 3) for name in names}
 
 
-def _takeovers(outcome: Outcome) -> list[float]:
+def _takeovers(outcome: VerifyRun) -> list[float]:
     """Return, for each slot of a killed worker, the seconds from its death until it was open elsewhere."""
     waits: list[float] = []
-    for one in outcome.chronicle.done:
+    for one in outcome.timeline.done:
         if one.step.fault == "kill" and one.before is not None:
             slots = one.before.owned_by(node(one.step.workers[0]))
             events = [event for event in outcome.slot_events if event.at <= one.until]
@@ -77,12 +77,12 @@ def _takeovers(outcome: Outcome) -> list[float]:
     return waits
 
 
-def _takeovers_of_keys(outcome: Outcome, moves: Moves) -> list[float]:
+def _takeovers_of_keys(outcome: VerifyRun, moves: Moves) -> list[float]:
     """Return, for each key of a killed worker that had a task waiting, the seconds from its death to the next start."""
     accepted = [event for event in outcome.events if event.kind is Kind.PUBLISHED and event.key not in apart()]
     starts = sorted((event for event in outcome.events if event.kind is Kind.START), key=lambda event: event.at)
     waits: dict[tuple[int, str], float] = {}
-    for one in outcome.chronicle.done:
+    for one in outcome.timeline.done:
         if one.step.fault == "kill":
             done = {event.task for event in starts if event.at < one.since}
             left = {event.key for event in accepted if event.at < one.since and event.task not in done}
@@ -93,19 +93,19 @@ def _takeovers_of_keys(outcome: Outcome, moves: Moves) -> list[float]:
     return list(waits.values())
 
 
-def _handovers(outcome: Outcome) -> list[float]:
+def _handovers(outcome: VerifyRun) -> list[float]:
     """Return for how many seconds each slot that moved in order was with nobody."""
     gaps: list[float] = []
-    for one in outcome.chronicle.done:
+    for one in outcome.timeline.done:
         if one.step.fault in ORDERLY:
             gaps += handovers(event for event in outcome.slot_events if one.since <= event.at <= one.until)
     return gaps
 
 
-def _pauses(outcome: Outcome) -> list[float]:
+def _pauses(outcome: VerifyRun) -> list[float]:
     """Return, for each change of members, the longest time in which no slot that stayed ran anything."""
     found = []
-    for one in outcome.chronicle.done:
+    for one in outcome.timeline.done:
         if one.step.fault in (*CHANGES, "term") and (stayed := _stayed(one)):
             found.append(longest_pause(outcome.events, stayed, one.since, one.until))
     return found

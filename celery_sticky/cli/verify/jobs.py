@@ -32,7 +32,7 @@ def declare(sticky: Sticky, site: Site) -> None:
     async def stay(job: Job) -> None:
         """Be there until it is stopped."""
         pulse.begin()
-        slot = sticky.slot_for(job.key) if site.directed is None else None  # else the epoch is the key's
+        slot = sticky.slot_for(job.key) if site.placed is None else None  # else the epoch is the key's
         with recorder.run(job.key, 0, job.id, worker=job.worker, slot=slot, epoch=job.epoch, attempt=job.attempt):
             job.started()
             await asyncio.Event().wait()
@@ -49,9 +49,9 @@ class Pulse:
         """Show life from now on. May be called again."""
         if not self._begun:
             self._begun = True
-            threading.Thread(target=self._beat, daemon=True).start()
+            threading.Thread(target=self._heartbeat, daemon=True).start()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         while True:
             sign = Event(kind=Kind.ALIVE, key="", n=0, task_id="", at=time.monotonic_ns(), pid=os.getpid())
             self._recorder.write(sign)

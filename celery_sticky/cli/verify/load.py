@@ -158,8 +158,8 @@ class Sender:
 
     def close(self) -> None:
         """Let go of the connections."""
-        if self._site.directed is not None:
-            Sticky.of(self._app).wiring.belongings.close()
+        if self._site.placed is not None:
+            Sticky.of(self._app).wiring.lookup.close()
         self._app.close()
 
 

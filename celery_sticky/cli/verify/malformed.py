@@ -79,7 +79,7 @@ def _body(body: bytes) -> Callable[[Envelope], object]:
     return lambda envelope: set_body(envelope, body)
 
 
-def _part(position: int, value: Any) -> Callable[[Envelope], object]:
+def _context(position: int, value: Any) -> Callable[[Envelope], object]:
     def change(envelope: Envelope) -> None:
         parts = body_of(envelope)
         parts[position] = value
@@ -89,7 +89,7 @@ def _part(position: int, value: Any) -> Callable[[Envelope], object]:
 
 
 def _embed(**embed: Any) -> Callable[[Envelope], object]:
-    return _part(2, {**EMBED, **embed})
+    return _context(2, {**EMBED, **embed})
 
 
 def _header(**headers: Any) -> Callable[[Envelope], object]:
@@ -115,11 +115,11 @@ MALFORMED: Mapping[str, Callable[[Envelope], object]] = {
     "body no UTF-8": _body(b'[["\xed\xa0\x80"], {}, {}]'),
     "body too deep": _body(b"[[" + DEEP + b"], {}, {}]"),
     "body of an unknown type": _body(b'[[{"__type__": "klingon", "__value__": "x"}], {}, {}]'),
-    "args number": _part(0, 5),
-    "args mapping": _part(0, {"a": 1}),
-    "kwargs list": _part(1, [1]),
-    "kwargs null": _part(1, None),
-    "embed number": _part(2, 5),
+    "args number": _context(0, 5),
+    "args mapping": _context(0, {"a": 1}),
+    "kwargs list": _context(1, [1]),
+    "kwargs null": _context(1, None),
+    "embed number": _context(2, 5),
     "callbacks number": _embed(callbacks=5),
     "callbacks of numbers": _embed(callbacks=[5]),
     "errbacks text": _embed(errbacks="x"),

@@ -1,4 +1,4 @@
-"""When members and pins of a directed keyspace have changed, and where its keys belonged. Pure.
+"""When members and pins of a placed keyspace have changed, and where its keys belonged. Pure.
 
 Nobody sees the moment of a change, only that it lies between two looks. So a question about a time is answered with
 everything that may have been then.
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Generic, TypeVar
 
-from celery_sticky.assignment import Keyspace, belongs, workers_of
 from celery_sticky.errors import StickyError
-from celery_sticky.keys import DIRECT
+from celery_sticky.keys import WORKER_QUEUE
+from celery_sticky.keyspace import Keyspace, placement_of, workers_of
 from celery_sticky.ownership.view import View
 
 Value = TypeVar("Value")
@@ -58,10 +58,10 @@ class Moves:
 
     def _worker(self, key: str, view: View, pin: str) -> str | None:
         try:
-            place = belongs(self.keyspace, key, view.slots, view, workers_of(view), pin or None)
+            place = placement_of(self.keyspace, key, view.slots, view, workers_of(view), pin or None)
         except StickyError:
             return None
-        return view.owner[place] if isinstance(place, int) else place.removeprefix(DIRECT)
+        return view.owner[place] if isinstance(place, int) else place.removeprefix(WORKER_QUEUE)
 
 
 def _in_force(changes: Sequence[Change[Value]], since: int, until: int) -> list[Value]:

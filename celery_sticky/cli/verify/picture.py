@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.run import VerifyRun
 from celery_sticky.cli.verify.site import short
 from celery_sticky.errors import MissingDependency
 
@@ -15,10 +15,10 @@ Spell = tuple[str, int, float, float]
 """Worker, slot, and from when until when it had it open: seconds since the load began."""
 
 
-def spells(outcome: Outcome) -> list[Spell]:
+def spells(outcome: VerifyRun) -> list[Spell]:
     """Return who had which slot open from when until when."""
-    began = outcome.chronicle.began
-    killed = {done.step.workers[0]: done.since for done in outcome.chronicle.done if done.step.fault == "kill"}
+    began = outcome.timeline.began
+    killed = {done.step.workers[0]: done.since for done in outcome.timeline.done if done.step.fault == "kill"}
     open_: dict[tuple[str, int], int] = {}
     found: list[Spell] = []
 
@@ -41,7 +41,7 @@ def spells(outcome: Outcome) -> list[Spell]:
     return found
 
 
-def paint(outcome: Outcome, path: Path) -> None:
+def paint(outcome: VerifyRun, path: Path) -> None:
     """Write the picture.
 
     Raises:
@@ -69,9 +69,9 @@ def paint(outcome: Outcome, path: Path) -> None:
     figure.savefig(path)
 
 
-def _mark(axes: Any, outcome: Outcome) -> None:
-    began = outcome.chronicle.began
-    for done in outcome.chronicle.done:
+def _mark(axes: Any, outcome: VerifyRun) -> None:
+    began = outcome.timeline.began
+    for done in outcome.timeline.done:
         since, until = (done.since - began) / 1e9, (done.until - began) / 1e9
         axes.axvspan(since, until, color="black", alpha=0.08)
         axes.axvline(since, color="black", linewidth=0.8)
@@ -86,6 +86,6 @@ def _mark(axes: Any, outcome: Outcome) -> None:
         )
 
 
-def _title(outcome: Outcome) -> str:
-    terms = outcome.terms
-    return f"Slots by owner: {terms.pool}, {terms.workers} workers at first, seed {terms.seed}"
+def _title(outcome: VerifyRun) -> str:
+    run_options = outcome.run_options
+    return f"Slots by owner: {run_options.pool}, {run_options.workers} workers at first, seed {run_options.seed}"

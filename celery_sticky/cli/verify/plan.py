@@ -56,7 +56,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FaultPlan:
     """All faults of a run."""
 
     steps: tuple[Step, ...]
@@ -71,9 +71,9 @@ def make_plan(
     impossible: Mapping[str, str],
     workers: Sequence[str],
     seconds: float,
-    patience: float,
+    eviction_timeout: float,
     seed: int,
-) -> Plan:
+) -> FaultPlan:
     """Return the plan of a seed.
 
     Args:
@@ -81,37 +81,37 @@ def make_plan(
         impossible: faults that this run cannot do -> why.
         workers: their names at the beginning; at least two.
         seconds: how long the load lasts. Each fault comes at least once, even if that takes longer.
-        patience: seconds after which a silent worker is evicted.
+        eviction_timeout: seconds after which a silent worker is evicted.
         seed: equal seeds give equal plans.
     """
     draw = random.Random(seed)
     possible = [fault for fault in FAULTS if fault in wanted and fault not in impossible]
     timed = [fault for fault in possible if fault not in KINDS]
     room = max(seconds * SHARE - LEAD_IN, 0.0)
-    names = _sequence(timed, draw, room, patience, len(workers))
-    cast = _Cast(list(workers), draw, patience)
+    names = _sequence(timed, draw, room, eviction_timeout, len(workers))
+    cast = _Cast(list(workers), draw, eviction_timeout)
     drafts = cast.drafts(names)
     if "slow" in timed:
         last = max((at for at, step in enumerate(drafts) if step.fault in GRACEFUL), default=-1)
         drafts.insert(draw.randint(last + 1, len(drafts)), Step(0, "slow", detail={"tasks": SLOW}))
-    lengths = [_length(step.fault, patience, len(workers)) for step in drafts]
+    lengths = [_length(step.fault, eviction_timeout, len(workers)) for step in drafts]
     scale = room / sum(lengths) if lengths else 0.0
     at, steps = LEAD_IN, []
     for step, length in zip(drafts, lengths, strict=True):
         steps.append(Step(round(at, 2), step.fault, step.workers, step.names, step.detail))
         at += length * scale
     left_out = {fault: why for fault, why in impossible.items() if fault in wanted}
-    return Plan(tuple(steps), tuple(fault for fault in possible if fault in KINDS), left_out)
+    return FaultPlan(tuple(steps), tuple(fault for fault in possible if fault in KINDS), left_out)
 
 
-def _length(fault: str, patience: float, workers: int) -> float:
+def _length(fault: str, eviction_timeout: float, workers: int) -> float:
     """Return about how many seconds a fault takes until all is well again."""
     return {
-        "kill": patience + 3,
-        "cascade": patience + 4,
-        "stop": patience + 3,
-        "partition": patience + 3,
-        "store-rollback": patience + 2,
+        "kill": eviction_timeout + 3,
+        "cascade": eviction_timeout + 4,
+        "stop": eviction_timeout + 3,
+        "partition": eviction_timeout + 3,
+        "store-rollback": eviction_timeout + 2,
         "rolling": 3.5 * workers,
         "surge": 2.5 * workers,
         "term": 4.0,
@@ -123,22 +123,24 @@ def _length(fault: str, patience: float, workers: int) -> float:
         "broker-full": 3.0,
         "wrong-type": 5.0,
         "big": 2.0,
-        "loop-hang": 2 * patience + 2,
+        "loop-hang": 2 * eviction_timeout + 2,
         "clock": 3.0,
         "backend-away": 6.0,
         "oom": 2.0,
     }.get(fault, 1.0)
 
 
-def _sequence(faults: Sequence[str], draw: random.Random, room: float, patience: float, workers: int) -> list[str]:
+def _sequence(
+    faults: Sequence[str], draw: random.Random, room: float, eviction_timeout: float, workers: int
+) -> list[str]:
     """Return each fault but `slow` once, in any order, and more of them while there is time."""
     once = [fault for fault in faults if fault != "slow"]
     names: list[str] = []
     while once:
         turn = draw.sample(once, len(once))
         if names:
-            spent = sum(_length(name, patience, workers) for name in names)
-            turn = [name for name in turn if (spent := spent + _length(name, patience, workers)) <= room]
+            spent = sum(_length(name, eviction_timeout, workers) for name in names)
+            turn = [name for name in turn if (spent := spent + _length(name, eviction_timeout, workers)) <= room]
             if not turn:
                 break
         names += turn
@@ -148,8 +150,8 @@ def _sequence(faults: Sequence[str], draw: random.Random, room: float, patience:
 class _Cast:
     """Who is there at each step, and so who can be hit."""
 
-    def __init__(self, workers: list[str], draw: random.Random, patience: float) -> None:
-        self._there, self._draw, self._patience = workers, draw, patience
+    def __init__(self, workers: list[str], draw: random.Random, eviction_timeout: float) -> None:
+        self._there, self._draw, self._eviction_timeout = workers, draw, eviction_timeout
         self._most, self._named, self._orders = len(workers) + MORE, len(workers), 0
         self._least = 2
         """So many are left by those that leave, for the kill that may come; one more for a cascade."""
@@ -180,7 +182,7 @@ class _Cast:
         return f"w{self._named}"
 
     def _past_the_lease(self) -> float:
-        return round(self._patience + self._draw.uniform(0.3, 1.5), 1)
+        return round(self._eviction_timeout + self._draw.uniform(0.3, 1.5), 1)
 
     def _renamed(self, name: str) -> str:
         """Return the name under which a worker comes back: its own, or a new one in its place."""
@@ -204,7 +206,10 @@ class _Cast:
 
     def _stop(self) -> Step:
         return Step(
-            0, "stop", (self._one(),), detail={"seconds": round(self._patience + self._draw.uniform(0.3, 1.5), 1)}
+            0,
+            "stop",
+            (self._one(),),
+            detail={"seconds": round(self._eviction_timeout + self._draw.uniform(0.3, 1.5), 1)},
         )
 
     def _child_kill(self) -> Step:

@@ -11,11 +11,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from celery_sticky.cli.tables import dash, table
+from celery_sticky.cli.verify.checker import UNEXPLAINED, Findings
 from celery_sticky.cli.verify.figures import measure
-from celery_sticky.cli.verify.record import Done
-from celery_sticky.cli.verify.run import Outcome
+from celery_sticky.cli.verify.run import VerifyRun
 from celery_sticky.cli.verify.site import Mode
-from celery_sticky.cli.verify.verdict import UNEXPLAINED, Verdict
+from celery_sticky.cli.verify.timeline import Done
 
 PACKAGES = ("celery-sticky", "celery", "kombu", "redis")
 TITLES = {
@@ -29,34 +29,34 @@ NOTES = (
 )
 
 
-def facts(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
+def facts(outcome: VerifyRun, findings: Findings) -> dict[str, Any]:
     """Return all that was found."""
-    began = outcome.chronicle.began
+    began = outcome.timeline.began
     return {
-        "mode": str(outcome.terms.mode),
-        "ok": verdict.ok,
-        "verdict": verdict.figures(),
-        "figures": measure(outcome) | {"jobs": None if verdict.jobs is None else verdict.jobs.figures()},
-        "faults": [_fault(done, began) for done in outcome.chronicle.done],
+        "mode": str(outcome.run_options.mode),
+        "ok": findings.ok,
+        "findings": findings.figures(),
+        "figures": measure(outcome) | {"jobs": None if findings.jobs is None else findings.jobs.figures()},
+        "faults": [_fault(done, began) for done in outcome.timeline.done],
         "faults_mixed_in": list(outcome.plan.kinds),
         "faults_left_out": dict(outcome.plan.left_out),
-        "faults_not_reached": list(outcome.chronicle.skipped),
-        "restarts_after_poison": len(outcome.chronicle.restarts),
+        "faults_not_reached": list(outcome.timeline.skipped),
+        "restarts_after_poison": len(outcome.timeline.restarts),
         "buried": sorted(set(outcome.buried.values())),
-        "zombies": verdict.zombie_lines(),
-        "accusations": verdict.accusations(),
-        "seed": outcome.terms.seed,
-        "terms": {
-            "pool": outcome.terms.pool,
-            "concurrency": outcome.terms.concurrency,
-            "workers": outcome.terms.workers,
-            "keys": outcome.terms.keys,
-            "rate": outcome.terms.rate,
-            "seconds": outcome.terms.seconds,
+        "zombies": findings.zombie_lines(),
+        "accusations": findings.accusations(),
+        "seed": outcome.run_options.seed,
+        "options": {
+            "pool": outcome.run_options.pool,
+            "concurrency": outcome.run_options.concurrency,
+            "workers": outcome.run_options.workers,
+            "keys": outcome.run_options.keys,
+            "rate": outcome.run_options.rate,
+            "seconds": outcome.run_options.seconds,
             "slots": outcome.slots,
-            "lease_ttl": outcome.terms.ttl,
-            "jobs": outcome.terms.jobs,
-            "directed": outcome.terms.directed,
+            "lease_ttl": outcome.run_options.ttl,
+            "jobs": outcome.run_options.jobs,
+            "placed": outcome.run_options.placed,
         },
         "versions": versions(),
     }
@@ -81,13 +81,13 @@ def _fault(done: Done, began: int) -> dict[str, Any]:
 
 def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
     """Draw what was found."""
-    verdict = found["verdict"]
+    findings = found["findings"]
     title = TITLES[Mode(found["mode"])]
     word = Text("clean", style="bold green") if found["ok"] else Text("broken promises", style="bold red")
     yield Text.assemble(f"\nVerdict on {title}, from the history that every process wrote down: ", word)
     made = table("", "", "")
     made.show_header = False
-    for name, value, good, comment in _rows(verdict):
+    for name, value, good, comment in _rows(findings):
         mark = Text("✓", style="green") if good else Text("✗", style="bold red")
         made.add_row(mark, name, Text.assemble((str(value), "bold"), f"  {comment}" if comment else ""))
     yield made
@@ -105,8 +105,8 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
     yield Text(f"seed {found['seed']}; " + ", ".join(f"{name} {number}" for name, number in found["versions"].items()))
 
 
-def _rows(verdict: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
-    yield "tasks", verdict["tasks"], True, "accepted by the broker"
+def _rows(findings: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
+    yield "tasks", findings["tasks"], True, "accepted by the broker"
     meaning = {
         "lost": "accepted, never run, and nowhere at the broker",
         "overlaps": "two runs of a key at one time",
@@ -115,31 +115,31 @@ def _rows(verdict: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
         "stuck": "at the broker, not run in time",
     }
     for name, comment in meaning.items():
-        yield name.replace("_", " "), verdict[name], not verdict[name], comment
+        yield name.replace("_", " "), findings[name], not findings[name], comment
     yield (
         "forgotten",
-        verdict["forgotten"],
+        findings["forgotten"],
         True,
         "accepted just before the broker went back to older data: it lost them",
     )
     fenced = "of processes paused inside a task; the later run's epoch is higher, a token fences the earlier one"
-    yield "zombie overlaps", verdict["zombie_overlaps"], True, fenced
-    yield "zombie starts", verdict["zombie_starts"], True, "of processes paused on their way into a task, as above"
-    causes = verdict["duplicates"]
+    yield "zombie overlaps", findings["zombie_overlaps"], True, fenced
+    yield "zombie starts", findings["zombie_starts"], True, "of processes paused on their way into a task, as above"
+    causes = findings["duplicates"]
     text = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     yield "run again", sum(causes.values()), UNEXPLAINED not in causes, text
-    if verdict["directed"] is not None:
-        yield from _directed_rows(verdict["directed"])
-    if verdict["jobs"] is not None:
-        yield from _job_rows(verdict["jobs"])
+    if findings["placed"] is not None:
+        yield from _placed_rows(findings["placed"])
+    if findings["jobs"] is not None:
+        yield from _job_rows(findings["jobs"])
 
 
-def _directed_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
-    yield "moves", verdict["changes"], True, "changes of members, and of the pins of single keys"
+def _placed_rows(findings: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
+    yield "moves", findings["changes"], True, "changes of members, and of the pins of single keys"
     moved = "their messages changed the queue: that is not promised"
-    yield "out of order by moves", verdict["out_of_order_by_moves"], True, moved
-    yield "refused", verdict["refused"], True, "sendings: nobody accepted these"
-    yield "buried unpinned", verdict["buried_unpinned"], True, "their keys belonged nowhere"
+    yield "out of order by moves", findings["out_of_order_by_moves"], True, moved
+    yield "refused", findings["refused"], True, "sendings: nobody accepted these"
+    yield "buried unpinned", findings["buried_unpinned"], True, "their keys belonged nowhere"
     meaning = {
         "refused_in_vain": "sending was refused, though the key belonged to a worker",
         "refused_and_run": "sending was refused, and it ran",
@@ -147,11 +147,11 @@ def _directed_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool,
         "pins_lost_untold": "a worker was not told of a pin that it has lost",
     }
     for name, comment in meaning.items():
-        yield name.replace("_", " "), verdict[name], not verdict[name], comment
+        yield name.replace("_", " "), findings[name], not findings[name], comment
 
 
-def _job_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
-    yield "jobs", verdict["wanted"], True, "dispatched, to run until they are stopped"
+def _job_rows(findings: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
+    yield "jobs", findings["wanted"], True, "dispatched, to run until they are stopped"
     meaning = {
         "overlaps": "two runs of a job at one time",
         "stale_epoch": "a job started after a higher epoch was seen",
@@ -160,14 +160,14 @@ def _job_rows(verdict: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]
         "needless_starts": "its slot had not moved, and no fault had met its worker",
     }
     for name, comment in meaning.items():
-        yield f"job {name.replace('_', ' ')}", verdict[name], not verdict[name], comment
-    yield "job zombie overlaps", verdict["zombie_overlaps"], True, "of processes paused with their jobs, as above"
+        yield f"job {name.replace('_', ' ')}", findings[name], not findings[name], comment
+    yield "job zombie overlaps", findings["zombie_overlaps"], True, "of processes paused with their jobs, as above"
 
 
 def _figures(figures: Mapping[str, Any]) -> RenderableType:
     made = table("", "p50", "p99", "max", "", right=("p50", "p99", "max"))
     meaning = {
-        "takeover_seconds": "from a worker's death until its slots were open elsewhere, or its directed keys ran there",
+        "takeover_seconds": "from a worker's death until its slots were open elsewhere, or its placed keys ran there",
         "handover_seconds": "a slot that moves in order is with nobody",
         "unmoved_pause_seconds": "no slot that stayed ran anything",
         "latency_seconds": "from acceptance to first start",

@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from celery_sticky.cli.verify.eyes import Eyes
+from celery_sticky.cli.verify.cluster import Cluster, RunOptions, can_proxy, now
 from celery_sticky.cli.verify.faketime import libfaketime, why_not
-from celery_sticky.cli.verify.faults import Faults
-from celery_sticky.cli.verify.ground import Ground, Terms, can_proxy, now
+from celery_sticky.cli.verify.job_workload import JobWorkload
 from celery_sticky.cli.verify.moves import Moves
+from celery_sticky.cli.verify.nemesis import Nemesis
+from celery_sticky.cli.verify.observer import Observer
 from celery_sticky.cli.verify.pins import calm_file
-from celery_sticky.cli.verify.plan import CASCADE, Plan, make_plan
-from celery_sticky.cli.verify.record import Chronicle, Done, Frozen
+from celery_sticky.cli.verify.plan import CASCADE, FaultPlan, make_plan
 from celery_sticky.cli.verify.senders import Senders
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.supervisor import Supervisor
-from celery_sticky.cli.verify.wishes import Wishes
+from celery_sticky.cli.verify.timeline import Done, Frozen, Timeline
 from celery_sticky.cli.verify.witness import Witness
 from celery_sticky.errors import StickyError
 from celery_sticky.testing.history import Event
@@ -47,12 +47,12 @@ LONGER = 1.6
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerifyRun:
     """What a run leaves to be judged."""
 
-    terms: Terms
-    plan: Plan
-    chronicle: Chronicle
+    run_options: RunOptions
+    plan: FaultPlan
+    timeline: Timeline
     events: list[Event]
     job_events: list[Event]
     slot_events: list[SlotEvent]
@@ -61,7 +61,7 @@ class Outcome:
     stuck: Collection[str]
     """Ids of tasks that were not done in time and still have a message at the broker."""
     slots: int
-    patience: float
+    eviction_timeout: float
     jobs_seen: int
     """When all jobs were last looked for: they may end after that."""
     moves: Moves | None = None
@@ -74,12 +74,12 @@ class Outcome:
     @property
     def job_limit(self) -> float:
         """Seconds that a wanted job may not run at most, whatever happens to its worker."""
-        return limit_of(self.patience, self.terms.ttl)
+        return limit_of(self.eviction_timeout, self.run_options.ttl)
 
 
-def limit_of(patience: float, ttl: float) -> float:
+def limit_of(eviction_timeout: float, ttl: float) -> float:
     """Return how long a job may be missing: a takeover, which is seen one heartbeat late, and its start."""
-    return patience + ttl / BEATS + STARTING_JOBS
+    return eviction_timeout + ttl / BEATS + STARTING_JOBS
 
 
 def names_of(workers: int) -> tuple[str, ...]:
@@ -93,107 +93,119 @@ ONE_ADDRESS = {"partition", *OF_BROKER}
 """Faults of a broker, or of the way to it, that is always at one address: a Sentinel would give it another."""
 
 
-def impossible(terms: Terms) -> dict[str, str]:
+def impossible(run_options: RunOptions) -> dict[str, str]:
     """Return the faults that a run on these terms cannot do, with the reason."""
     found = {}
-    if terms.broker is not None:
+    if run_options.broker is not None:
         for fault in (*OF_BROKER, "failover"):
             found[fault] = "the broker is not a server that verify started"
-        if terms.store is None:
+        if run_options.store is None:
             found["store-rollback"] = "the store is not a server that verify started"
-    if terms.store is not None:
+    if run_options.store is not None:
         found["store-rollback"] = "the store is not a server that verify started"
-    if others := ONE_ADDRESS & set(terms.faults):
+    if others := ONE_ADDRESS & set(run_options.faults):
         found.setdefault(
             "failover", f"{', '.join(sorted(others))} need a broker that keeps its address: leave them out"
         )
-    if terms.mode is not Mode.STICKY:
+    if run_options.mode is not Mode.STICKY:
         found["store-rollback"] = "plain Celery has no store"
         found["wrong-type"] = "plain Celery has no records of slots"
         found["backend-away"] = found["malformed"] = "plain Celery runs here without results and without a dead queue"
-    if not all(can_proxy(url) for url in (terms.broker, terms.store) if url is not None):
+    if not all(can_proxy(url) for url in (run_options.broker, run_options.store) if url is not None):
         found["partition"] = "its proxy can stand only before servers at a redis:// address"
-    if terms.workers < CASCADE:
+    if run_options.workers < CASCADE:
         found["cascade"] = f"it kills two of at least {CASCADE} workers"
-    if terms.pool != "prefork":
-        found["child-kill"] = f"workers of the pool {terms.pool} have no child processes"
+    if run_options.pool != "prefork":
+        found["child-kill"] = f"workers of the pool {run_options.pool} have no child processes"
     if (reason := why_not()) is not None:
         found["clock"] = reason
     return found
 
 
-def plan_of(terms: Terms) -> Plan:
+def plan_of(run_options: RunOptions) -> FaultPlan:
     """Return the faults of a run on these terms."""
     return make_plan(
-        terms.faults,
-        impossible=impossible(terms),
-        workers=names_of(terms.workers),
-        seconds=terms.seconds,
-        patience=terms.ttl * 1.27,
-        seed=terms.seed,
+        run_options.faults,
+        impossible=impossible(run_options),
+        workers=names_of(run_options.workers),
+        seconds=run_options.seconds,
+        eviction_timeout=run_options.ttl * 1.27,
+        seed=run_options.seed,
     )
 
 
-def perform(terms: Terms, tell: Tell) -> Outcome:
+def perform(run_options: RunOptions, tell: Tell) -> VerifyRun:
     """Do one run and leave nothing behind.
 
     Raises:
         StickyError: it could not be done.
     """
-    plan = plan_of(terms)
+    plan = plan_of(run_options)
     proxied = frozenset(name for step in plan.steps if step.fault == "partition" for name in step.workers)
     clock = libfaketime() if any(step.fault == "clock" for step in plan.steps) else None
     fails_over = any(step.fault == "failover" for step in plan.steps)
-    with Ground(terms, proxied=proxied, clock=clock, fails_over=fails_over) as ground:
-        eyes = Eyes(ground.site)
+    with Cluster(run_options, proxied=proxied, clock=clock, fails_over=fails_over) as cluster:
+        observer = Observer(cluster.site)
         # What a store that is rolled back has forgotten is not wanted, whatever was said.
-        wishes = Wishes(ground.site, seed=terms.seed, renew="store-rollback" not in terms.faults)
+        job_workload = JobWorkload(
+            cluster.site, seed=run_options.seed, renew="store-rollback" not in run_options.faults
+        )
         try:
-            return _Run(ground, eyes, wishes, plan, tell).play()
+            return _Run(cluster, observer, job_workload, plan, tell).play()
         finally:
-            wishes.close()
-            eyes.close()
+            job_workload.close()
+            observer.close()
 
 
 class _Run:
     """The course of one run."""
 
-    def __init__(self, ground: Ground, eyes: Eyes, wishes: Wishes, plan: Plan, tell: Tell) -> None:
-        self._ground, self._eyes, self._wishes, self._plan, self._tell = ground, eyes, wishes, plan, tell
-        self._terms = ground.terms
+    def __init__(
+        self, cluster: Cluster, observer: Observer, job_workload: JobWorkload, plan: FaultPlan, tell: Tell
+    ) -> None:
+        self._cluster, self._observer, self._job_workload, self._plan, self._tell = (
+            cluster,
+            observer,
+            job_workload,
+            plan,
+            tell,
+        )
+        self._run_options = cluster.run_options
         self._witness: Witness | None = None
         self._frozen: list[Frozen] = []
         self._done: list[Done] = []
         self._began = now()
 
-    def play(self) -> Outcome:
+    def play(self) -> VerifyRun:
         self._start()
-        supervisor = Supervisor(self._ground)
+        supervisor = Supervisor(self._cluster)
         try:
             skipped = self._load()
             stuck = self._drain()
-            self._wishes.await_running(self._eyes.right, limit_of(self._ground.site.patience, self._terms.ttl))
+            self._job_workload.await_running(
+                self._observer.right, limit_of(self._cluster.site.eviction_timeout, self._run_options.ttl)
+            )
             seen = now()
             untold = self._untold()
         finally:
             supervisor.close()
             if self._witness is not None:
                 self._witness.close()
-        buried, unburied = self._eyes.buried(), self._unburied()
+        buried, unburied = self._observer.buried(), self._unburied()
         self._stop()
         crashes = tuple(supervisor.crashes)
-        return Outcome(
-            self._terms,
+        return VerifyRun(
+            self._run_options,
             self._plan,
-            Chronicle(self._began, self._done, self._frozen, supervisor.restarts, skipped, crashes),
-            self._eyes.events(),
-            self._eyes.job_events(),
-            self._eyes.slot_events(),
-            self._ground.deaths,
+            Timeline(self._began, self._done, self._frozen, supervisor.restarts, skipped, crashes),
+            self._observer.events(),
+            self._observer.job_events(),
+            self._observer.slot_events(),
+            self._cluster.deaths,
             buried,
             stuck,
-            self._ground.site.slots,
-            self._ground.site.patience,
+            self._cluster.site.slots,
+            self._cluster.site.eviction_timeout,
             seen,
             self._witness.moves if self._witness is not None else None,
             untold,
@@ -201,26 +213,26 @@ class _Run:
         )
 
     def _start(self) -> None:
-        self._eyes.initialise()
-        self._witness = self._eyes.witness()
-        for name in names_of(self._terms.workers):
-            self._ground.start(name)
+        self._observer.initialise()
+        self._witness = self._observer.witness()
+        for name in names_of(self._run_options.workers):
+            self._cluster.start(name)
         until = time.monotonic() + STARTING
         while not self._ready():
-            for worker in self._ground.workers.values():
+            for worker in self._cluster.workers.values():
                 if not worker.alive:
                     raise StickyError(f"worker {worker.name} has not started; its log ends:\n{worker.tail(15)}")
             if time.monotonic() > until:
                 raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
             time.sleep(0.1)
-        self._wishes.want_all()
-        if not self._wishes.await_running(self._eyes.right, STARTING):
+        self._job_workload.want_all()
+        if not self._job_workload.await_running(self._observer.right, STARTING):
             raise StickyError(f"the jobs did not run within {STARTING:.0f} s")
 
     def _ready(self) -> bool:
-        if self._terms.mode is Mode.STICKY:
-            return self._eyes.settled(self._ground.workers) is not None
-        return all("ready." in worker.log for worker in self._ground.workers.values())
+        if self._run_options.mode is Mode.STICKY:
+            return self._observer.settled(self._cluster.workers) is not None
+        return all("ready." in worker.log for worker in self._cluster.workers.values())
 
     @property
     def _elapsed(self) -> float:
@@ -232,22 +244,22 @@ class _Run:
     def _load(self) -> list[str]:
         """Let the senders send and the faults come; return what there was no time for."""
         self._began = now()
-        with Senders(self._ground, self._plan.kinds) as senders, self._wishes:
-            faults = Faults(self._ground, self._eyes, senders.order)
+        with Senders(self._cluster, self._plan.kinds) as senders, self._job_workload:
+            faults = Nemesis(self._cluster, self._observer, senders.order)
             faults.keep_copy()
             skipped = self._steps(faults)
-            self._wait(self._terms.seconds)
+            self._wait(self._run_options.seconds)
             if not senders.alive:
                 raise StickyError("a sender has ended by itself")
             senders.end()
-        calm_file(self._ground.site).touch()
+        calm_file(self._cluster.site).touch()
         self._frozen = faults.frozen
         return skipped
 
-    def _steps(self, faults: Faults) -> list[str]:
+    def _steps(self, faults: Nemesis) -> list[str]:
         skipped: list[str] = []
         for step in self._plan.steps:
-            if self._elapsed > LONGER * self._terms.seconds:
+            if self._elapsed > LONGER * self._run_options.seconds:
                 skipped.append(str(step))
                 continue
             self._wait(step.at)
@@ -262,22 +274,22 @@ class _Run:
         left = self._left()
         self._tell(self._elapsed, f"all is sent; {len(left)} tasks are left")
         sent = moved = time.monotonic()
-        limit = DRAINING if self._terms.mode is Mode.STICKY else DRAINING_STOCK
+        limit = DRAINING if self._run_options.mode is Mode.STICKY else DRAINING_STOCK
         while left and time.monotonic() < min(sent + limit, moved + STANDSTILL):
             time.sleep(0.3)
             before, left = len(left), self._left()
             moved = time.monotonic() if len(left) < before else moved
         spent = time.monotonic() - sent
         self._tell(self._elapsed, "all is done" if not left else f"{len(left)} tasks were not done in {spent:.0f} s")
-        return self._eyes.waiting(event.task_id for event in left) if left else set()
+        return self._observer.waiting(event.task_id for event in left) if left else set()
 
     def _left(self) -> list[Event]:
         """Return the tasks that have yet to be done; what the broker has lost is not among them."""
-        left = self._eyes.unfinished()
+        left = self._observer.unfinished()
         forgotten = [event for event in left if any(done.forgot(event) for done in self._done)]
         if not forgotten:
             return left
-        there = self._eyes.waiting(event.task_id for event in forgotten)
+        there = self._observer.waiting(event.task_id for event in forgotten)
         return [event for event in left if event not in forgotten or event.task_id in there]
 
     def _untold(self) -> list[Event]:
@@ -286,10 +298,12 @@ class _Run:
         Raises:
             StickyError: the store did not say who has pinned what.
         """
-        if not self._ground.site.pinned or "store-rollback" in self._terms.faults:  # nobody knows of what is forgotten
+        if (
+            not self._cluster.site.pinned or "store-rollback" in self._run_options.faults
+        ):  # nobody knows of what is forgotten
             return []
         until = time.monotonic() + TELLING
-        while (untold := self._eyes.untold(self._ground.workers.values())) != [] and time.monotonic() < until:
+        while (untold := self._observer.untold(self._cluster.workers.values())) != [] and time.monotonic() < until:
             time.sleep(0.3)  # looks again
         if untold is None:
             raise StickyError(f"the store did not say within {TELLING:g} s who has pinned what: is it in order?")
@@ -298,15 +312,15 @@ class _Run:
     def _unburied(self) -> list[str]:
         """Return the malformed messages that are not dead, when workers have had the time to look at them."""
         until = time.monotonic() + TELLING
-        while (unburied := self._eyes.unburied()) and time.monotonic() < until:
+        while (unburied := self._observer.unburied()) and time.monotonic() < until:
             time.sleep(0.3)  # looks again
         if any(done.forgot_until for done in self._done):
-            there = self._eyes.waiting(unburied)
+            there = self._observer.waiting(unburied)
             return [tag for tag in unburied if tag in there]
         return unburied
 
     def _stop(self) -> None:
-        workers = list(self._ground.workers.values())
+        workers = list(self._cluster.workers.values())
         for worker in workers:
             if worker.alive:
                 worker.kill(signal.SIGTERM)

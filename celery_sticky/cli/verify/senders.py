@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from celery_sticky.cli.verify.ground import Ground
+from celery_sticky.cli.verify.cluster import Cluster
 from celery_sticky.cli.verify.load import Load
 
 SENDERS = 2
@@ -20,29 +20,29 @@ BUSY = 0.4
 """How busy the workers are, as long as all of them are there."""
 LONGEST = 0.4
 """Seconds an ordinary task runs at most."""
-PATIENCE = 20.0
+TIMEOUT = 20.0
 """Seconds a sender may take to send what it was told to."""
 
 
 class Senders:
     """Two processes, from when they are made until the block is left."""
 
-    def __init__(self, ground: Ground, kinds: tuple[str, ...]) -> None:
-        self._ground = ground
-        self._draw = random.Random(f"senders-{ground.terms.seed}")
+    def __init__(self, cluster: Cluster, kinds: tuple[str, ...]) -> None:
+        self._cluster = cluster
+        self._draw = random.Random(f"senders-{cluster.run_options.seed}")
         self._processes: list[subprocess.Popen[str]] = []
         for number in range(SENDERS):
             self._processes.append(self._start(number, kinds))
 
     def _start(self, number: int, kinds: tuple[str, ...]) -> subprocess.Popen[str]:
-        terms, site = self._ground.terms, self._ground.site
+        run_options, site = self._cluster.run_options, self._cluster.site
         load = Load(
             sender=number,
             senders=SENDERS,
-            seed=terms.seed,
-            rate=terms.rate / SENDERS,
-            keys=terms.keys,
-            longest=min(LONGEST, 2 * BUSY * terms.capacity / terms.rate),
+            seed=run_options.seed,
+            rate=run_options.rate / SENDERS,
+            keys=run_options.keys,
+            longest=min(LONGEST, 2 * BUSY * run_options.capacity / run_options.rate),
             kinds=kinds,
         )
         own = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
@@ -57,7 +57,7 @@ class Senders:
                 text=True,
                 bufsize=1,
             )
-        self._ground.guard.watch(process.pid)
+        self._cluster.guard.watch(process.pid)
         return process
 
     def __enter__(self) -> Self:
@@ -89,9 +89,9 @@ class Senders:
                 process.stdin.close()
         for process in self._processes:
             try:
-                process.wait(timeout=PATIENCE)
+                process.wait(timeout=TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(timeout=10)
-            self._ground.guard.forget(process.pid)
+            self._cluster.guard.forget(process.pid)
         self._processes.clear()

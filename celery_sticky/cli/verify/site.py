@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
-from celery_sticky.cli.verify.directed import NAME, Directed
+from celery_sticky.cli.verify.placed import NAME, Placed
 from celery_sticky.keys import DEFAULT_KEYSPACE
 
 VARIABLE = "STICKY_VERIFY"
@@ -47,7 +47,7 @@ class Site:
     """Seconds a lease lasts."""
     jobs: int = 0
     """How many are wanted all the time."""
-    directed: Directed | None = None
+    placed: Placed | None = None
     """Whether the keyspace directs keys, and where those go that are not pinned."""
     pinned: Sequence[str] = ()
     """The keys that workers pin."""
@@ -60,7 +60,7 @@ class Site:
     @property
     def keyspace(self) -> str:
         """The keyspace of the load."""
-        return DEFAULT_KEYSPACE if self.directed is None else NAME
+        return DEFAULT_KEYSPACE if self.placed is None else NAME
 
     @property
     def margin(self) -> float:
@@ -68,7 +68,7 @@ class Site:
         return round(self.ttl * 0.27, 2)
 
     @property
-    def patience(self) -> float:
+    def eviction_timeout(self) -> float:
         """Seconds after which a silent member is evicted."""
         return self.ttl + self.margin
 
@@ -105,8 +105,8 @@ class Site:
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
         """Read what `environ` wrote."""
         fields = json.loads(environ[VARIABLE])
-        directed = fields["directed"] and Directed(fields["directed"])
-        return cls(**{**fields, "mode": Mode(fields["mode"]), "directed": directed})
+        placed = fields["placed"] and Placed(fields["placed"])
+        return cls(**{**fields, "mode": Mode(fields["mode"]), "placed": placed})
 
 
 def node(name: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 
-from celery_sticky.cli.verify.ground import Ground, now
+from celery_sticky.cli.verify.cluster import Cluster, now
 from celery_sticky.cli.verify.plan import Step
-from celery_sticky.cli.verify.record import Done
+from celery_sticky.cli.verify.timeline import Done
 
 INTERVAL = 0.1
 BEFORE = 1_000_000_000
@@ -17,8 +17,8 @@ BEFORE = 1_000_000_000
 class Supervisor:
     """A thread beside the faults."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self.restarts: list[Done] = []
         self.crashes: list[str] = []
         self._ended = threading.Event()
@@ -32,16 +32,16 @@ class Supervisor:
 
     def _run(self) -> None:
         while not self._ended.wait(INTERVAL):
-            with self._ground.lock:
-                for name, worker in self._ground.workers.items():
+            with self._cluster.lock:
+                for name, worker in self._cluster.workers.items():
                     if not worker.alive:
                         self._on_death(name)
 
     def _on_death(self, name: str) -> None:
-        worker, at = self._ground.workers[name], now()
+        worker, at = self._cluster.workers[name], now()
         worker.deaths[worker.pid] = at
         if worker.returncode != -signal.SIGKILL:
             self.crashes.append(f"{name} ended with {worker.returncode}; its log ends:\n{worker.tail(15)}")
-        spell = int(2 * self._ground.site.patience * 1e9)  # until its slots run again, here or elsewhere
+        spell = int(2 * self._cluster.site.eviction_timeout * 1e9)  # until its slots run again, here or elsewhere
         self.restarts.append(Done(Step(0, "oom", (name,)), at - BEFORE, at + spell, {name}))
-        self._ground.revive(name)
+        self._cluster.revive(name)

@@ -1,4 +1,4 @@
-"""Looks at the directory of a directed keyspace all through a run."""
+"""Poller at the directory of a placed keyspace all through a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection
 from celery_sticky.cli.verify.moves import Change, Moves
 from celery_sticky.errors import StickyError
 from celery_sticky.ownership.view import View
-from celery_sticky.stores.directory import NO_VERSION, Directory, PinMoved
+from celery_sticky.stores.placement import NO_VERSION, PinMoved, PlacementStore
 
 EVERY = 0.1
 """Seconds between two looks, if nothing is heard."""
@@ -18,9 +18,9 @@ EVERY = 0.1
 class Witness:
     """A thread that keeps `moves`, from when it is made until `close`."""
 
-    def __init__(self, directory: Directory, moves: Moves, keys: Collection[str]) -> None:
+    def __init__(self, placement_store: PlacementStore, moves: Moves, keys: Collection[str]) -> None:
         self.moves = moves
-        self._directory, self._keys = directory, keys
+        self._placement_store, self._keys = placement_store, keys
         self._before = time.monotonic_ns()
         self._heard: set[str] = set()
         self._ended = threading.Event()
@@ -30,22 +30,22 @@ class Witness:
     def close(self) -> None:
         """Look no longer."""
         self._ended.set()
-        self._directory.wake()
+        self._placement_store.wake()
         self._thread.join(timeout=10)
-        self._directory.close()
+        self._placement_store.close()
 
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
                 self._look()
-                heard = self._directory.watch(EVERY)
+                heard = self._placement_store.watch(EVERY)
                 self._heard |= {one.key for one in heard if isinstance(one, PinMoved)}
             except StickyError:
                 self._ended.wait(EVERY)  # the store is being hurt
 
     def _look(self) -> None:
         known, asked = self._view, time.monotonic_ns()
-        look = self._directory.look((known.version, known.generation) if known else NO_VERSION, self._keys)
+        look = self._placement_store.look((known.version, known.generation) if known else NO_VERSION, self._keys)
         answered = time.monotonic_ns()
         if look.changed and look.view is not None:
             self.moves.views.append(Change(self._before, answered, look.view))

@@ -16,7 +16,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from celery_sticky.errors import SlotBroken
-from celery_sticky.queues.base import Act, Delivery, Fetched, Tag, Tenure, Verdict
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure
 from celery_sticky.queues.redis.exchange import field_of
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, ServerError, pack
@@ -52,11 +52,11 @@ def _parts(tenure: Tenure) -> list[bytes]:
 class Upload:
     """Verdicts whose bodies were stored, where those were big."""
 
-    said: list[Verdict] = field(default_factory=list)
+    said: list[Disposition] = field(default_factory=list)
     """What to tell the script."""
-    originals: dict[int, Verdict] = field(default_factory=dict)
+    originals: dict[int, Disposition] = field(default_factory=dict)
     """`id` of a verdict that has a reference in the place of its body -> the verdict."""
-    failed: list[tuple[Verdict, str]] = field(default_factory=list)
+    failed: list[tuple[Disposition, str]] = field(default_factory=list)
     """What the server has no room for."""
 
 
@@ -82,32 +82,32 @@ class Bodies:
                 body = found if isinstance(found, bytes) else b""
                 deliveries[number] = self._light(replace(delivery, body=body), key.decode())
 
-    def upload(self, verdicts: Sequence[Verdict]) -> Upload:
+    def upload(self, dispositions: Sequence[Disposition]) -> Upload:
         """Store the big ones among the bodies that verdicts bring along."""
         upload = Upload()
-        for verdict in verdicts:
-            if verdict.body is None or len(verdict.body) <= BIG:
-                upload.said.append(verdict)
+        for disposition in dispositions:
+            if disposition.body is None or len(disposition.body) <= BIG:
+                upload.said.append(disposition)
                 continue
-            key = self._key(verdict)
-            reply, _ = self._server.wire.call(pack("RPUSH", key, verdict.body), pack("EXPIRE", key, UNUSED_SECONDS))
+            key = self._key(disposition)
+            reply, _ = self._server.wire.call(pack("RPUSH", key, disposition.body), pack("EXPIRE", key, UNUSED_SECONDS))
             if isinstance(reply, ServerError) and str(reply).startswith("OOM"):
-                upload.failed.append((verdict, f"the server is full: {reply}"))
+                upload.failed.append((disposition, f"the server is full: {reply}"))
                 continue
             self._server.answered(reply)
-            upload.said.append(replace(verdict, body=REFERENCE + key.encode()))
-            upload.originals[id(upload.said[-1])] = verdict
+            upload.said.append(replace(disposition, body=REFERENCE + key.encode()))
+            upload.originals[id(upload.said[-1])] = disposition
         return upload
 
     def uploaded(self, upload: Upload, fetched: Fetched) -> None:
         """Put the verdicts themselves into the answer, and delete the bodies that the script has not taken."""
         own = upload.originals
-        for verdict in (*fetched.refused, *(verdict for verdict, _ in fetched.failed)):
-            if id(verdict) in own and (key := referred(verdict.body or b"")) is not None:
+        for disposition in (*fetched.refused, *(disposition for disposition, _ in fetched.failed)):
+            if id(disposition) in own and (key := referred(disposition.body or b"")) is not None:
                 self._server.ask(pack("UNLINK", key))
-        fetched.confirmed[:] = [own.get(id(verdict), verdict) for verdict in fetched.confirmed]
-        fetched.refused[:] = [own.get(id(verdict), verdict) for verdict in fetched.refused]
-        fetched.failed[:] = [(own.get(id(verdict), verdict), why) for verdict, why in fetched.failed]
+        fetched.confirmed[:] = [own.get(id(disposition), disposition) for disposition in fetched.confirmed]
+        fetched.refused[:] = [own.get(id(disposition), disposition) for disposition in fetched.refused]
+        fetched.failed[:] = [(own.get(id(disposition), disposition), why) for disposition, why in fetched.failed]
         fetched.failed += upload.failed
 
     def set_aside(self, tenure: Tenure, list_key: str, trip: int) -> Delivery | None:
@@ -162,8 +162,8 @@ class Bodies:
                 pack("HGET", f"{queue}:marks", digest_of(delivery.body)),
                 pack("EXEC"),
             )
-            marks = cast(list[bytes | None], done)[-1] if done is not None else None
-            attempts = int(marks) if marks is not None else attempts
+            counted_starts = cast(list[bytes | None], done)[-1] if done is not None else None
+            attempts = int(counted_starts) if counted_starts is not None else attempts
         return replace(delivery, body=self.read(delivery.body), attempts=attempts)
 
     def _move(self, queue: str, list_key: str, key: str, tag: Tag, value: bytes, ours: Sequence[bytes]) -> bytes | None:
@@ -190,7 +190,7 @@ class Bodies:
             raise SlotBroken(f"key {list_key}: {body}")
         return cast(bytes | None, body)
 
-    def _key(self, verdict: Verdict) -> str:
-        tenure = verdict.tenure
-        slot = verdict.to if verdict.act is Act.MOVE else tenure.slot
+    def _key(self, disposition: Disposition) -> str:
+        tenure = disposition.tenure
+        slot = disposition.to if disposition.outcome is Outcome.MOVE else tenure.slot
         return f"{self._layout.queue(tenure.keyspace, slot)}:body:{uuid.uuid4().hex}"

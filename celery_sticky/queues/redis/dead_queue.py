@@ -25,7 +25,7 @@ class DeadQueue:
 
     def __init__(self, server: Server, layout: Layout, bodies: Bodies) -> None:
         self._server, self._layout, self._bodies = server, layout, bodies
-        self._list, self._exhume = Script.load("dead"), Script.load("exhume")
+        self._list, self._requeue = Script.load("dead"), Script.load("requeue")
         self._drop, self._trim = Script.load("drop"), Script.load("trim")
 
     def page(self, keyspace: str, after: str, limit: int | None) -> Sequence[Dead]:
@@ -67,11 +67,11 @@ class DeadQueue:
         with self._about(keyspace):
             return cast(int, self._server.ask(pack("ZCARD", f"{self._layout.dead(keyspace)}:order"))[0])
 
-    def exhume(self, keyspace: str, dead_id: str, slot: Slot) -> bool:
-        """See `SlotQueues.exhume`."""
+    def requeue(self, keyspace: str, dead_id: str, slot: Slot) -> bool:
+        """See `SlotQueues.requeue`."""
         keys = [self._layout.dead(keyspace), self._layout.queue(keyspace, slot)]
         with self._about(keyspace):
-            return self._server.run_one(self._exhume, keys, [self._layout.separator, dead_id]) == 1
+            return self._server.run_one(self._requeue, keys, [self._layout.separator, dead_id]) == 1
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.drop`."""

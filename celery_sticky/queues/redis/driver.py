@@ -19,22 +19,22 @@ import redis
 from celery_sticky.errors import Fenced, SlotBroken
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.queues.base import (
-    Act,
     Dead,
     Depth,
+    Disposition,
     Fetched,
     Guarantees,
+    Outcome,
     Tag,
     Tenure,
-    Verdict,
     Want,
     dead_slot,
     sent_at,
 )
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.dead_queue import DeadQueue
-from celery_sticky.queues.redis.drained import Drained
-from celery_sticky.queues.redis.exchange import REQUEST_VERDICTS, Answer, arguments, arrange, field_of, read, split
+from celery_sticky.queues.redis.empty_slots import EmptySlots
+from celery_sticky.queues.redis.exchange import REQUEST_DISPOSITIONS, Answer, arguments, arrange, field_of, read, split
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, pack
 from celery_sticky.queues.redis.scripts import Script
@@ -64,8 +64,8 @@ class RedisQueues:
 
     def __init__(self, client: redis.Redis, layout: Layout, *, socket_timeout: float) -> None:
         self._layout = layout
-        self._drained = Drained(layout)
-        self._wire = Wire(client, socket_timeout, self._drained.hear)
+        self._empty = EmptySlots(layout)
+        self._wire = Wire(client, socket_timeout, self._empty.hear)
         self._checked_on = 0
         self._trips = 0
         """Requests that brought something, or might have: part of the tags, so that none names two messages."""
@@ -96,7 +96,7 @@ class RedisQueues:
             raise Fenced(cast(int, reply[1]), cast(bytes, reply[2]).decode())
         if reply[0] == FAILED:
             raise SlotBroken(cast(bytes, reply[1]).decode(errors="replace"))
-        self._drained.remove((tenure.keyspace, tenure.slot))
+        self._empty.remove((tenure.keyspace, tenure.slot))
         if reply[1] and not self._warned:
             self._warned = True
             logger.warning(
@@ -113,15 +113,15 @@ class RedisQueues:
         fields = {name.decode() for name in cast(list[bytes], names)} - set(keep)
         return sorted(fields, key=lambda name: int(name.partition(":")[0]), reverse=True)
 
-    def fetch(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Fetched:
+    def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """See `SlotQueues.fetch`."""
-        if not wants and not verdicts:
+        if not wants and not dispositions:
             return Fetched()
-        replacing = [verdict for verdict in verdicts if verdict.body]
-        upload = self._bodies.upload(verdicts) if replacing else None
-        answers, left = list[Answer](), upload.said if upload else verdicts
+        replacing = [disposition for disposition in dispositions if disposition.body]
+        upload = self._bodies.upload(dispositions) if replacing else None
+        answers, left = list[Answer](), upload.said if upload else dispositions
         while not answers or left:
-            count = split(left) if replacing else min(len(left), REQUEST_VERDICTS)
+            count = split(left) if replacing else min(len(left), REQUEST_DISPOSITIONS)
             last = count == len(left)  # what is wanted goes with the last verdicts, or if there are none
             answers.append(self._trip(wants if last else [], left[:count], now))
             left = [*answers[-1].later, *left[count:]]
@@ -132,25 +132,25 @@ class RedisQueues:
         self._bodies.read_all(fetched.deliveries)
         for tenure, name in [one for answer in answers for one in answer.too_big][:1]:
             self._set_aside(tenure, name, fetched)
-        self._note(verdicts, fetched)
+        self._note(dispositions, fetched)
         return fetched
 
-    def _trip(self, wants: Sequence[Want], verdicts: Sequence[Verdict], now: float) -> Answer:
+    def _trip(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Answer:
         slots = [(want.tenure.keyspace, want.tenure.slot) for want in wants]
         for slot in slots:
-            self._drained.remove(slot)
-        parts = arrange(wants, verdicts)
+            self._empty.remove(slot)
+        parts = arrange(wants, dispositions)
         keys = [self._layout.queue(part.tenure.keyspace, part.tenure.slot) for part in parts]
-        look = [self._drained.request(slots)] if 0 < len(slots) <= LOOKED_AT and self._wire.tracking else []
+        look = [self._empty.request(slots)] if 0 < len(slots) <= LOOKED_AT and self._wire.tracking else []
         self._trips += 1
         said = arguments(parts, self._layout, now, self._trips)
         reply, *counts = self._server.call(self._fetch, keys, said, look)
         answer = read(parts, cast(Sequence[object], reply), self._trips)
         for slot, want in zip(slots, wants, strict=True):
             if slot in answer.fetched.drained:
-                self._drained.add(slot, want.tenure)
+                self._empty.add(slot, want.tenure)
         if counts == [0]:
-            self._drained.unchecked.difference_update(slots)
+            self._empty.unchecked.difference_update(slots)
         return answer
 
     @staticmethod
@@ -159,7 +159,7 @@ class RedisQueues:
         for answer in answers[1:]:
             for name in ("deliveries", "confirmed", "refused", "failed"):
                 getattr(fetched, name).extend(getattr(answer.fetched, name))
-            for name in ("marks", "drained", "lost", "broken", "due"):
+            for name in ("counted_starts", "drained", "lost", "broken", "due"):
                 getattr(fetched, name).update(getattr(answer.fetched, name))
         return fetched
 
@@ -174,10 +174,12 @@ class RedisQueues:
         if delivery is not None:
             fetched.deliveries.append(delivery)
 
-    def _note(self, verdicts: Sequence[Verdict], fetched: Fetched) -> None:
-        for verdict in verdicts:
-            if verdict.act is Act.MOVE:
-                self._drained.got((verdict.tenure.keyspace, verdict.to))  # the server does not tell of our own changes
+    def _note(self, dispositions: Sequence[Disposition], fetched: Fetched) -> None:
+        for disposition in dispositions:
+            if disposition.outcome is Outcome.MOVE:
+                self._empty.got(
+                    (disposition.tenure.keyspace, disposition.to)
+                )  # the server does not tell of our own changes
         if fetched.deliveries and not self._wire.tracking:
             self._pause = FIRST_PAUSE
             self._next_check = min(self._next_check, time.monotonic() + FIRST_PAUSE)
@@ -188,11 +190,11 @@ class RedisQueues:
         while True:
             now = time.monotonic()
             self._check(now)
-            if woken := self._drained.take():
+            if woken := self._empty.take():
                 return woken
-            stirred = self._wire.wait(min(deadline, self._next_check) - now if self._drained.slots else deadline - now)
+            stirred = self._wire.wait(min(deadline, self._next_check) - now if self._empty.slots else deadline - now)
             if stirred or time.monotonic() >= deadline:
-                return self._drained.take()
+                return self._empty.take()
 
     def wake(self) -> None:
         """See `SlotQueues.wake`."""
@@ -200,7 +202,7 @@ class RedisQueues:
 
     def close_slot(self, tenure: Tenure) -> None:
         """See `SlotQueues.close_slot`."""
-        self._drained.release((tenure.keyspace, tenure.slot), tenure)
+        self._empty.release((tenure.keyspace, tenure.slot), tenure)
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """See `SlotQueues.depth`."""
@@ -242,12 +244,12 @@ class RedisQueues:
         """See `SlotQueues.trim_dead`."""
         return self._dead.trim(keyspace, limit, before)
 
-    def exhume(self, keyspace: str, dead_id: str) -> bool:
-        """See `SlotQueues.exhume`."""
+    def requeue(self, keyspace: str, dead_id: str) -> bool:
+        """See `SlotQueues.requeue`."""
         slot = dead_slot(dead_id)
-        done = slot is not None and self._dead.exhume(keyspace, dead_id, slot)
+        done = slot is not None and self._dead.requeue(keyspace, dead_id, slot)
         if done and slot is not None:
-            self._drained.got((keyspace, slot))  # the server does not tell of our own changes
+            self._empty.got((keyspace, slot))  # the server does not tell of our own changes
         return done
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
@@ -263,17 +265,17 @@ class RedisQueues:
         anew = not self._wire.connected or self._wire.connects != self._checked_on
         everything = anew or now >= self._next_check
         if everything:
-            slots = list(self._drained.slots)
+            slots = list(self._empty.slots)
         else:
-            slots = list(self._drained.unchecked) if self._wire.tracking else []
+            slots = list(self._empty.unchecked) if self._wire.tracking else []
         if not slots:
             return
-        if cast(int, self._server.ask(self._drained.request(slots))[0]):
-            counts = self._server.ask(*[self._drained.request([slot]) for slot in slots])
+        if cast(int, self._server.ask(self._empty.request(slots))[0]):
+            counts = self._server.ask(*[self._empty.request([slot]) for slot in slots])
             for slot, count in zip(slots, counts, strict=True):
                 if count:
-                    self._drained.got(slot)
-        self._drained.unchecked.difference_update(slots)
+                    self._empty.got(slot)
+        self._empty.unchecked.difference_update(slots)
         if everything:
             self._checked_on = self._wire.connects
             self._next_check = now + (SWEEP_SECONDS if self._wire.tracking else self._pause)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from celery_sticky.queues.base import Act, Delivery, Fetched, Tag, Tenure, Verdict, Want
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure, Want
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument
 
@@ -14,16 +14,16 @@ NOTHING_WANTED = -1
 NOT_NOW = -1
 REQUEST_BYTES = 1024 * 1024
 """Bytes of bodies that one request carries."""
-REQUEST_VERDICTS = 256
+REQUEST_DISPOSITIONS = 256
 
 
 @dataclass(slots=True)
-class Part:
+class TenurePart:
     """What is said under one tenure."""
 
     tenure: Tenure
     limit: int = NOTHING_WANTED
-    verdicts: list[Verdict] = field(default_factory=list)
+    dispositions: list[Disposition] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -31,45 +31,45 @@ class Answer:
     """What came of one trip."""
 
     fetched: Fetched = field(default_factory=Fetched)
-    later: list[Verdict] = field(default_factory=list)
+    later: list[Disposition] = field(default_factory=list)
     """Verdicts that the script had no time for."""
     too_big: list[tuple[Tenure, str]] = field(default_factory=list)
     """Lists in whose front stands a message too big for a script."""
 
 
-def arrange(wants: Sequence[Want], verdicts: Sequence[Verdict]) -> list[Part]:
+def arrange(wants: Sequence[Want], dispositions: Sequence[Disposition]) -> list[TenurePart]:
     """Sort what is to be said by tenure, in the order of the wants."""
-    parts = {want.tenure: Part(want.tenure, max(want.limit, 0)) for want in wants}
-    for verdict in verdicts:
-        tenure = verdict.tenure
+    parts = {want.tenure: TenurePart(want.tenure, max(want.limit, 0)) for want in wants}
+    for disposition in dispositions:
+        tenure = disposition.tenure
         part = parts.get(tenure)
         if part is None:
-            part = parts[tenure] = Part(tenure)
-        part.verdicts.append(verdict)
+            part = parts[tenure] = TenurePart(tenure)
+        part.dispositions.append(disposition)
     return list(parts.values())
 
 
-def split(verdicts: Sequence[Verdict]) -> int:
+def split(dispositions: Sequence[Disposition]) -> int:
     """Return how many of the verdicts go with one request: the rest would make it too long for a script."""
     size = 0
-    for number, verdict in enumerate(verdicts[:REQUEST_VERDICTS]):
-        size += len(verdict.body or b"")
+    for number, disposition in enumerate(dispositions[:REQUEST_DISPOSITIONS]):
+        size += len(disposition.body or b"")
         if number and size > REQUEST_BYTES:
             return number
-    return min(len(verdicts), REQUEST_VERDICTS)
+    return min(len(dispositions), REQUEST_DISPOSITIONS)
 
 
-def arguments(parts: Sequence[Part], layout: Layout, now: float, trip: int) -> list[Argument]:
+def arguments(parts: Sequence[TenurePart], layout: Layout, now: float, trip: int) -> list[Argument]:
     """Return the arguments of the script for these parts."""
     said: list[Argument] = [repr(now), layout.separator, layout.steps_json, trip]
     for part in parts:
         tenure = part.tenure
-        said += (tenure.epoch, tenure.incarnation, tenure.open_count, part.limit, len(part.verdicts))
-        for verdict in part.verdicts:
-            if verdict.act is Act.ACK:
-                said.append("a" + field_of(verdict.tag))
+        said += (tenure.epoch, tenure.incarnation, tenure.open_count, part.limit, len(part.dispositions))
+        for disposition in part.dispositions:
+            if disposition.outcome is Outcome.ACK:
+                said.append("a" + field_of(disposition.tag))
             else:
-                _say(said, verdict, layout)
+                _say(said, disposition, layout)
     return said
 
 
@@ -78,23 +78,23 @@ def field_of(tag: Tag) -> str:
     return f"{tag.number}:{tag.trip}"
 
 
-def _say(said: list[Argument], verdict: Verdict, layout: Layout) -> None:
-    name, body = field_of(verdict.tag), verdict.body or b""
-    match verdict.act:
-        case Act.MARK:
-            said += ("m" + name, verdict.starts)
-        case Act.UNMARK:
-            said += ("u" + name, verdict.starts)
-        case Act.DEFER:
-            said += ("d" + name, repr(verdict.due), body)
-        case Act.MOVE:
-            said += ("f" + name, layout.queue(verdict.tenure.keyspace, verdict.to), body)
-        case Act.BURY:
-            slot, keyspace = verdict.tenure.slot, verdict.tenure.keyspace
-            said += ("b" + name, layout.dead(keyspace), f"{slot}-{verdict.tag.number}", verdict.info)
+def _say(said: list[Argument], disposition: Disposition, layout: Layout) -> None:
+    name, body = field_of(disposition.tag), disposition.body or b""
+    match disposition.outcome:
+        case Outcome.COUNT_START:
+            said += ("m" + name, disposition.starts)
+        case Outcome.UNCOUNT_START:
+            said += ("u" + name, disposition.starts)
+        case Outcome.DEFER:
+            said += ("d" + name, repr(disposition.due), body)
+        case Outcome.MOVE:
+            said += ("f" + name, layout.queue(disposition.tenure.keyspace, disposition.to), body)
+        case Outcome.BURY:
+            slot, keyspace = disposition.tenure.slot, disposition.tenure.keyspace
+            said += ("b" + name, layout.dead(keyspace), f"{slot}-{disposition.tag.number}", disposition.info)
 
 
-def read(parts: Sequence[Part], reply: Sequence[object], trip: int) -> Answer:
+def read(parts: Sequence[TenurePart], reply: Sequence[object], trip: int) -> Answer:
     """Return what the script answered to these parts on this trip."""
     answer, answers = Answer(), iter(reply)
     for part in parts:
@@ -102,40 +102,42 @@ def read(parts: Sequence[Part], reply: Sequence[object], trip: int) -> Answer:
         if isinstance(held, bytes):
             _broken(answer, part, held)
         elif held == 1:
-            for verdict in part.verdicts:
+            for disposition in part.dispositions:
                 told = next(answers)
-                if told == 1 and verdict.act is Act.ACK:
-                    answer.fetched.confirmed.append(verdict)
+                if told == 1 and disposition.outcome is Outcome.ACK:
+                    answer.fetched.confirmed.append(disposition)
                 else:
-                    _settled(answer, verdict, told)
+                    _settled(answer, disposition, told)
             if part.limit != NOTHING_WANTED:
                 _brought(answer, part.tenure, trip, answers)
         else:
-            answer.fetched.refused += part.verdicts
+            answer.fetched.refused += part.dispositions
             if part.limit != NOTHING_WANTED:
                 answer.fetched.lost.add((part.tenure.keyspace, part.tenure.slot))
     return answer
 
 
-def _broken(answer: Answer, part: Part, reason: bytes) -> None:
+def _broken(answer: Answer, part: TenurePart, reason: bytes) -> None:
     text = reason.decode(errors="replace")
-    answer.fetched.failed += [(verdict, text) for verdict in part.verdicts]
+    answer.fetched.failed += [(disposition, text) for disposition in part.dispositions]
     if part.limit != NOTHING_WANTED:
         answer.fetched.broken[part.tenure.keyspace, part.tenure.slot] = text
 
 
-def _settled(answer: Answer, verdict: Verdict, told: object) -> None:
+def _settled(answer: Answer, disposition: Disposition, told: object) -> None:
     fetched = answer.fetched
     if isinstance(told, bytes):
-        fetched.failed.append((verdict, told.decode(errors="replace")))
+        fetched.failed.append((disposition, told.decode(errors="replace")))
     elif told == NOT_NOW:
-        answer.later.append(verdict)
+        answer.later.append(disposition)
     elif told == 0:
-        fetched.refused.append(verdict)
+        fetched.refused.append(disposition)
     else:
-        fetched.confirmed.append(verdict)
-        if verdict.act is Act.MARK:
-            fetched.marks[verdict.tenure.keyspace, verdict.tenure.slot, verdict.tag] = cast(int, told)
+        fetched.confirmed.append(disposition)
+        if disposition.outcome is Outcome.COUNT_START:
+            fetched.counted_starts[disposition.tenure.keyspace, disposition.tenure.slot, disposition.tag] = cast(
+                int, told
+            )
 
 
 def _brought(answer: Answer, tenure: Tenure, trip: int, answers: Iterator[object]) -> None:
@@ -156,5 +158,5 @@ def _brought(answer: Answer, tenure: Tenure, trip: int, answers: Iterator[object
     first, name, bring = cast(int, next(answers)), tenure.trip(trip), fetched.deliveries.append
     for number in range(first, first + count):
         head, _, body = cast(bytes, next(answers)).partition(b":")
-        priority, _, marks = head.partition(b",")
-        bring(Delivery(tenure, Tag(number, name), int(priority), body, int(marks) if marks else None))
+        priority, _, counted_starts = head.partition(b",")
+        bring(Delivery(tenure, Tag(number, name), int(priority), body, int(counted_starts) if counted_starts else None))

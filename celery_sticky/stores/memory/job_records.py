@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, NewJob, Note, Outcome, Report, Verdict
+from celery_sticky.stores.jobs import STOPPED, DispatchOutcome, JobRecord, JobState, NewJob, Note, Report, RunResult
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Dispatch:
 
     job: NewJob
     outcome_ttl: float
-    outcome: Outcome | None = None
+    outcome: DispatchOutcome | None = None
     until: float = math.inf
     """How long the outcome is kept, by the monotonic clock."""
 
@@ -94,7 +94,7 @@ class Keyspace:
     def tell(self, job_id: str, error: str, ttl: float | None = None) -> None:
         """Write down how the start of a dispatched job went."""
         dispatch = self.dispatches[job_id]
-        dispatch.outcome = Outcome(error)
+        dispatch.outcome = DispatchOutcome(error)
         dispatch.until = time.monotonic() + (dispatch.outcome_ttl if ttl is None else ttl)
 
     def remove(self, record: JobRecord, error: str, ttl: float | None = None) -> None:
@@ -114,12 +114,12 @@ class Keyspace:
 
     def settle(self, record: JobRecord, report: Report, ttl: float) -> None:
         """Write down what became of one run."""
-        if report.verdict is Verdict.STARTED:
+        if report.result is RunResult.STARTED:
             if record.fresh:
                 self.tell(record.id, "", ttl)
             state = JobState.STOPPING if record.state is JobState.STOPPING else JobState.RUNNING
             self.put(replace(record, state=state, fresh=False, error=""))
-        elif report.verdict is Verdict.ENDED or record.fresh or record.state is JobState.STOPPING:
+        elif report.result is RunResult.ENDED or record.fresh or record.state is JobState.STOPPING:
             self.remove(record, report.error, ttl)
         else:
             self.put(replace(record, state=JobState.FAILING, error=report.error))

@@ -18,13 +18,13 @@ from celery_sticky.stores.jobs import (
     SEEN_RECORDS,
     STOPPED,
     Admission,
+    DispatchOutcome,
     Fate,
     JobPlaces,
     JobRecord,
     JobState,
     NewJob,
     Note,
-    Outcome,
     Report,
     Reserved,
     SlotJobs,
@@ -52,7 +52,7 @@ def memory_job_server(name: str, prefix: str) -> MemoryJobServer:
 class MemoryJobs(Client[Keyspaces, Slot]):
     """A client of a `MemoryJobServer`, for one keyspace: see `celery_sticky.stores.jobs.JobStore`."""
 
-    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
+    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, DispatchOutcome | None]:
         """See `JobStore.admit`."""
         with self._server.changed:
             space = self._space()
@@ -74,10 +74,10 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             self._server.signal(self._keyspace, job.slot)
             return Admission.ADMITTED, None
 
-    def outcome(self, job_id: str, timeout: float) -> Outcome | None:
+    def outcome(self, job_id: str, timeout: float) -> DispatchOutcome | None:
         """See `JobStore.outcome`."""
 
-        def known() -> Outcome | None:
+        def known() -> DispatchOutcome | None:
             dispatch = self._space().dispatches.get(job_id)
             return dispatch.outcome if dispatch is not None and dispatch.until > time.monotonic() else None
 

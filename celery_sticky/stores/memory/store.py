@@ -9,15 +9,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from celery_sticky.ownership.events import BeatHeard, ViewChanged
+from celery_sticky.ownership.events import HeartbeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
-from celery_sticky.stores.base import Beat, Reading, Signal
-from celery_sticky.stores.directory import PinMoved
+from celery_sticky.stores.base import Heartbeat, Reading, Signal
 from celery_sticky.stores.in_process import Client, Server
+from celery_sticky.stores.placement import PinMoved
 
 
 @dataclass(slots=True)
-class DirectoryRecords:
+class PlacementRecords:
     """What is written down of a keyspace that directs keys."""
 
     claims: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -36,10 +36,10 @@ class Records:
     """What a server has written down, all of it."""
 
     documents: dict[str, bytes] = field(default_factory=dict)
-    beats: dict[str, dict[str, int]] = field(default_factory=dict)
+    heartbeats: dict[str, dict[str, int]] = field(default_factory=dict)
     revoked: dict[str, float] = field(default_factory=dict)
     """Task id -> when it expires; the newest is the last."""
-    directories: dict[str, DirectoryRecords] = field(default_factory=dict)
+    placement_stores: dict[str, PlacementRecords] = field(default_factory=dict)
 
 
 Heard = Signal | PinMoved
@@ -74,37 +74,43 @@ class MemoryStore(Client[Records, Heard]):
             records = self._records()
             document = records.documents.get(self._keyspace)
             view = None if document is None else parsed(document)
-            return Reading(view, dict(records.beats.get(self._keyspace, {})), self._server.run_id, self._server.clock())
+            return Reading(
+                view, dict(records.heartbeats.get(self._keyspace, {})), self._server.run_id, self._server.clock()
+            )
 
     def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
         """See `Store.swap`."""
         with self._server.changed:
             records = self._records()
-            beats = records.beats.get(self._keyspace, {})
+            heartbeats = records.heartbeats.get(self._keyspace, {})
             if new.store_id != self._server.run_id or self._version() != (old and (old.version, old.generation)):
                 return False
-            if any(beats.get(incarnation) != counter for incarnation, counter in (guard or {}).items()):
+            if any(heartbeats.get(incarnation) != counter for incarnation, counter in (guard or {}).items()):
                 return False
             incarnations = [member.incarnation for member in new.members.values()]
             records.documents[self._keyspace] = new.to_bytes()
-            records.beats[self._keyspace] = {incarnation: beats.get(incarnation, 0) for incarnation in incarnations}
+            records.heartbeats[self._keyspace] = {
+                incarnation: heartbeats.get(incarnation, 0) for incarnation in incarnations
+            }
             self._server.signal(self._keyspace, ViewChanged(new.version))
             return True
 
-    def beat(self, incarnation: str, *, announce: bool = True) -> Beat:
+    def heartbeat(self, incarnation: str, *, announce: bool = True) -> Heartbeat:
         """See `Store.beat`."""
         with self._server.changed:
-            beats = self._records().beats.get(self._keyspace, {})
+            heartbeats = self._records().heartbeats.get(self._keyspace, {})
             written = self._version()
-            alive = written is not None and incarnation in beats
+            alive = written is not None and incarnation in heartbeats
             if alive:
-                beats[incarnation] += 1
+                heartbeats[incarnation] += 1
                 if announce:
-                    heard = BeatHeard(incarnation, beats[incarnation])
+                    heard = HeartbeatHeard(incarnation, heartbeats[incarnation])
                     self._server.signal(self._keyspace, heard, sender=self._subscription)
             version, generation = written or (0, 0)
-            told = {} if announce or not alive else dict(beats)
-            return Beat(alive, version, generation, self._server.run_id, told, beats[incarnation] if alive else 0)
+            told = {} if announce or not alive else dict(heartbeats)
+            return Heartbeat(
+                alive, version, generation, self._server.run_id, told, heartbeats[incarnation] if alive else 0
+            )
 
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
         """See `Store.revoke`."""

@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import RecordUnusable, StickyError
-from celery_sticky.ownership.events import BeatHeard, ViewChanged
+from celery_sticky.ownership.events import HeartbeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.redis_clients import key_prefix
-from celery_sticky.stores.base import Beat, Reading, Signal
+from celery_sticky.stores.base import Heartbeat, Reading, Signal
 from celery_sticky.stores.redis.client import Client, script
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ class RedisStore(Client[Signal]):
     ) -> None:
         everybody = f"{key_prefix(connection)}{prefix}"
         root = f"{everybody}:{keyspace}"
-        self._view, self._beats, self._revoked = f"{root}:view", f"{root}:beats", f"{everybody}:revoked"
+        self._view, self._heartbeats, self._revoked = f"{root}:view", f"{root}:beats", f"{everybody}:revoked"
         self._own: set[str] = set()
-        scripts = {verb: script(__package__, "run_id", verb) for verb in ("read", "swap", "beat")}
+        scripts = {verb: script(__package__, "run_id", verb) for verb in ("read", "swap", "heartbeat")}
         scripts |= {verb: script(__package__, verb) for verb in ("revoke", "revoked")}
-        types = {self._view: "hash", self._beats: "hash", self._revoked: "zset"}
+        types = {self._view: "hash", self._heartbeats: "hash", self._revoked: "zset"}
         super().__init__(connection, root, scripts, self._signal, socket_timeout, types)
 
     def read(self) -> Reading:
         """See `Store.read`."""
-        document, beats, run_id, seconds, micros = self._run("read", [self._view, self._beats])
+        document, heartbeats, run_id, seconds, micros = self._run("read", [self._view, self._heartbeats])
         return Reading(
             view=None if document is None else self._read_view(document),
-            beats=self._counters(beats),
+            heartbeats=self._counters(heartbeats),
             store_id=run_id.decode(),
             clock=int(seconds) + int(micros) / 1e6,
         )
@@ -53,14 +53,16 @@ class RedisStore(Client[Signal]):
         guards = [part for pair in guard.items() for part in pair]
         incarnations = [member.incarnation for member in new.members.values()]
         args = [self._channel, new.store_id, *expected, new.version, new.generation, new.to_bytes(), len(guard)]
-        return bool(self._run("swap", [self._view, self._beats], [*args, *guards, *incarnations]) == 1)
+        return bool(self._run("swap", [self._view, self._heartbeats], [*args, *guards, *incarnations]) == 1)
 
-    def beat(self, incarnation: str, *, announce: bool = True) -> Beat:
+    def heartbeat(self, incarnation: str, *, announce: bool = True) -> Heartbeat:
         """See `Store.beat`."""
         self._own.add(incarnation)
         args = [self._channel, incarnation, int(announce)]
-        counter, version, generation, run_id, beats = self._run("beat", [self._view, self._beats], args)
-        return Beat(counter > 0, int(version), int(generation), run_id.decode(), self._counters(beats), counter)
+        counter, version, generation, run_id, heartbeats = self._run("heartbeat", [self._view, self._heartbeats], args)
+        return Heartbeat(
+            counter > 0, int(version), int(generation), run_id.decode(), self._counters(heartbeats), counter
+        )
 
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
         """See `Store.revoke`; newest are those that expire last."""
@@ -77,7 +79,7 @@ class RedisStore(Client[Signal]):
                 case ["changed", version]:
                     return ViewChanged(int(version))
                 case ["heard", counter, incarnation] if incarnation not in self._own:
-                    return BeatHeard(incarnation, int(counter))
+                    return HeartbeatHeard(incarnation, int(counter))
         return None
 
     def _read_view(self, document: bytes) -> View:
@@ -90,4 +92,4 @@ class RedisStore(Client[Signal]):
         try:
             return {name.decode(): int(counter) for name, counter in zip(flat[::2], flat[1::2], strict=True)}
         except ValueError as error:
-            raise RecordUnusable(f"{self._at}: {self._beats} holds what is no heartbeat: {error}") from error
+            raise RecordUnusable(f"{self._at}: {self._heartbeats} holds what is no heartbeat: {error}") from error

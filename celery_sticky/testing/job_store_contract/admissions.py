@@ -102,7 +102,7 @@ class AdmissionContract(Opening[JobStore]):
         assert steps.ask(store, steps.job("d2", key="k2"), max_queued=1) == (Admission.FULL, None)
 
     @pytest.mark.parametrize(
-        "report", [steps.started(), steps.failed(), steps.ended()], ids=lambda report: report.verdict
+        "report", [steps.started(), steps.failed(), steps.ended()], ids=lambda report: report.result
     )
     def test_a_start_that_has_settled_waits_no_more(self, store: JobStore, report: object) -> None:
         steps.starting(store)

@@ -1,4 +1,4 @@
-"""The job store contract: the places of keys, where keys are directed."""
+"""The job store contract: the places of keys, where keys are placed."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sticky.stores.jobs import JobState, JobStore, Outcome, Report
+from celery_sticky.stores.jobs import DispatchOutcome, JobState, JobStore, Report
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import SLOT, SUCCESS
 from celery_sticky.testing.store_contract.server import Opening
@@ -31,7 +31,7 @@ class RunContract(Opening[JobStore]):
         steps.settle(store, steps.failed())
         assert steps.ids(store) == set()
         assert steps.notes(store) == []
-        assert store.outcome("d1", 0) == Outcome("boom")
+        assert store.outcome("d1", 0) == DispatchOutcome("boom")
         steps.queued(store, steps.job("d2"))
 
     def test_a_failed_start_of_a_job_that_has_run_keeps_it_with_payload_and_notes(self, store: JobStore) -> None:
@@ -72,7 +72,7 @@ class RunContract(Opening[JobStore]):
         steps.stopping(store, fresh=fresh)
         steps.settle(store, report)
         assert steps.ids(store) == set()
-        assert store.outcome("d1", 0) == (Outcome(report.error) if fresh else SUCCESS)
+        assert store.outcome("d1", 0) == (DispatchOutcome(report.error) if fresh else SUCCESS)
 
     def test_a_job_that_ends_by_itself_goes_with_its_notes(self, store: JobStore) -> None:
         steps.running(store)

@@ -12,10 +12,10 @@ import pytest
 
 from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import SEEN_RECORDS, JobState, JobStore, Outcome
+from celery_sticky.stores.jobs import SEEN_RECORDS, DispatchOutcome, JobState, JobStore
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import EPOCH, SLOT, OpenJobs
-from celery_sticky.testing.store_contract.server import PATIENCE, Opening, StoreServer, hear, revived
+from celery_sticky.testing.store_contract.server import TIMEOUT, Opening, StoreServer, hear, revived
 from celery_sticky.testing.store_contract.watching import WatchContract
 
 FAR = SLOT + 1
@@ -54,7 +54,7 @@ class JobSignalContract(WatchContract[JobStore]):
         store.close_keyspace(closed=True)
         heard: set[Slot] = set()
         while heard != {0, 5}:
-            more = other.watch(PATIENCE)
+            more = other.watch(TIMEOUT)
             assert more and not heard & set(more)
             heard |= set(more)
 
@@ -69,7 +69,7 @@ class JobSignalContract(WatchContract[JobStore]):
         store.watch(0)
         sender = threading.Timer(0.1, steps.queued, [other])
         sender.start()
-        assert set(store.watch(PATIENCE)) == {SLOT}
+        assert set(store.watch(TIMEOUT)) == {SLOT}
         sender.join()
 
     def test_no_change_is_missed_between_the_first_watch_and_a_look(self, store: JobStore, other: JobStore) -> None:
@@ -147,8 +147,8 @@ class JobFaultContract(Opening[JobStore]):
         store.watch(0)
         server.cut()
         with pytest.raises(StoreUnavailable):
-            store.watch(PATIENCE)
-        assert list(store.watch(PATIENCE)) == []
+            store.watch(TIMEOUT)
+        assert list(store.watch(TIMEOUT)) == []
         revived(other.records)
         steps.queued(other)
         hear(store, SLOT)
@@ -171,14 +171,14 @@ class JobFaultContract(Opening[JobStore]):
         server.cut()
         revived(store.records)
         steps.starting(store)
-        outcomes: list[Outcome | None] = []
+        outcomes: list[DispatchOutcome | None] = []
         with ThreadPoolExecutor(1) as threads:
-            waiting = threads.submit(revived, lambda: outcomes.append(other.outcome("d1", PATIENCE)))
+            waiting = threads.submit(revived, lambda: outcomes.append(other.outcome("d1", TIMEOUT)))
             server.cut()
             revived(store.records)
             steps.settle(store, steps.failed())
-            waiting.result(PATIENCE)
-        assert outcomes == [Outcome("boom")]
+            waiting.result(TIMEOUT)
+        assert outcomes == [DispatchOutcome("boom")]
 
     def test_every_verb_of_a_stopped_server_says_unavailable(
         self, server: StoreServer[JobStore], store: JobStore
@@ -216,7 +216,7 @@ class JobFaultContract(Opening[JobStore]):
         revived(store.records)
         revived(other.records)
         assert store.look({SLOT: 0, FAR: 0}) == before
-        assert other.outcome("d2", 0) == Outcome("boom")
+        assert other.outcome("d2", 0) == DispatchOutcome("boom")
         assert not store.claim_tick("t", 1)
         steps.reserved(store, "d1")
         assert steps.record(store).attempt == 2

@@ -8,15 +8,25 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob, Outcome, Report, Verdict
-from celery_sticky.testing.store_contract.server import PATIENCE
+from celery_sticky.stores.jobs import (
+    Admission,
+    DispatchOutcome,
+    Fate,
+    JobRecord,
+    JobState,
+    JobStore,
+    NewJob,
+    Report,
+    RunResult,
+)
+from celery_sticky.testing.store_contract.server import TIMEOUT
 
 OpenJobs = Callable[..., JobStore]
 T = TypeVar("T")
 
 SLOT, EPOCH = 3, 7
 """Where jobs are, and who owns them, unless a test says otherwise."""
-SUCCESS = Outcome()
+SUCCESS = DispatchOutcome()
 
 
 def job(id: str = "d1", name: str = "feed", key: str = "k", slot: Slot = SLOT, payload: bytes = b'{"n":1}') -> NewJob:  # noqa: A002
@@ -24,7 +34,9 @@ def job(id: str = "d1", name: str = "feed", key: str = "k", slot: Slot = SLOT, p
     return NewJob(name, key, slot, id, payload)
 
 
-def ask(store: JobStore, new: NewJob, *, max_queued: int = 1000, ttl: float = 60) -> tuple[Admission, Outcome | None]:
+def ask(
+    store: JobStore, new: NewJob, *, max_queued: int = 1000, ttl: float = 60
+) -> tuple[Admission, DispatchOutcome | None]:
     """Dispatch a job."""
     return store.admit(new, max_queued=max_queued, outcome_ttl=ttl)
 
@@ -63,17 +75,17 @@ def settle(
 
 def started(job_id: str = "d1") -> Report:
     """Its start returned."""
-    return Report(job_id, Verdict.STARTED)
+    return Report(job_id, RunResult.STARTED)
 
 
 def failed(job_id: str = "d1", error: str = "boom") -> Report:
     """Its start raised, or it ended with an error."""
-    return Report(job_id, Verdict.FAILED, error)
+    return Report(job_id, RunResult.FAILED, error)
 
 
 def ended(job_id: str = "d1", error: str = "") -> Report:
     """It has stopped."""
-    return Report(job_id, Verdict.ENDED, error)
+    return Report(job_id, RunResult.ENDED, error)
 
 
 def running(store: JobStore, new: NewJob | None = None) -> NewJob:
@@ -133,7 +145,7 @@ def at_once(open_store: OpenJobs, verbs: Sequence[Callable[[JobStore], T]]) -> l
     line = threading.Barrier(len(verbs))
 
     def run(client: JobStore, verb: Callable[[JobStore], T]) -> T:
-        line.wait(PATIENCE)
+        line.wait(TIMEOUT)
         return verb(client)
 
     with ThreadPoolExecutor(len(verbs)) as threads:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sticky.stores.jobs import STOPPED, Admission, JobState, JobStore, NewJob, Outcome
+from celery_sticky.stores.jobs import STOPPED, Admission, DispatchOutcome, JobState, JobStore, NewJob
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import SLOT, SUCCESS, OpenJobs
 from celery_sticky.testing.store_contract.server import Opening
@@ -30,7 +30,7 @@ class StopContract(Opening[JobStore]):
         assert other.stop(SLOT, "feed", "k")
         assert steps.ids(store) == {"d2"}
         assert steps.notes(store) == [b"2"]
-        assert store.outcome("d1", 0) == Outcome(STOPPED)
+        assert store.outcome("d1", 0) == DispatchOutcome(STOPPED)
 
     @pytest.mark.parametrize("begin", BEGUN)
     def test_a_stop_of_a_job_whose_start_was_begun_leaves_it_to_its_owner(self, store: JobStore, begin: Begin) -> None:
@@ -64,7 +64,7 @@ class StopContract(Opening[JobStore]):
     def test_a_stopped_job_may_be_wanted_again_under_another_id(self, store: JobStore) -> None:
         new = steps.queued(store)
         store.stop(SLOT, "feed", "k")
-        assert steps.ask(store, new) == (Admission.REPEATED, Outcome(STOPPED))
+        assert steps.ask(store, new) == (Admission.REPEATED, DispatchOutcome(STOPPED))
         steps.queued(store, steps.job("d2"))
         assert steps.ids(store) == {"d2"}
 
@@ -77,7 +77,7 @@ class StopContract(Opening[JobStore]):
         assert {found.id: found.state for found in store.records()} == dict.fromkeys(
             (new.id for new in begun), JobState.STOPPING
         )
-        assert [store.outcome(new.id, 0) for new in waiting] == [Outcome(STOPPED)] * 5
+        assert [store.outcome(new.id, 0) for new in waiting] == [DispatchOutcome(STOPPED)] * 5
         assert steps.notes(store, 0) == [b"stays"]
         assert steps.ask(store, steps.job("new")) == (Admission.CLOSED, None)
         assert steps.note(store, to=begun[1]).value == "no job"

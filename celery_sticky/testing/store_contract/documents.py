@@ -12,7 +12,7 @@ from dataclasses import replace
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import Member, View
 from celery_sticky.stores.base import Store
-from celery_sticky.testing.store_contract.server import PATIENCE, Opening, OpenStore, first_view, joined
+from celery_sticky.testing.store_contract.server import TIMEOUT, Opening, OpenStore, first_view, joined
 
 
 class DocumentContract(Opening[Store]):
@@ -21,7 +21,7 @@ class DocumentContract(Opening[Store]):
     def test_a_new_store_is_empty(self, store: Store) -> None:
         reading = store.read()
         assert reading.view is None
-        assert reading.beats == {}
+        assert reading.heartbeats == {}
         assert reading.store_id
         assert abs(reading.clock - time.time()) < 60
 
@@ -65,32 +65,32 @@ class DocumentContract(Opening[Store]):
         line = threading.Barrier(len(candidates))
 
         def swap(client: Store, new: View) -> bool:
-            line.wait(PATIENCE)
+            line.wait(TIMEOUT)
             return client.swap(view, new)
 
         with ThreadPoolExecutor(len(candidates)) as threads:
             won = list(threads.map(swap, clients, candidates))
         assert won.count(True) == 1
         assert store.read().view == candidates[won.index(True)]
-        assert list(store.read().beats) == [f"w{won.index(True)}-1"]
+        assert list(store.read().heartbeats) == [f"w{won.index(True)}-1"]
 
     def test_the_swap_of_a_join_makes_a_counter_at_zero_and_leaves_the_others(self, store: Store) -> None:
         view = joined(store, first_view(store), "a")
-        store.beat("a-1")
+        store.heartbeat("a-1")
         joined(store, view, "b")
-        assert store.read().beats == {"a-1": 1, "b-1": 0}
+        assert store.read().heartbeats == {"a-1": 1, "b-1": 0}
 
     def test_the_swap_of_an_eviction_removes_the_counter(self, store: Store) -> None:
         view = joined(store, joined(store, first_view(store), "a"), "b")
         assert store.swap(view, changes.evict(view, "a"))
-        assert store.read().beats == {"b-1": 0}
+        assert store.read().heartbeats == {"b-1": 0}
 
     def test_a_guarded_swap_is_refused_once_the_counter_has_moved(self, store: Store, other: Store) -> None:
         view = joined(store, joined(store, first_view(store), "a"), "b")
-        store.beat("a-1")
+        store.heartbeat("a-1")
         assert not other.swap(view, changes.evict(view, "a"), {"a-1": 0})
         assert other.read().view == view
-        assert other.read().beats == {"a-1": 1, "b-1": 0}
+        assert other.read().heartbeats == {"a-1": 1, "b-1": 0}
         assert other.swap(view, changes.evict(view, "a"), {"a-1": 1, "b-1": 0})
 
     def test_a_swap_guarded_by_a_counter_that_is_not_there_is_refused(self, store: Store) -> None:
@@ -99,45 +99,49 @@ class DocumentContract(Opening[Store]):
 
     def test_a_beat_counts_and_tells_version_generation_and_store(self, store: Store) -> None:
         view = joined(store, first_view(store), "a")
-        beat = store.beat("a-1")
-        assert (beat.alive, beat.version, beat.generation) == (True, view.version, view.generation)
-        assert beat.counter == 1 == store.read().beats["a-1"]
-        assert beat.store_id == store.read().store_id
-        assert beat.beats == {}
+        heartbeat = store.heartbeat("a-1")
+        assert (heartbeat.alive, heartbeat.version, heartbeat.generation) == (True, view.version, view.generation)
+        assert heartbeat.counter == 1 == store.read().heartbeats["a-1"]
+        assert heartbeat.store_id == store.read().store_id
+        assert heartbeat.heartbeats == {}
         view = joined(store, view, "b")
-        assert store.beat("a-1", announce=False).beats == {"a-1": 2, "b-1": 0} == store.read().beats
-        assert store.beat("nobody", announce=False).beats == {}
+        assert store.heartbeat("a-1", announce=False).heartbeats == {"a-1": 2, "b-1": 0} == store.read().heartbeats
+        assert store.heartbeat("nobody", announce=False).heartbeats == {}
 
     def test_who_is_gone_stays_gone(self, store: Store) -> None:
         view = joined(store, first_view(store), "a")
         evicted = changes.evict(view, "a")
         assert store.swap(view, evicted)
-        beat = store.beat("a-1")
-        assert (beat.alive, beat.version, beat.generation) == (False, evicted.version, evicted.generation)
-        assert store.read().beats == {}
-        assert not store.beat("a-1").alive
+        heartbeat = store.heartbeat("a-1")
+        assert (heartbeat.alive, heartbeat.version, heartbeat.generation) == (
+            False,
+            evicted.version,
+            evicted.generation,
+        )
+        assert store.read().heartbeats == {}
+        assert not store.heartbeat("a-1").alive
 
     def test_a_beat_where_there_is_no_document_makes_nothing(self, store: Store) -> None:
-        beat = store.beat("a-1")
-        assert (beat.alive, beat.version, beat.generation) == (False, 0, 0)
-        assert beat.store_id == store.read().store_id
-        assert store.read().beats == {}
+        heartbeat = store.heartbeat("a-1")
+        assert (heartbeat.alive, heartbeat.version, heartbeat.generation) == (False, 0, 0)
+        assert heartbeat.store_id == store.read().store_id
+        assert store.read().heartbeats == {}
 
     def test_a_fresh_document_over_an_old_one_forgets_its_members(self, store: Store) -> None:
         view = joined(store, first_view(store), "a")
         fresh = changes.fresh(slots=8, hash="h", generation=2, version=view.version + 1, store_id=view.store_id)
         assert store.swap(view, fresh)
-        assert not store.beat("a-1").alive
+        assert not store.heartbeat("a-1").alive
         assert store.read().view == fresh
 
     def test_keyspaces_do_not_see_each_other(self, store: Store, open_store: OpenStore) -> None:
         elsewhere = open_store("elsewhere")
         joined(store, first_view(store), "a")
         assert elsewhere.read().view is None
-        assert not elsewhere.beat("a-1").alive
+        assert not elsewhere.heartbeat("a-1").alive
         mine = joined(elsewhere, first_view(elsewhere), "b")
         assert elsewhere.read().view == mine
-        assert store.read().beats == {"a-1": 0}
+        assert store.read().heartbeats == {"a-1": 0}
 
     def test_prefixes_do_not_see_each_other(self, store: Store, open_store: OpenStore) -> None:
         apart = open_store(prefix="two")
@@ -162,7 +166,7 @@ class DocumentContract(Opening[Store]):
     def test_a_revoked_id_is_forgotten_after_its_time(self, store: Store) -> None:
         store.revoke(["long"], ttl=60, limit=10)
         store.revoke(["short"], ttl=0.05, limit=10)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while set(store.revoked()) != {"long"}:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -32,7 +32,7 @@ class Watching(Protocol[Heard]):
 AnyStore = TypeVar("AnyStore", bound=Watching[Any])
 """The kind of store: the same servers are asked for every kind."""
 OpenStore = Callable[..., Store]
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds after which something that should happen has not."""
 
 
@@ -77,7 +77,7 @@ def joined(store: Store, view: View, name: str) -> View:
 
 def hear(store: Watching[Heard], wanted: object) -> list[Heard]:
     """Watch until `wanted` comes; return all that came."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     heard: list[Heard] = []
     while wanted not in heard:
         left = deadline - time.monotonic()
@@ -88,7 +88,7 @@ def hear(store: Watching[Heard], wanted: object) -> list[Heard]:
 
 def revived(verb: Callable[[], object]) -> None:
     """Call a verb until it works."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while True:
         try:
             verb()

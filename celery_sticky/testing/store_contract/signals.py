@@ -11,11 +11,11 @@ import pytest
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.events import BeatHeard, ViewChanged
+from celery_sticky.ownership.events import HeartbeatHeard, ViewChanged
 from celery_sticky.ownership.view import Member
 from celery_sticky.stores.base import Store
 from celery_sticky.testing.store_contract.server import (
-    PATIENCE,
+    TIMEOUT,
     Opening,
     OpenStore,
     StoreServer,
@@ -34,22 +34,22 @@ class SignalContract(WatchContract[Store]):
         other.watch(0)
         view = joined(store, first_view(store), "a")
         hear(other, ViewChanged(view.version))
-        store.beat("a-1")
-        hear(other, BeatHeard("a-1", 1))
+        store.heartbeat("a-1")
+        hear(other, HeartbeatHeard("a-1", 1))
 
     def test_a_refused_swap_and_a_quiet_beat_are_not_heard(self, store: Store, other: Store) -> None:
         view = joined(store, first_view(store), "a")
         other.watch(0)
         assert not store.swap(None, view)
-        store.beat("a-1", announce=False)
-        assert not store.beat("gone").alive
-        store.beat("a-1")
-        assert hear(other, BeatHeard("a-1", 2)) == [BeatHeard("a-1", 2)]
+        store.heartbeat("a-1", announce=False)
+        assert not store.heartbeat("gone").alive
+        store.heartbeat("a-1")
+        assert hear(other, HeartbeatHeard("a-1", 2)) == [HeartbeatHeard("a-1", 2)]
 
     def test_nobody_is_woken_by_their_own_heartbeat(self, store: Store) -> None:
         view = joined(store, first_view(store), "a")
         store.watch(0)
-        store.beat("a-1")
+        store.heartbeat("a-1")
         new = joined(store, view, "b")
         assert hear(store, ViewChanged(new.version)) == [ViewChanged(new.version)]
 
@@ -64,7 +64,7 @@ class SignalContract(WatchContract[Store]):
         store.watch(0)
         sender = threading.Timer(0.1, first_view, [other])
         sender.start()
-        assert list(store.watch(PATIENCE)) == [ViewChanged(1)]
+        assert list(store.watch(TIMEOUT)) == [ViewChanged(1)]
         sender.join()
 
 
@@ -77,8 +77,8 @@ class FaultContract(Opening[Store]):
         store.watch(0)
         server.cut()
         with pytest.raises(StoreUnavailable):
-            store.watch(PATIENCE)
-        assert list(store.watch(PATIENCE)) == []
+            store.watch(TIMEOUT)
+        assert list(store.watch(TIMEOUT)) == []
         revived(other.read)
         first_view(other)
         hear(store, ViewChanged(1))
@@ -90,7 +90,7 @@ class FaultContract(Opening[Store]):
         revived(other.read)
         new = joined(other, view, "b")
         revived(store.read)
-        assert store.beat("a-1").version == new.version
+        assert store.heartbeat("a-1").version == new.version
 
     def test_every_verb_of_a_stopped_server_says_unavailable(self, server: StoreServer[Store], store: Store) -> None:
         view = first_view(store)
@@ -98,7 +98,7 @@ class FaultContract(Opening[Store]):
         for verb in (
             store.read,
             lambda: store.swap(view, replace(view, version=2)),
-            lambda: store.beat("a-1"),
+            lambda: store.heartbeat("a-1"),
             lambda: store.watch(1),
             lambda: store.revoke(["t"], ttl=1, limit=1),
             store.revoked,
@@ -110,14 +110,14 @@ class FaultContract(Opening[Store]):
         self, server: StoreServer[Store], store: Store
     ) -> None:
         view = joined(store, first_view(store), "a")
-        store.beat("a-1")
+        store.heartbeat("a-1")
         server.restart()
         revived(store.read)
         reading = store.read()
         assert reading.view == view
-        assert reading.beats == {"a-1": 1}
+        assert reading.heartbeats == {"a-1": 1}
         assert reading.store_id != view.store_id
-        assert store.beat("a-1").store_id == reading.store_id
+        assert store.heartbeat("a-1").store_id == reading.store_id
 
     def test_a_swap_thought_out_before_a_restart_is_refused(self, server: StoreServer[Store], store: Store) -> None:
         view = joined(store, first_view(store), "a")

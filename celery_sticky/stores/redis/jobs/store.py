@@ -17,13 +17,13 @@ from celery_sticky.stores.jobs import (
     SEEN_NOTES,
     SEEN_RECORDS,
     Admission,
+    DispatchOutcome,
     Fate,
     JobPlaces,
     JobRecord,
     JobState,
     NewJob,
     Note,
-    Outcome,
     Report,
     Reserved,
     SlotJobs,
@@ -63,14 +63,14 @@ class RedisJobs(Client[Slot]):
         types = {f"{self._root}:{name}": kind for name, kind in TYPES.items()}
         super().__init__(connection, self._root, scripts, _signal, socket_timeout, types)
 
-    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, Outcome | None]:
+    def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, DispatchOutcome | None]:
         """See `JobStore.admit`."""
         dispatch = [max_queued, _milliseconds(outcome_ttl), _identity(job)]
         fields = [job.slot, job.id, job.name, job.key, job.payload]
         admission, error = self._ask("admit", self._channel, *dispatch, *fields)
-        return Admission(admission.decode()), None if error is None else Outcome(error.decode())
+        return Admission(admission.decode()), None if error is None else DispatchOutcome(error.decode())
 
-    def outcome(self, job_id: str, timeout: float) -> Outcome | None:
+    def outcome(self, job_id: str, timeout: float) -> DispatchOutcome | None:
         """See `JobStore.outcome`. It waits in steps: to the client, a longer silence is a server that is gone."""
         deadline = time.monotonic() + timeout
         while True:
@@ -142,7 +142,7 @@ class RedisJobs(Client[Slot]):
         known: int = 0,
     ) -> int:
         """See `JobStore.settle`."""
-        said = chain.from_iterable((report.id, report.verdict.value, report.error) for report in reports)
+        said = chain.from_iterable((report.id, report.result.value, report.error) for report in reports)
         dropped = chain.from_iterable(note.split(" ", 1) for note in notes)
         ttl = _milliseconds(outcome_ttl)
         fence, revision = self._ask("settle", slot, epoch, known, ttl, len(notes), *dropped, *said)
@@ -153,14 +153,14 @@ class RedisJobs(Client[Slot]):
         """See `JobStore.where`."""
         return f"{self._root}:{slot}"
 
-    def _await_outcome(self, job_id: str, timeout: float) -> Outcome | None:
+    def _await_outcome(self, job_id: str, timeout: float) -> DispatchOutcome | None:
         with self._asking():
             key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout) if timeout > 0 else None
             told: Any = self._client.xread({key: 0}, count=1, block=block)
         if not told:
             return None
         [[_, [(_, fields)]]] = told
-        return Outcome(fields[b"error"].decode())
+        return DispatchOutcome(fields[b"error"].decode())
 
     def _ask(self, verb: str, *args: Any) -> Any:
         return self._run(verb, [self._root], args)

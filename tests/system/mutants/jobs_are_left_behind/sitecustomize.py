@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 
 if "-m" in sys.orig_argv:  # the workers, and the command that starts them
-    from celery_sticky.jobs.roster import Roster
+    from celery_sticky.jobs.keeper.reconciler import JobReconciler
 
-    def stop(roster: Roster, slot: int) -> None:
+    def stop(reconciler: JobReconciler, slot: int) -> None:
         """Give the slot away and stop nothing."""
-        held = roster._held.pop(slot, None)
+        held = reconciler._held.pop(slot, None)
         for run in held.runs.values() if held else ():
-            roster._runs.pop(run.ref, None)
+            reconciler._runs.pop(run.ref, None)
         if held is not None and held.tasks_drained:
-            roster.tasks_drained(slot)  # of a slot that is not held: it counts as drained
+            reconciler.tasks_drained(slot)  # of a slot that is not held: it counts as drained
 
-    Roster.stop = stop  # type: ignore[method-assign,assignment]
+    JobReconciler.stop = stop  # type: ignore[method-assign,assignment]

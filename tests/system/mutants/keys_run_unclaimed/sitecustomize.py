@@ -1,6 +1,6 @@
 """Python runs this at its start where it is on the path: it takes a rule out of a worker.
 
-A task of a directed key starts without the key being claimed.
+A task of a placed key starts without the key being claimed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Python runs this at its start where it is on the path: it takes a rule out of a worker.
 
-A message of a directed key runs where it is found, though the key belongs to another worker.
+A message of a placed key runs where it is found, though the key belongs to another worker.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import sys
 
 if "-m" in sys.orig_argv:  # the workers, and the command that starts them
     from celery_sticky.keys import Slot
-    from celery_sticky.placement.key_plans import Plan
+    from celery_sticky.placement.rules import KeyPlan
 
-    def here(plan: Plan, slot: Slot, mine: Slot) -> bool:
+    def here(plan: KeyPlan, slot: Slot, mine: Slot) -> bool:
         """Whether it is in our own queue is enough."""
         return slot == mine
 
-    Plan.here = here  # type: ignore[method-assign,assignment]
+    KeyPlan.here = here  # type: ignore[method-assign,assignment]

@@ -12,12 +12,12 @@ if "-m" in sys.orig_argv:  # the workers, and the command that starts them
 
     from celery_sticky.bootsteps import delivery
     from celery_sticky.execution import run
-    from celery_sticky.execution.outcome import Outcome, Said, decide
+    from celery_sticky.execution.outcome import Ending, Said, decide
 
-    def blunt(said: Said, **known: Any) -> Outcome:
+    def blunt(said: Said, **known: Any) -> Ending:
         """Take whatever says nothing for a death."""
         outcome = decide(said, **known)
-        return Outcome.DIED if outcome is Outcome.FAILED and said.reserved else outcome
+        return Ending.DIED if outcome is Ending.FAILED and said.reserved else outcome
 
     run.decide = blunt  # type: ignore[attr-defined]
     delivery.guard_traces = lambda _: None  # type: ignore[attr-defined,assignment]

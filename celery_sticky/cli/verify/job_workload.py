@@ -1,0 +1,102 @@
+"""Which jobs the run wants: all of them, all the time; now and then one is stopped and dispatched anew."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from celery_sticky.app import Sticky
+from celery_sticky.cli.verify.app import make_app
+from celery_sticky.cli.verify.jobs import JOB, job_keys
+from celery_sticky.cli.verify.site import Site
+from celery_sticky.errors import NoSuchJob, NotPinned, StickyError
+from celery_sticky.jobs.client import JobInfo
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.recorder import Recorder
+
+SELDOM = (0.5, 2.0)
+"""Seconds between two jobs that are dispatched anew: from, to."""
+
+
+class JobWorkload:
+    """Dispatches and stops; writes down what is wanted since when."""
+
+    def __init__(self, site: Site, *, seed: int, renew: bool) -> None:
+        self._keys = job_keys(site.jobs)
+        self._app = make_app(site)
+        self._recorder = Recorder(site.job_history)
+        self._draw = random.Random(f"wishes-{seed}")
+        self._ids: dict[str, str] = {}
+        self._ended = threading.Event()
+        self._error: StickyError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True) if self._keys and renew else None
+
+    def want_all(self) -> None:
+        """Dispatch every job; does not wait for its start."""
+        for key in self._keys:
+            self._want(key)
+
+    def await_running(self, right: Callable[[Collection[JobInfo]], set[str]], timeout: float) -> bool:
+        """Wait until every job runs where it should, as `right` tells; return whether it does."""
+        until = time.monotonic() + timeout
+        while self._ids and right(Sticky.of(self._app).jobs.list(JOB)) != set(self._ids):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)  # looks again
+        return True
+
+    def __enter__(self) -> Self:
+        """Dispatch jobs anew until the block is left."""
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+        if self._error is not None:
+            raise StickyError(f"a job could not be dispatched anew: {self._error}")
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._draw.uniform(*SELDOM)):
+            try:
+                self._renew(self._draw.choice(self._keys))
+            except StickyError as error:
+                self._error = error
+                return
+
+    def _renew(self, key: str) -> None:
+        if key not in self._ids:
+            self._want(key)
+            return
+        jobs, now = Sticky.of(self._app).jobs, time.monotonic_ns()
+        try:
+            jobs.stop(JOB, key)
+        except NoSuchJob:
+            return  # it got lost: it stays wanted, and so is found missing
+        self._write(Kind.WITHDRAWN, key, now)
+        del self._ids[key]
+        self._want(key)
+
+    def _want(self, key: str) -> None:
+        with suppress(NotPinned):  # then it is not wanted, until it has its turn again
+            self._ids[key] = Sticky.of(self._app).jobs.admit(JOB, key)
+            self._write(Kind.PUBLISHED, key, time.monotonic_ns())
+
+    def _write(self, kind: Kind, key: str, at: int) -> None:
+        self._recorder.write(Event(kind=kind, key=key, n=0, task_id=self._ids[key], at=at, pid=os.getpid()))
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if self._keys:
+            Sticky.of(self._app).jobs.close()
+        self._app.close()

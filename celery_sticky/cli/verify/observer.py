@@ -1,0 +1,179 @@
+"""Looking at a run while it goes on: owners, history, what waits at the broker, what is dead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from typing import Any
+
+import redis
+from kombu import Connection
+
+from celery_sticky.cli.init import write_first
+from celery_sticky.cli.session import Session
+from celery_sticky.cli.verify.app import make_app
+from celery_sticky.cli.verify.moves import Moves
+from celery_sticky.cli.verify.placed import make_keyspace
+from celery_sticky.cli.verify.site import Mode, Site, node
+from celery_sticky.cli.verify.witness import Witness
+from celery_sticky.errors import StickyError
+from celery_sticky.jobs.client import JobInfo
+from celery_sticky.ownership.view import View
+from celery_sticky.redis_clients import client_from_connection, close_client
+from celery_sticky.stores import open_placement_store
+from celery_sticky.stores.placement import NO_VERSION
+from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.recorder import Recorder
+from celery_sticky.testing.slot_log import SlotEvent, SlotLog
+from celery_sticky.testing.worker import WorkerProcess
+
+IO_TIMEOUT = 5.0
+
+
+class Observer:
+    """Reads; changes nothing but the first document."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._app = make_app(site)
+        self._session = Session(self._app) if site.mode is Mode.STICKY else None
+        self._recorder, self._slots = Recorder(site.history), SlotLog(site.history)
+
+    def initialise(self) -> None:
+        """Write the first document, as `celery sticky init` does."""
+        if self._session is not None:
+            hash_name = self._session.settings.hash_of(self._site.keyspace)
+            write_first(self._session.store(self._site.keyspace), self._site.slots, hash_name=hash_name)
+
+    def view(self) -> View | None:
+        """Return the owners, or None where they are not known at this moment."""
+        if self._session is not None:
+            with suppress(StickyError):
+                return self._session.store(self._site.keyspace).read().view
+        return None
+
+    def witness(self) -> Witness | None:
+        """Return a thread that looks on, where the keyspace directs keys."""
+        if self._session is None or self._site.placed is None:
+            return None
+        placement_store = open_placement_store(
+            self._session.store_at, self._site.keyspace, prefix=self._session.settings.key_prefix
+        )
+        return Witness(placement_store, Moves(make_keyspace(self._site.placed)), self._site.pinned)
+
+    def right(self, jobs: Collection[JobInfo]) -> set[str]:
+        """Return the keys of the jobs that run, as the store says, at who has their key by now."""
+        view = self.view()
+        running = [info for info in jobs if info.state == "running"]
+        if view is None or self._session is None:
+            return set()
+        if self._site.placed is None:
+            return {info.key for info in running if view.epoch[info.slot] == info.epoch}
+        members = {name: member.incarnation for name, member in view.members.items()}
+        with suppress(StickyError):
+            holder = self._session.placement_store(self._site.keyspace).holder
+            return {info.key for info in running if holder(info.key) == members.get(info.worker)}
+        return set()
+
+    def untold(self, workers: Iterable[WorkerProcess]) -> list[Event] | None:
+        """Return pins that these workers take for theirs and that are not, each when it was pinned; None: not known."""
+        if self._session is None or (view := self.view()) is None:
+            return None
+        members = {name: member.incarnation for name, member in view.members.items()}
+        try:
+            pins = self._session.placement_store(self._site.keyspace).look(NO_VERSION, self._site.pinned).pins
+        except StickyError:
+            return None
+        pids = {worker.pid for worker in workers if worker.alive}
+        ordered = sorted(Recorder(self._site.pin_history).events(), key=lambda event: event.at)
+        held = {(event.pid, event.key): event for event in ordered}.values()
+        believed = [event for event in held if event.kind is Kind.START and event.pid in pids]
+        return [event for event in believed if pins.get(event.key) != members.get(event.worker)]
+
+    def settled(self, names: Collection[str]) -> View | None:
+        """Return the view if these workers, and no others, own all slots as they should and have opened them."""
+        view = self.view()
+        if view is None or set(view.members) != {node(name) for name in names}:
+            return None
+        held = self._held()
+        opened = all(owner is None or slot in held.get(owner, ()) for slot, owner in enumerate(view.owner))
+        return view if view.settled and not view.unowned and opened else None
+
+    def _held(self) -> dict[str, set[int]]:
+        held: dict[str, set[int]] = {}
+        for event in self.slot_events():
+            of_worker = held.setdefault(event.worker, set())
+            (of_worker.add if event.what == "gained" else of_worker.discard)(event.slot)
+        return held
+
+    def slot_events(self) -> list[SlotEvent]:
+        """Return when slots came and went."""
+        return self._slots.events()
+
+    def events(self) -> list[Event]:
+        """Return the history so far."""
+        return self._recorder.events()
+
+    def job_events(self) -> list[Event]:
+        """Return the history of the jobs so far."""
+        return Recorder(self._site.job_history).events()
+
+    def unfinished(self) -> list[Event]:
+        """Return the tasks that were accepted, have not finished and are not dead."""
+        events = self.events()
+        done = {event.task for event in events if event.kind is Kind.END and event.finished}
+        buried = self.buried()
+        accepted = (event for event in events if event.kind is Kind.PUBLISHED)
+        return [event for event in accepted if event.task not in done and event.task_id not in buried]
+
+    def buried(self) -> dict[str, str]:
+        """Return the dead queue: id of the task -> reason."""
+        if self._session is None:
+            return {}
+        with suppress(StickyError):
+            infos = [json.loads(dead.info) for dead in self._session.queues.dead(self._site.keyspace)]
+            return {info["id"]: info["reason"] for info in infos if info.get("id") and info.get("reason")}
+        return {}
+
+    def unburied(self) -> list[str]:
+        """Return the malformed messages, as senders call them, that are not in the dead queue with a reason."""
+        if self._session is None or not self._site.malformed_history.exists():
+            return []
+        sent = [json.loads(line) for line in self._site.malformed_history.read_text().splitlines()]
+        with suppress(StickyError):
+            queues, keyspace = self._session.queues, self._site.keyspace
+            ids = [one.id for one in queues.dead(keyspace) if json.loads(one.info).get("reason")]
+            found = (queues.dead_message(keyspace, dead_id) for dead_id in ids)
+            text = b"\n".join(one.body for one in found if one is not None and one.body is not None)
+            return [tag for tag in sent if json.dumps(tag).encode() not in text]
+        return sent
+
+    def waiting(self, ids: Iterable[str]) -> set[str]:
+        """Return which of these tasks have a message at the broker, in whatever record of it."""
+        client = client_from_connection(
+            Connection(self._site.broker, transport_options=dict(self._site.options)), socket_timeout=IO_TIMEOUT
+        )
+        try:
+            text = b"\n".join(_values(client, self._site.prefix))
+        finally:
+            close_client(client)
+        return {task_id for task_id in ids if task_id.encode() in text}
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if self._session is not None:
+            self._session.__exit__(None, None, None)
+        self._app.close()
+
+
+def _values(client: Any, prefix: str) -> Iterable[bytes]:
+    for name in client.scan_iter(match=f"{prefix}*", count=1000):
+        with suppress(redis.RedisError):  # gone meanwhile
+            match client.type(name):
+                case b"list" | "list":
+                    yield from client.lrange(name, 0, -1)
+                case b"hash" | "hash":
+                    yield from client.hvals(name)
+                case b"zset" | "zset":
+                    yield from client.zrange(name, 0, -1)

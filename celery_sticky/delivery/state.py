@@ -1,0 +1,539 @@
+"""What a courier knows and decides: the gate and what hangs on it. No thread, no clock, no broker.
+
+The courier asks what to say to the broker, says it, and brings the answer. Whoever shares a desk between threads holds
+one lock around every call, so that reports come in the order in which things came about.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection, Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from celery_sticky.delivery.backoff import Backoff
+from celery_sticky.delivery.broken_slots import BrokenSlots
+from celery_sticky.delivery.envelope import Envelope, restamped
+from celery_sticky.delivery.gate import Entry, Gate, Stage
+from celery_sticky.delivery.key_claims import KeyClaims
+from celery_sticky.delivery.message_memory import MessageMemory
+from celery_sticky.delivery.outbox import Outbox
+from celery_sticky.delivery.rounds import Rounds
+from celery_sticky.errors import AssignmentFailed, StickyError
+from celery_sticky.keys import SlotId
+from celery_sticky.message import STAMP_HEADER
+from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure, Want
+
+BATCH = 64
+"""Messages a fetch brings at most."""
+IN_A_SLOT = 4
+"""Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
+AHEAD = 32
+"""Runnable messages kept beyond what the pool can run at a time."""
+MOST_HOPS = 16
+"""How often a message may be passed on in a row while neither members nor pins have changed."""
+STANDS_STILL = "Nothing of it is fetched until that key is repaired or deleted"
+UNSETTLED = "A task that has ended there keeps its message and its key until the broker takes this"
+LONE_STARTS = 2
+"""The last marks of a message, at its last start and when it is buried: no other marked one runs beside it."""
+
+
+class Item(Struct, frozen=True):
+    """What an entry of the gate carries: the delivery, read."""
+
+    delivery: Delivery
+    envelope: Envelope
+
+
+class End(Struct, frozen=True):
+    """What is to become of the message of a task that has let go of its key."""
+
+    outcome: Outcome
+    due: float = 0.0
+    body: bytes | None = None
+    reason: str = ""
+    to: int | str = 0
+    error: StickyError | None = None
+    """What whoever waits for the task is to be told, once the broker has confirmed that the message is buried."""
+
+
+class DeliveryState:
+    """The slots of one worker: what is open, fetched, running, ended and not yet confirmed.
+
+    `report` tells a keyspace's member something and must not wait; `concurrency` returns how many tasks the pool runs
+    at a time, now. `now` is in seconds since the epoch throughout.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[str, Event], None],
+        *,
+        worker: str,
+        concurrency: Callable[[], int],
+        max_waiting: int,
+        max_attempts: int,
+        max_waiting_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.gate = Gate()
+        self.claims = KeyClaims(self.gate)
+        self.outbox = Outbox()
+        self.rounds = Rounds()
+        self.backoff = Backoff()
+        self.to_open: dict[SlotId, Tenure] = {}
+        self._broken, self._unsettled = BrokenSlots(STANDS_STILL), BrokenSlots(UNSETTLED)
+        self._open_at: dict[SlotId, tuple[float, Tenure]] = {}
+        self.refused: list[tuple[Envelope, StickyError]] = []
+        """Messages that were buried unstarted, and why, until somebody takes them from here."""
+        self._report, self._worker, self._concurrency = report, worker, concurrency
+        self._max_waiting, self._max_attempts = max_waiting, max_attempts
+        self._max_waiting_bytes = max_waiting_bytes
+        self._tenures: dict[SlotId, Tenure] = {}
+        self._fences: dict[SlotId, Tenure] = {}
+        self._stopping: set[SlotId] = set()
+        self._counts: dict[SlotId, int] = {}
+        self._newest: dict[SlotId, int] = {}
+        """The highest number of a delivery under the present opening."""
+        self._memory = MessageMemory()
+        self._errors: dict[Entry, StickyError] = {}
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
+        """A slot is to be opened; reports `Opened` or `OpenRefused`."""
+        self._stopping.discard(slot)
+        self._open_at.pop(slot, None)
+        self.to_open[slot] = self._next_tenure(slot, epoch, incarnation)
+
+    def stop(self, slot: SlotId, now: float) -> None:
+        """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
+        for entry in self.gate.suspects(slot):
+            if entry.start_counted and (self.gate.end(entry) or self.gate.end_waiting(entry)):
+                # A mark counts as a start. Handed over a few times before its turn, a message would pass for poison.
+                self._put(entry, End(Outcome.UNCOUNT_START), now)
+                entry.adrift = True  # it has not run: should this slot be opened here again, it goes back to its queue
+        self._forget_opening(slot)
+        self.rounds.forget(slot)
+        self._stopping.add(slot)
+        if self.gate.lose(slot):
+            self._drained(slot)
+
+    def close(self, slot: SlotId) -> None:
+        """Forget a slot that is somebody else's already; what runs of it keeps its key locked until it ends."""
+        self._forget_opening(slot)
+        self.rounds.forget(slot)
+        self._stopping.discard(slot)
+        self.gate.lose(slot)
+        self._tenures.pop(slot, None)
+
+    def look_into(self, slot: SlotId) -> None:
+        """Fetch from a slot with the next round trip, though it is not known to have a message.
+
+        Somebody may have moved its fence and taken what was there: nothing tells us but a fetch.
+        """
+        if self.gate.is_open(slot):
+            self.rounds.note((slot,))
+
+    def give_up_ended(self) -> None:
+        """Let slots go that wait for nothing but a broker which is away for too long.
+
+        The verdicts are kept. The next owner may run such a task again, before anything later of its key.
+        """
+        for slot in [slot for slot in self._stopping if not self.gate.busy(slot)]:
+            self._drained(slot)
+
+    def reopen_all(self, now: float) -> None:
+        """The connection is a new one: every slot is to be opened again, and unanswered verdicts go again."""
+        self.outbox.back(now)
+        postponed = {slot: tenure for slot, (_, tenure) in self._open_at.items()}
+        self._open_at.clear()
+        for slot, tenure in (self._tenures | postponed | self.to_open).items():
+            self._reopen(slot, tenure)
+
+    def next_to_open(self) -> tuple[Tenure, tuple[Tag, ...]] | None:
+        """Return a tenure to open, and the tags of what stays here; what has not started goes back with the opening."""
+        for slot, tenure in self.to_open.items():
+            for entry in self.gate.suspects(slot):
+                self._note_starts(entry)
+            self.gate.recall(slot)
+            return tenure, tuple(self.gate.kept(slot))
+        return None
+
+    def opened(self, tenure: Tenure, kept: Collection[Tag]) -> None:
+        """The broker has opened the slot for this tenure; of what stays here it knows the deliveries `kept`."""
+        slot = (tenure.keyspace, tenure.slot)
+        self._fences[slot] = tenure
+        self._newest[slot] = 0
+        self.gate.set_adrift(slot, kept)
+        self._broken.mended((slot,))
+        wanted = self.to_open.get(slot) is tenure  # else stopped, closed or opened anew meanwhile
+        if wanted:
+            del self.to_open[slot]
+        if wanted or slot in self._stopping:
+            self._tenures[slot] = tenure
+        if not wanted or slot in self._stopping:
+            return  # what runs of a stopped slot is settled under this tenure, and nothing more starts
+        self.gate.open(slot)
+        self.rounds.note((slot,))
+        self._report(tenure.keyspace, Opened(tenure.slot, tenure.epoch))
+
+    def fenced(self, tenure: Tenure, fence: int) -> None:
+        """The broker has refused: the slot's fence stands at this epoch."""
+        slot = (tenure.keyspace, tenure.slot)
+        if self.to_open.get(slot) is tenure:
+            del self.to_open[slot]
+        self._tenures.pop(slot, None)
+        self.rounds.forget(slot)
+        self.gate.lose(slot)
+        self._report(tenure.keyspace, OpenRefused(tenure.slot, fence))
+
+    def open_failed(self, tenure: Tenure, reason: str, now: float) -> None:
+        """The broker could not open this one slot: it is tried again later, with the next count."""
+        slot = (tenure.keyspace, tenure.slot)
+        at = self._broken.note(slot, reason, now)
+        if self.to_open.get(slot) is tenure:
+            del self.to_open[slot]
+            self._open_at[slot] = (at, tenure)
+            self.rounds.forget(slot)
+
+    def open_again(self, now: float) -> None:
+        """Open slots again whose time has come."""
+        for slot, (at, tenure) in list(self._open_at.items()):
+            if at <= now:
+                del self._open_at[slot]
+                self._reopen(slot, tenure)
+
+    @property
+    def opens_at(self) -> float | None:
+        """When a slot is opened that could not be, or None."""
+        return min(at for at, _ in self._open_at.values()) if self._open_at else None
+
+    def _forget_opening(self, slot: SlotId) -> None:
+        self.to_open.pop(slot, None)
+        self._open_at.pop(slot, None)
+        self._broken.forget(slot)
+        self._unsettled.forget(slot)
+
+    def _next_tenure(self, slot: SlotId, epoch: int, incarnation: str) -> Tenure:
+        count = self._counts[slot] = self._counts.get(slot, 0) + 1
+        return Tenure(slot[0], slot[1], epoch, incarnation, count)
+
+    def _reopen(self, slot: SlotId, tenure: Tenure) -> None:
+        self.to_open[slot] = self._next_tenure(slot, tenure.epoch, tenure.incarnation)
+
+    def _drained(self, slot: SlotId) -> None:
+        if slot in self._stopping:
+            self._stopping.discard(slot)
+            self._tenures.pop(slot, None)
+            self.to_open.pop(slot, None)  # a new connection was to open it, to settle what it has just given up
+            self._report(slot[0], Drained(slot[1]))
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def take(self, most: int, may: Callable[[SlotId], bool], at_once: int = sys.maxsize) -> list[Entry]:
+        """Hand out up to `at_once` entries whose slot `may` start tasks now; at most `most` are then with the pool."""
+        entries = self.gate.take(min(at_once, most - self.gate.out), may)
+        for entry in entries:
+            # What ran when its slot was opened anew, and came to no end, runs again under a tenure that is not the one
+            # it was fetched under: its epoch is the task's fencing token.
+            item: Item = entry.content
+            tenure = self._tenures.get(entry.slot, item.delivery.tenure)
+            if tenure != item.delivery.tenure:
+                entry.content = Item(replace(item.delivery, tenure=tenure), item.envelope)
+        return entries
+
+    def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
+        """A started task came to no end: give it another turn in its place, if the slot still is ours."""
+        entry.cause = cause
+        if entry.claim is not None:
+            self.claims.prepare(entry)
+        if not self.gate.again(entry, counted=counted) and not self.gate.holds(entry.slot):
+            self._drained(entry.slot)
+
+    def rest(self, entry: Entry, turn: int, now: float, *, after_run: bool, cause: str) -> None:
+        """Nothing is wrong with this message, but it could not start, or its task gave it back: try it again later."""
+        if (entry.stage is Stage.HANDED and entry.turn != turn) or entry.stage not in (Stage.HANDED, Stage.STARTED):
+            return  # it was taken back meanwhile
+        if entry.claim is not None:
+            self.claims.prepare(entry)
+        if not self.gate.rest(entry, turn):
+            if not self.gate.holds(entry.slot):
+                self._drained(entry.slot)
+        elif after_run:
+            self.backoff.note_requeue(entry, cause, now)
+        else:
+            self.backoff.note_failure(entry, cause, now)
+
+    def rouse(self, now: float) -> bool:
+        """Let those have their turn whose time has come; True if there were any."""
+        if self.backoff.next_due is None:
+            return False
+        due = list(self.backoff.due(now))
+        for entry in due:
+            self.gate.rouse(entry)
+        return bool(due)
+
+    def end(self, entry: Entry, end: End, now: float) -> bool:
+        """The task has let go of its key. True if the verdict should not wait for the next round trip."""
+        return self.gate.end(entry) and (self._put(entry, end, now) or self._in_a_hurry())
+
+    def move(self, entry: Entry, to: int | str, now: float, seen: str = "") -> None:
+        """Pass a message that has not started on to another queue of its keyspace.
+
+        `seen`: members and pin that this was concluded from. Workers that see the same and do not agree would not stop.
+        """
+        stage, start_counted = entry.stage, entry.start_counted
+        if stage is Stage.ENDED or not self.gate.withdraw(entry):
+            return
+        item: Item = entry.content
+        stamp = dict(item.envelope.headers[STAMP_HEADER])
+        hops = int(stamp.get("hops") or 0) + 1 if stamp.get("seen") == seen else 1
+        stamp |= {"hops": hops, "seen": seen}
+        if entry.attempts is not None:
+            stamp["starts"] = max(0, entry.attempts - start_counted)  # the coming start is none
+        if hops > MOST_HOPS:
+            reason = f"passed on {MOST_HOPS} times: the workers do not agree where key {stamp.get('key')!r} belongs"
+            self._put(entry, _refusal(AssignmentFailed(reason)), now)
+        else:
+            self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.body, stamp), to=to), now)
+
+    def refuse(self, entry: Entry, error: StickyError, now: float) -> None:
+        """Bury a message that has not started, and have whoever waits for its task told why."""
+        if self.gate.withdraw(entry):
+            self._put(entry, _refusal(error), now)
+
+    # -- what to say ---------------------------------------------------------------------------
+
+    def dispositions(self, now: float) -> list[Disposition]:
+        """Return the verdicts that go now."""
+        self.outbox.come_due(now)
+        counted_starts = self.gate.has_uncounted and self._mark(now)
+        goes_at = self.outbox.goes_at
+        if goes_at is None or not (counted_starts or now >= goes_at or self._in_a_hurry()):
+            return []
+        return self.outbox.take(self._stamp)
+
+    def _mark(self, now: float) -> bool:
+        due = list(self.gate.uncounted(self._concurrency(), wary=max(0, self._max_attempts - LONE_STARTS)))
+        for entry in due:
+            self._put(entry, End(Outcome.COUNT_START), now)
+        return bool(due)
+
+    def wants(self, now: float, *, company: bool) -> list[Want]:
+        """Return what to fetch now. `company`: the round trip is made in any case."""
+        self.rounds.come_due(now)
+        if not self.rounds.any or self.gate.bytes >= self._max_waiting_bytes:
+            return []
+        gate, concurrency = self.gate, self._concurrency()
+        window = concurrency + AHEAD
+        room = min(window - gate.runnable, self._max_waiting - gate.waiting - len(gate.limited))
+        if room <= 0 or (room < window // 2 and gate.runnable > concurrency and not company):
+            return []  # a round trip for a handful of messages is a waste while the pool is busy
+        batch = min(BATCH, room)
+        slots = self.rounds.pick(max(1, batch // IN_A_SLOT), self._may_bring)
+        return [Want(self._tenures[slot], batch // len(slots)) for slot in slots]
+
+    def _may_bring(self, slot: SlotId) -> bool:
+        """Whether messages of a slot may be fetched now. One hot key must not fill the whole waiting room."""
+        gate = self.gate
+        if not gate.is_open(slot) or slot in self.to_open or slot in self._open_at:
+            return False
+        if gate.bytes_of(slot) >= self._max_waiting_bytes // 8:
+            return False
+        return gate.held(slot) < max(BATCH, self._max_waiting // 8)
+
+    def _in_a_hurry(self) -> bool:
+        """Whether somebody waits for the verdicts: a key or a mark, while the pool idles; a slot that is given away."""
+        gate = self.gate
+        if self.outbox.full or self._stopping or gate.has_uncounted:
+            return True
+        return (gate.waiting > 0 or self.rounds.any) and gate.runnable <= self._concurrency()
+
+    def _stamp(self, entry: Entry, disposition: Disposition) -> Disposition:
+        # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it. The same
+        # holds in a slot that is none of ours any more: until its next owner opens it, the fence is as we have set it.
+        tenure = self._fences.get(entry.slot)
+        return disposition if tenure is None or tenure == disposition.tenure else replace(disposition, tenure=tenure)
+
+    def _put(self, entry: Entry, end: End, now: float) -> bool:
+        item: Item = entry.content
+        info = self._info(entry, end, now) if end.outcome is Outcome.BURY else ""
+        if end.error is not None:
+            self._errors[entry] = end.error
+        starts = max(1, (entry.attempts or 0) - entry.base + (end.outcome is Outcome.COUNT_START))
+        disposition = Disposition(end.outcome, item.delivery.tenure, entry.tag, end.due, end.body, info, end.to, starts)
+        return self.outbox.put(entry, disposition, now)
+
+    def _info(self, entry: Entry, end: End, now: float) -> str:
+        envelope: Envelope = entry.content.envelope
+        stamp = envelope.headers.get("sticky")
+        return json.dumps({
+            "reason": end.reason,
+            "task": envelope.task,
+            "id": envelope.task_id,
+            "key": stamp.get("key") if isinstance(stamp, dict) else None,
+            "at": now,
+            "worker": self._worker,
+        })  # fmt: skip
+
+    # -- what was answered ---------------------------------------------------------------------
+
+    def take_in(self, fetched: Fetched, now: float) -> None:
+        """Take in the answer to a round trip, but for its deliveries: those are read first, then admitted."""
+        for disposition in fetched.confirmed:
+            entry, _ = self.outbox.answered(disposition)
+            if disposition.outcome is Outcome.COUNT_START:
+                attempts = fetched.counted_starts[disposition.tenure.keyspace, disposition.tenure.slot, disposition.tag]
+                self._on_start_counted(entry, attempts + entry.base, now)
+                continue
+            self._settle(entry)
+            if self._errors and (error := self._errors.pop(entry, None)) is not None:
+                self.refused.append((entry.content.envelope, error))
+            if disposition.outcome is Outcome.DEFER and self.gate.is_open(entry.slot):
+                self.rounds.note_deferred(entry.slot, disposition.due)
+        for disposition in fetched.refused:
+            self._on_refused(disposition, now)
+        repeated = self._note_numbers(fetched.deliveries)
+        self.rounds.drained(fetched.drained)
+        for slot, due in fetched.due.items():
+            if self.gate.is_open(slot):
+                self.rounds.note_due(slot, due)
+        for slot, reason in fetched.broken.items():
+            at = self._broken.note(slot, reason, now)
+            if self.gate.is_open(slot):
+                self.rounds.drained((slot,))
+                self.rounds.note_due(slot, at)
+        for disposition, reason in fetched.failed:
+            at = self._unsettled.note((disposition.tenure.keyspace, disposition.tenure.slot), reason, now)
+            if disposition.outcome is Outcome.COUNT_START:
+                entry, _ = self.outbox.answered(disposition)
+                self.gate.hold_back(entry)  # it must not keep messages of other slots from their marks
+                self.backoff.wait(entry, at - now, now)
+            else:
+                self.outbox.postpone(disposition, at)
+        for slot in fetched.lost:
+            # Somebody has moved the fence: open again, and learn from the answer who owns the slot.
+            if slot not in self._open_at and (tenure := self._tenures.get(slot)):
+                self._reopen(slot, tenure)
+        if repeated:
+            self._drop_repeated(repeated, fetched)
+
+    def _note_numbers(self, deliveries: Iterable[Delivery]) -> set[SlotId]:
+        """Note which slots have brought messages, up to which number; return those whose numbers went back."""
+        newest, served, repeated = self._newest, dict[SlotId, None](), set[SlotId]()
+        for delivery in deliveries:
+            tenure, number = delivery.tenure, delivery.tag.number
+            slot = (tenure.keyspace, tenure.slot)
+            if number <= newest.get(slot, 0):
+                repeated.add(slot)
+            newest[slot] = number
+            served[slot] = None
+        self.rounds.served(served)
+        return repeated
+
+    def _drop_repeated(self, slots: Collection[SlotId], fetched: Fetched) -> None:
+        """Open slots again whose numbers went back: the broker counts anew, so a tag may name two messages here."""
+        for slot in slots:
+            self.gate.set_adrift(slot)
+            if tenure := self._tenures.get(slot):
+                self._reopen(slot, tenure)
+        kept = [d for d in fetched.deliveries if (d.tenure.keyspace, d.tenure.slot) not in slots]
+        fetched.deliveries[:] = kept
+
+    def mended(self, wants: Iterable[Want], fetched: Fetched) -> None:
+        """Note which slots that were broken have been worked on."""
+        if self._broken.any:
+            slots = ((want.tenure.keyspace, want.tenure.slot) for want in wants)
+            self._broken.mended(slot for slot in slots if slot not in fetched.broken and slot not in fetched.lost)
+        if self._unsettled.any:
+            failed = {(disposition.tenure.keyspace, disposition.tenure.slot) for disposition, _ in fetched.failed}
+            slots = ((disposition.tenure.keyspace, disposition.tenure.slot) for disposition in fetched.confirmed)
+            self._unsettled.mended(slot for slot in slots if slot not in failed)
+
+    def admit(self, entry: Entry, due: float | None, now: float) -> None:
+        """Let a delivery in, or settle it at once: it is not due yet, or has ended here under a tenure that was lost.
+
+        `due`: when the message wants to run, in seconds since the epoch, or None.
+        """
+        end = self._recall(entry) if self._memory else None
+        if end is not None:
+            if self.gate.add_ended(entry):  # nothing later of its key starts before this is confirmed either
+                self._put(entry, end, now)
+            else:
+                self._memory.note_end(entry.content.delivery.body, end)
+        elif due is not None and due > now:
+            self._put(entry, End(Outcome.DEFER, due=due), now)
+        elif entry.claim is None:
+            self.gate.add(entry)
+        else:
+            self.claims.prepare(entry)
+            if self.gate.add(entry):
+                self.claims.note(entry)
+
+    def _recall(self, entry: Entry) -> End | None:
+        """Return how the message of a delivery has ended here, if it has; its starts that are known here count."""
+        delivery: Delivery = entry.content.delivery
+        end, starts = self._memory.recall(delivery.body)
+        if starts is not None and starts.epoch == delivery.tenure.epoch:
+            entry.attempts, entry.start_counted = starts.attempts, starts.start_counted
+        elif starts is not None:
+            entry.attempts = max(starts.attempts, entry.attempts or 0)
+        return end
+
+    def bury(self, entry: Entry, reason: str, now: float) -> None:
+        """A delivery that cannot be read is buried at once."""
+        self._put(entry, End(Outcome.BURY, reason=reason), now)
+
+    def _settle(self, entry: Entry) -> None:
+        if self.gate.settled(entry):
+            self._drained(entry.slot)
+
+    def _on_start_counted(self, entry: Entry, attempts: int, now: float) -> None:
+        if attempts < self._max_attempts:
+            self.gate.start_counted(entry, attempts)
+        elif self.gate.end(entry):
+            self._put(entry, End(Outcome.BURY, reason=_endless(entry, attempts)), now)
+
+    def _on_refused(self, disposition: Disposition, now: float) -> None:
+        entry, unanswered = self.outbox.answered(disposition)
+        if disposition.outcome is Outcome.COUNT_START:
+            if entry.stage is Stage.READY:
+                self._note_starts(entry)
+            self.gate.forget(entry)
+            return
+        error = self._errors.pop(entry, None)
+        if unanswered and disposition.outcome is Outcome.BURY:
+            # Most likely it is buried. Were that noted, a message that a person puts back would be buried again.
+            if error is not None:
+                self.refused.append((entry.content.envelope, error))
+        elif disposition.outcome is not Outcome.UNCOUNT_START and entry.stage is Stage.ENDED:
+            reason = json.loads(disposition.info)["reason"] if disposition.info else ""
+            self._end_again(
+                entry, End(disposition.outcome, disposition.due, disposition.body, reason, disposition.to, error), now
+            )
+        self._settle(entry)
+
+    def _end_again(self, entry: Entry, end: End, now: float) -> None:
+        """Let this end count for the message, should it be delivered here again: its task has run."""
+        body = entry.content.delivery.body
+        again = [other for other in self.gate.behind(entry) if other.content.delivery.body == body]
+        for other in again:
+            self.gate.end_waiting(other)
+            self._put(other, end, now)
+        if not again:
+            self._memory.note_end(body, end)
+
+    def _note_starts(self, entry: Entry) -> None:
+        delivery: Delivery = entry.content.delivery
+        self._memory.note_starts(delivery.body, entry, delivery.tenure.epoch)
+
+
+def _endless(entry: Entry, attempts: int) -> str:
+    why = f"the last time: {entry.cause}" if entry.cause else "its process died each time"
+    return f"started {attempts} times and never came to an end: {why}"
+
+
+def _refusal(error: StickyError) -> End:
+    return End(Outcome.BURY, reason=str(error), error=error)

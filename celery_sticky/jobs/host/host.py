@@ -1,0 +1,173 @@
+"""The job host: a process that runs jobs for a worker, in one event loop and a pool of threads.
+
+It lives no longer than what it relies on. At the end of trust, or when the worker is gone while something runs, it
+kills its own process group, and so whatever jobs have started. `membership.deadline` does that in a thread, so that it
+happens also while a handler blocks the loop; what blocks all threads is killed by the worker, from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import Counter
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, cast
+
+from celery_sticky.jobs.handler import JobSpecs
+from celery_sticky.jobs.host.run import Answer, HostedRun, Surroundings, begin
+from celery_sticky.jobs.wire import Ended, Failed, Message, Notify, Ready, Start, Stop, decode, encode
+from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.membership.lease import Lease
+from celery_sticky.platform.reaper import kill_group
+
+logger = logging.getLogger("celery_sticky.jobs")
+
+PARENT_STEP = 1.0
+"""Seconds between looks for our parent: the end of its socket may be open still, in a child of its pool."""
+
+
+def run_host(
+    specs: JobSpecs, connection: Any, lease: Lease, parent: int, *, threads: int, logger_name: str = logger.name
+) -> None:
+    """Run what the worker, process `parent`, says over a socket; return when it has hung up and nothing runs.
+
+    `threads` handlers that are not async may run at a time. Jobs write to the logger of the given name. Call it in the
+    main thread of a process that leads its group.
+    """
+    leave_signals_to_worker()
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    host = _Host(loop, specs, lease, parent, ThreadPoolExecutor(threads, "job"), logging.getLogger(logger_name))
+    Deadline(lease, lambda: host.relied_on, lambda _: _die(), parent=parent).start()
+    loop.run_until_complete(loop.create_connection(lambda: host, sock=connection))
+    while not host.over:
+        try:
+            loop.run_forever()  # a job may stop it
+        except (SystemExit, KeyboardInterrupt):
+            logger.exception("jobs: raised in a task that a job has made; the host goes on")
+    loop.close()
+
+
+def leave_signals_to_worker() -> None:
+    """Pass over what asks a process to end: the worker is asked too, and stops the jobs in order.
+
+    The signals are handled and not ignored: what a job starts would inherit that it has to ignore them.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=lambda number=number: signal.signal(number, signal.SIG_DFL))
+
+
+def _die() -> None:
+    kill_group(os.getpid())  # without a word: whoever holds the lock of a log handler may be what hangs
+
+
+class _Host(asyncio.Protocol):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        specs: JobSpecs,
+        lease: Lease,
+        parent: int,
+        threads: Executor,
+        job_logger: logging.Logger,
+    ) -> None:
+        self.relied_on: tuple[Reliance, ...] = ()
+        """The memberships that runs rely on. Replaced whole: another thread reads it."""
+        self.over = False
+        self._loop, self._specs, self._lease, self._parent = loop, specs, lease, parent
+        self._surroundings = Surroundings(self._hear, threads, job_logger)
+        self._runs: dict[int, tuple[HostedRun, Reliance]] = {}
+        self._by_reliance: Counter[Reliance] = Counter()
+        self._rest = b""
+        self._answers: list[Message] = []
+
+    # -- what the loop tells -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._say(Ready(self._specs.names()))
+        self._look_for_parent()
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            try:
+                self._obey(decode(line))
+            except Exception:
+                logger.exception("jobs: passed over what the worker says: %.500r", line)
+
+    def pause_writing(self) -> None:
+        self._transport.pause_reading()  # who does not take our answers is to give us nothing more
+
+    def resume_writing(self) -> None:
+        self._transport.resume_reading()
+
+    def eof_received(self) -> None:
+        if self._runs:
+            _die()
+        self._flush()  # then the transport closes itself
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._runs:
+            _die()
+        self.over = True
+        self._loop.stop()
+
+    def _look_for_parent(self) -> None:
+        if os.getppid() != self._parent:
+            self.connection_lost(None)
+        else:
+            self._loop.call_later(PARENT_STEP, self._look_for_parent)
+
+    # -- what the worker says, and is told -----------------------------------------------------
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Start():
+                self._start(message)
+            case Stop(ref):
+                if ref in self._runs:  # else its end has crossed this
+                    self._runs[ref][0].stop()
+            case Notify(ref, note, payload):
+                if ref in self._runs:
+                    self._runs[ref][0].notify(note, payload)
+            case _:
+                raise ValueError(f"{type(message).__name__} is nothing to say to a host")
+
+    def _start(self, start: Start) -> None:
+        if start.ref in self._runs:
+            raise ValueError(f"{start.ref} runs already")
+        spec = self._specs.find(start.keyspace, start.name)
+        if spec is None:
+            names = ", ".join(self._specs.names()) or "none"
+            self._say(
+                Failed(start.ref, f"no job {start.keyspace}/{start.name} in this worker's app; its jobs: {names}")
+            )
+            return
+        reliance = (spec.keyspace, start.membership)
+        self._rely(reliance, 1)
+        if not self._lease.trusted(*reliance):
+            _die()
+        self._runs[start.ref] = (begin(spec, start, self._surroundings), reliance)
+
+    def _hear(self, answer: Answer) -> None:
+        self._say(answer)
+        if isinstance(answer, Failed | Ended):
+            _, reliance = self._runs.pop(answer.ref)
+            self._rely(reliance, -1)
+
+    def _rely(self, reliance: Reliance, change: int) -> None:
+        self._by_reliance[reliance] += change
+        self.relied_on = tuple(+self._by_reliance)
+
+    def _say(self, message: Message) -> None:
+        if not self._answers:
+            self._loop.call_soon(self._flush)
+        self._answers.append(message)
+
+    def _flush(self) -> None:
+        answers, self._answers = self._answers, []
+        self._transport.write(b"".join(map(encode, answers)))

@@ -1,0 +1,441 @@
+"""What one worker does with the jobs of one keyspace: a pure state machine. No thread, no clock, no store, no process.
+
+It compares what is wanted (the records of the slots it holds) with what runs (in the job host), and says what to do
+about the difference: which starts to reserve, what to say to the host, what to write down. The keeper does it, and
+brings the answers. What got lost on the way is made good at the next look. `now` is in seconds on one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+
+from celery_sticky.jobs import misplaced
+from celery_sticky.jobs.keeper.held import (
+    DrainedSlot,
+    HeldSlot,
+    JobKey,
+    JobRun,
+    JobTimeouts,
+    RunStage,
+    is_built_in,
+    job_key,
+)
+from celery_sticky.jobs.keeper.settling import Settling
+from celery_sticky.jobs.keeper.suspects import LONE_STARTS, Suspects, Who
+from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
+from celery_sticky.keys import Slot
+from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Report, Reserved, RunResult, SlotJobs
+
+RETRY_FIRST, RETRY_LAST = 1.0, 60.0
+"""Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
+
+
+class JobReconciler:
+    """The jobs of one keyspace that belong to this worker."""
+
+    def __init__(
+        self,
+        memberships: JobTimeouts,
+        *,
+        keyspace: str = "",
+        suspects: Suspects | None = None,
+        refs: Iterator[int] | None = None,
+        built_in: Mapping[int, Sequence[JobRecord]] | None = None,
+        placed: bool = False,
+    ) -> None:
+        self._terms, self._keyspace, self._placed = memberships, keyspace, placed
+        self._misplaced = misplaced.as_plain(keyspace)
+        self._suspects = suspects or Suspects()
+        self._kept_back: set[Slot] = set()
+        """Slots with starts that have to wait for those of others."""
+        self._ask_at = float("inf")
+        self._refs = refs or count(1)
+        self._built_in = built_in or {}
+        self._held: dict[Slot, HeldSlot] = {}
+        self.settling = Settling(self._held)
+        self._runs: dict[int, JobRun] = {}
+        self._relied: dict[int, int] = {}
+        """Term -> runs."""
+        # There may be very many places of keys: what is to be done in any of them is noted here, not searched for.
+        self._dirty: set[Slot] = set()
+        self._unopened: set[Slot] = set()
+        self._timers: list[tuple[float, int, Slot]] = []
+        self._timed = count()
+        self._says: list[Message] = []
+        self._drained: list[DrainedSlot] = []
+        self.host_up = False
+        self.waiting = False
+        """Starts wait for trust."""
+        self.overdue = False
+        """A run has not stopped in time, or belongs to a slot that is somebody else's: the host must be killed."""
+
+    # -- what the member wants -----------------------------------------------------------------
+
+    def open(self, slot: Slot, epoch: int, membership: int, idle: str = "") -> None:
+        """The slot is ours under this epoch, in this membership; fence its records. `idle`: see `HeldSlot`."""
+        held = self._held.get(slot)
+        if held is None:
+            held = self._held[slot] = HeldSlot(epoch, membership, wanted=self._with_built_in(slot, ()))
+        elif held.epoch != epoch or held.stopping:
+            held.epoch, held.opened, held.stopping, held.tasks_drained = epoch, False, False, False
+            held.membership, held.vacant = membership, False
+        held.tasks_drained |= isinstance(slot, str)
+        held.idle = idle
+        self._unopened.add(slot)
+        self._dirty.add(slot)
+
+    def stop(self, slot: Slot) -> None:
+        """Give the slot away: stop what runs of it. `take_drained` tells when nothing is left."""
+        held = self._held.get(slot)
+        if held is not None:
+            held.stopping = True
+            self._dirty.add(slot)
+
+    def tasks_drained(self, slot: int) -> None:
+        """Nothing of the slot's tasks is left here."""
+        held = self._held.get(slot)
+        if held is None:
+            self._drained.append(DrainedSlot(slot))
+        else:
+            held.tasks_drained = True
+            self._dirty.add(slot)
+
+    def close(self, slot: Slot) -> None:
+        """The slot is somebody else's already: nothing of it may go on."""
+        held = self._held.pop(slot, None)
+        self._drained = [drained for drained in self._drained if drained.slot != slot]
+        if held is not None and held.runs:
+            for run in held.runs.values():
+                self._forget(run)
+            self.overdue = True
+
+    def take_drained(self) -> list[DrainedSlot]:
+        """Return the slots of which neither tasks nor jobs are left, once; and the places of keys without records."""
+        drained, self._drained = self._drained, []
+        return drained
+
+    # -- what the store says -------------------------------------------------------------------
+
+    def to_open(self) -> list[tuple[Slot, int]]:
+        """Return slot and epoch of what is to be fenced."""
+        found = [(slot, held) for slot in self._unopened if (held := self._held.get(slot)) is not None]
+        found = [(slot, held) for slot, held in found if not (held.opened or held.stopping)]
+        self._unopened = {slot for slot, _ in found}
+        return [(slot, held.epoch) for slot, held in found]
+
+    def fenced(self, slot: Slot) -> None:
+        """The slot's records are fenced for our epoch."""
+        self._held[slot].opened = True
+        self._held[slot].revision = 0
+        self._dirty.add(slot)
+
+    def unfenced(self, slot: Slot) -> None:
+        """The slot's records are fenced for another epoch: fence them anew, if we still may."""
+        if (held := self._held.get(slot)) is not None:
+            held.opened = False
+            self._unopened.add(slot)
+            self._dirty.add(slot)  # one that is stopped is not fenced anew: what was to be written down there is void
+
+    def changed(self, slots: Iterable[Slot]) -> set[Slot]:
+        """These may have changed: return those that are ours, to be looked at."""
+        ours = {slot for slot in slots if slot in self._held}
+        for slot in ours:
+            self._held[slot].vacant = False  # as far as we know
+        return ours
+
+    def known(self, slots: Iterable[Slot] | None = None) -> dict[Slot, int]:
+        """Return the revision that we know of the slots that are open here, of all, or of these."""
+        found = self._held if slots is None else {slot: self._held[slot] for slot in slots if slot in self._held}
+        return {slot: held.revision for slot, held in found.items() if held.opened}
+
+    def numbers(self) -> list[Slot]:
+        """Return the slots that are held here, without the places of keys."""
+        return [slot for slot in self._held if isinstance(slot, int)]
+
+    def behind(self, revisions: Mapping[str, int]) -> list[Slot]:
+        """Return the places of keys that are held here and whose revision is not this one (not named: 0)."""
+        held = self._held.items()
+        return [slot for slot, p in held if isinstance(slot, str) and p.revision != revisions.get(slot, 0)]
+
+    def seen(self, slot: Slot, found: SlotJobs) -> None:
+        """Take in what is written down for a slot."""
+        held = self._held.get(slot)
+        if held is not None:
+            held.revision = found.revision
+            held.wanted = self._with_built_in(slot, found.records)
+            held.notes, held.more = found.notes, found.more
+            held.vacant = isinstance(slot, str) and not found.records
+            self._forget_old(held)
+            self._tell_again(held)
+            self.settling.look(slot)
+            self._dirty.add(slot)
+
+    def _tell_again(self, held: HeldSlot) -> None:
+        """Report a start that was written down and is no more: a failover of the store has lost it."""
+        for job, run in held.runs.items():
+            record = held.wanted.get(job)
+            lost = record is not None and record.id == run.record.id and record.fresh
+            if lost and run.stage is RunStage.RUNNING and not held.reports:
+                self._report(run, RunResult.STARTED)
+
+    def _with_built_in(self, slot: Slot, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
+        built_in = self._built_in.get(slot, ()) if isinstance(slot, int) else ()
+        return {job_key(record): record for record in (*records, *built_in)}
+
+    @staticmethod
+    def _forget_old(held: HeldSlot) -> None:
+        if held.failures:
+            ids = {record.id for record in held.wanted.values()}
+            held.failures = {job_id: when for job_id, when in held.failures.items() if job_id in ids}
+        notes = {note.id for note in held.notes}
+        for run in held.runs.values():
+            if run.sent:
+                run.sent &= notes
+
+    # -- what the host says --------------------------------------------------------------------
+
+    def host_started(self) -> None:
+        """The host is there, and nothing runs in it."""
+        self.host_up = True
+        self._dirty.update(self._held)
+
+    def host_ended(self, now: float) -> None:
+        """The host is gone with all that ran in it. What is wanted is started again in the next one."""
+        self.host_up = self.overdue = False
+        self._says.clear()
+        for slot, held in self._held.items():
+            for run in held.runs.values():
+                self._forget(run)
+                self._on_lost(held, run, now)
+            held.runs.clear()
+            self._dirty.add(slot)
+
+    def _on_lost(self, held: HeldSlot, run: JobRun, now: float) -> None:
+        """The run ended with its host."""
+        if run.late and held.epoch == run.epoch and not held.stopping:
+            self._on_failed(held, run, self._too_late, now)
+        elif charge := self._suspects.charged(self._who(run.record)):
+            held.failures[run.record.id] = charge.count, charge.until
+            self._set_timer(charge.until, run.slot)
+            if run.started or not run.record.fresh:
+                self._report(
+                    run, RunResult.FAILED, f"the job host has died {charge.count} times when it was tried alone"
+                )
+            elif run.record.attempt >= self._terms.max_attempts and charge.lone >= LONE_STARTS:
+                self._report(run, RunResult.FAILED, _kills(run.record.attempt))
+
+    def heard(self, message: Message, now: float) -> None:
+        """Take in what the host says of a run."""
+        match message:
+            case Started(ref) if run := self._runs.get(ref):
+                self._on_started(run, now)
+            case Failed(ref, error) if run := self._runs.get(ref):
+                self._on_ended(run, error or "its start failed", now)
+            case Ended(ref, error) if run := self._runs.get(ref):
+                self._on_ended(run, error, now)
+            case Noted(ref, note) if run := self._runs.get(ref):
+                self.settling.noted(run.slot, note)
+
+    def _on_started(self, run: JobRun, now: float) -> None:
+        if run.stage is RunStage.STARTING:
+            run.stage, run.since, run.started = RunStage.RUNNING, now, True
+            self._suspects.started(self._who(run.record))
+            self._report(run, RunResult.STARTED)
+            self.settling.look(run.slot)
+            self._dirty.add(run.slot)
+
+    def _on_ended(self, run: JobRun, error: str, now: float) -> None:
+        held = self._held[run.slot]
+        self._forget(run)
+        del held.runs[job_key(run.record)]
+        self._dirty.add(run.slot)
+        if run.late:
+            error = self._too_late
+        elif run.stage is RunStage.STOPPING:
+            error = ""
+            if held.stopping or held.epoch != run.epoch:
+                return  # it is still wanted, elsewhere or here again
+        if error:
+            self._on_failed(held, run, error, now)
+        else:
+            self._report(run, RunResult.ENDED, "" if run.started else STOPPED)
+
+    @property
+    def _too_late(self) -> str:
+        return f"its start took longer than {self._terms.start_timeout:g} s"
+
+    def _on_failed(self, held: HeldSlot, run: JobRun, error: str, now: float) -> None:
+        job_id = run.record.id
+        settled = run.stage is RunStage.RUNNING and now >= run.since + RETRY_LAST
+        failures = 1 if settled else held.failures.get(job_id, (0, 0.0))[0] + 1
+        at = now + min(RETRY_FIRST * 2.0 ** min(failures - 1, 10), RETRY_LAST)
+        held.failures[job_id] = (failures, at)
+        self._set_timer(at, run.slot)
+        self._report(run, RunResult.FAILED, error)
+
+    def _report(self, run: JobRun, result: RunResult, error: str = "") -> None:
+        if not is_built_in(run.record.id):
+            self.settling.report(run.slot, Report(run.record.id, result, error))
+
+    def settled(self, slot: Slot, reports: int, notes: int, revision: int) -> bool:
+        """See `Settling.settled`."""
+        held = self._held.get(slot)
+        if held is None:
+            return False
+        self._dirty.add(slot)
+        return self.settling.settled(held, reports, notes, revision)
+
+    # -- what is to be done --------------------------------------------------------------------
+
+    def reconcile(self, now: float, may_start: Callable[[int], bool]) -> dict[Slot, list[str]]:
+        """Compare what is wanted with what runs where something has changed; return the ids to reserve, by slot.
+
+        `may_start` tells whether a membership is trusted. What cannot be reserved is given back with `again`.
+        """
+        while self._timers and self._timers[0][0] <= now:
+            self._dirty.add(heappop(self._timers)[2])
+        dirty, self._dirty = self._dirty, set()
+        self._ask_at = float("inf")
+        reserves: dict[Slot, list[str]] = {}
+        for slot in dirty:
+            held = self._held.get(slot)
+            if held is not None and (ids := self._reconcile(slot, held, now)):
+                reserves[slot] = ids
+        wait = [slot for slot in reserves if not may_start(self._held[slot].membership)]
+        self.waiting = bool(wait)
+        self.again(wait)
+        self.again(self._kept_back)
+        self._kept_back.clear()
+        return {slot: ids for slot, ids in reserves.items() if slot not in wait}
+
+    def again(self, slots: Iterable[Slot]) -> None:
+        """Look at these slots again: what was to be done there could not be done."""
+        self._dirty.update(slots)
+
+    def epoch(self, slot: Slot) -> int:
+        """Return the epoch under which a slot is ours."""
+        return self._held[slot].epoch
+
+    def revision(self, slot: Slot) -> int:
+        """Return the revision that we know of a slot."""
+        return self._held[slot].revision
+
+    def reserved(self, slot: Slot, reserved: Reserved, now: float) -> list[tuple[JobRun, int]]:
+        """Take in the reserved starts; return the runs to start, with their attempts."""
+        held, attempts = self._held.get(slot), reserved.attempts
+        if held is None or held.stopping:
+            return []
+        held.revision = reserved.revision or held.revision
+        runs = []
+        for record in held.wanted.values():
+            attempt = attempts.get(record.id)
+            if attempt is None:
+                continue
+            if record.fresh and attempt > 2 * self._terms.max_attempts:
+                # It was not given up here: it takes whole workers with it, so that each one meets it anew.
+                self.settling.report(slot, Report(record.id, RunResult.FAILED, _kills(attempt - 1)))
+            else:
+                runs.append((self._begin(slot, held, replace(record, attempt=attempt), now), attempt))
+        return runs
+
+    def take_says(self) -> list[Message]:
+        """Return what to say to the host, once."""
+        says, self._says = self._says, []
+        return says
+
+    def wake_at(self) -> float | None:
+        """Return when to reconcile again, if nothing comes before."""
+        at = min(self._timers[0][0], self._ask_at) if self._timers else self._ask_at
+        return None if at == float("inf") else at
+
+    def runs(self) -> list[JobRun]:
+        """Return what runs here."""
+        return list(self._runs.values())
+
+    def memberships(self) -> list[int]:
+        """Return the memberships that runs rely on. Any thread may ask, and does so all the time."""
+        return list(self._relied)
+
+    def _begin(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> JobRun:
+        membership = held.membership
+        run = JobRun(next(self._refs), slot, record, held.epoch, membership, now)
+        held.wanted[job_key(record)] = record
+        held.runs[job_key(record)] = self._runs[run.ref] = run
+        self._suspects.began(self._who(record), now)
+        self._relied[membership] = self._relied.get(membership, 0) + 1
+        self._set_timer(now + self._terms.start_timeout, slot)
+        return run
+
+    def _forget(self, run: JobRun) -> None:
+        del self._runs[run.ref]
+        self._suspects.ended(self._who(run.record))
+        self._relied[run.membership] -= 1
+        if not self._relied[run.membership]:
+            del self._relied[run.membership]
+
+    def _reconcile(self, slot: Slot, held: HeldSlot, now: float) -> list[str]:
+        for job, run in held.runs.items():
+            self._look_after(held, run, held.wanted.get(job), now)
+        if held.stopping or held.vacant:
+            self._end(slot, held)
+            return []
+        if held.reports or self.overdue or not (held.opened and self.host_up):
+            return []  # what was reported is not yet written down: the records are older than what we know
+        idle = [record for job, record in held.wanted.items() if job not in held.runs]
+        return [record.id for record in idle if self._may_start(slot, held, record, now)]
+
+    def _look_after(self, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float) -> None:
+        limit = {RunStage.STARTING: self._terms.start_timeout, RunStage.STOPPING: self._terms.stop_timeout}.get(
+            run.stage
+        )
+        timed_out = limit is not None and now >= run.since + limit
+        if run.stage is RunStage.STOPPING:
+            self.overdue |= timed_out
+            return
+        wanted = record is not None and record.id == run.record.id and record.state is not JobState.STOPPING
+        if timed_out or held.stopping or held.epoch != run.epoch or not wanted:
+            run.late = timed_out
+            run.stage, run.since = RunStage.STOPPING, now
+            self._says.append(Stop(run.ref))
+            self._set_timer(now + self._terms.stop_timeout, run.slot)
+
+    def _may_start(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
+        if record.state is JobState.STOPPING:
+            # Whoever ran it has given the slot away, or is dead.
+            self.settling.report(slot, Report(record.id, RunResult.ENDED))
+            return False
+        if self._placed and isinstance(slot, int) and not is_built_in(record.id):
+            # Whoever dispatched it took the keyspace for a plain one. Here nobody has claimed its key.
+            if record.fresh or record.error != self._misplaced:
+                self.settling.report(slot, Report(record.id, RunResult.FAILED, self._misplaced))
+            return False
+        if held.idle:
+            if not record.fresh and record.error != held.idle:  # a fresh one would go
+                self.settling.report(slot, Report(record.id, RunResult.FAILED, held.idle))
+            return False
+        if now < held.failures.get(record.id, (0, 0.0))[1]:
+            return False
+        last_chance = record.fresh and 0 < record.attempt >= self._terms.max_attempts - LONE_STARTS
+        at = self._suspects.ask(self._who(record), now, last_chance=last_chance)
+        if at > now:
+            self._kept_back.add(record.slot)
+            self._ask_at = min(self._ask_at, at)
+        return at <= now
+
+    def _who(self, record: JobRecord) -> Who:
+        return self._keyspace, record.id
+
+    def _end(self, slot: Slot, held: HeldSlot) -> None:
+        if held.tasks_drained and not held.runs and not (held.opened and (held.reports or held.noted)):
+            del self._held[slot]
+            self._drained.append(DrainedSlot(slot, held.epoch, held.vacant))
+
+    def _set_timer(self, at: float, slot: Slot) -> None:
+        heappush(self._timers, (at, next(self._timed), slot))
+
+
+def _kills(starts: int) -> str:
+    return f"{starts} starts of it came to no end: it ends the process it is started in"

@@ -1,0 +1,81 @@
+"""What is to be written down of the runs of a roster, and what they are to be told: reports and notes. Pure.
+
+Both stay with their slot until the store has the report, and the job the note; `held` says what of them there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from celery_sticky.jobs.keeper.held import HeldSlot, JobRun, RunStage
+from celery_sticky.keys import Slot
+from celery_sticky.stores.jobs import JobState, Note, Report, RunResult
+
+
+class Settling:
+    """Reports and notes of the slots that are held here."""
+
+    def __init__(self, held: Mapping[Slot, HeldSlot]) -> None:
+        self._held = held
+        self._unsettled: set[Slot] = set()
+        """Slots with reports, or with notes that their jobs have."""
+        self._noting: set[Slot] = set()
+        """Slots with notes that may be handed over."""
+
+    def report(self, slot: Slot, report: Report) -> None:
+        """Have a verdict written down."""
+        self._held[slot].reports.append(report)
+        self._unsettled.add(slot)
+
+    def noted(self, slot: Slot, note: str) -> None:
+        """A job has its note: have that dropped."""
+        self._held[slot].noted.append(note)
+        self._unsettled.add(slot)
+
+    def look(self, slot: Slot) -> None:
+        """There may be notes for runs of this slot."""
+        self._noting.add(slot)
+
+    def to_settle(self) -> list[tuple[Slot, int, list[Report], list[str]]]:
+        """Return slot, epoch, reports and delivered notes of the slots that have any."""
+        found = [(slot, held) for slot in self._unsettled if (held := self._held.get(slot)) is not None]
+        found = [(slot, held) for slot, held in found if held.reports or held.noted]
+        self._unsettled = {slot for slot, _ in found}
+        return [(slot, held.epoch, held.reports[:], held.noted[:]) for slot, held in found if held.opened]
+
+    def settled(self, held: HeldSlot, reports: int, notes: int, revision: int) -> bool:
+        """The first so many reports and notes are written down, and nothing else has changed (revision 0: perhaps).
+
+        True: it has to be looked at what is written down now.
+        """
+        written = held.reports[:reports]
+        look = (held.more and notes > 0) or any(report.result is not RunResult.STARTED for report in written)
+        look = look or not revision
+        if not look:
+            _have_started(held, {report.id for report in written})
+            held.revision = revision
+        if notes:  # else a run that is started anew would get them again, before the next look
+            dropped = set(held.noted[:notes])
+            held.notes = tuple(note for note in held.notes if note.id not in dropped)
+        del held.reports[:reports], held.noted[:notes]
+        return look
+
+    def to_notify(self) -> list[tuple[JobRun, Note]]:
+        """Return the notes to hand over now, each with the run it is for, and count them as handed over."""
+        found = []
+        noting, self._noting = self._noting, set()
+        for held in (self._held[slot] for slot in noting if slot in self._held):
+            for note in held.notes:
+                run = held.runs.get((note.name, note.key))
+                if run is not None and run.stage is RunStage.RUNNING and note.id not in run.sent:
+                    run.sent.add(note.id)
+                    found.append((run, note))
+        return found
+
+
+def _have_started(held: HeldSlot, ids: set[str]) -> None:
+    """Do what the store does with the records of starts that it is told of."""
+    for job, record in held.wanted.items():
+        if record.id in ids and record.state is not JobState.STOPPING:
+            held.wanted[job] = replace(record, state=JobState.RUNNING, fresh=False, error="")

@@ -1,0 +1,209 @@
+"""Where a key belongs in a keyspace that directs keys: to the worker that pinned it, or that a function names.
+
+Pure: no store, no clock. In a plain keyspace none of this is used: there a key belongs to its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from jump import hash as jump_hash
+
+from celery_sticky.errors import AssignmentFailed, InvalidKey, InvalidSettings, KeyspaceMismatch, NotPinned, NoWorker
+from celery_sticky.keys import HASH_NAME, Slot, check_keyspace, hash_key, slot_for, worker_queue
+from celery_sticky.ownership.view import HAS_WORKER_QUEUE, View
+
+MOST_SLOTS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A live worker as an `assign` function is given it."""
+
+    name: str
+    """Its node name, as in `celery -n`."""
+    joined: int = 0
+    """Grows from one that joined to the next: an order, not a time."""
+    weight: int = 1
+    attributes: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """`sticky_attributes` of that worker, and `version`."""
+
+
+Assign = Callable[[str, Sequence[Worker]], Any]
+
+
+def jump(key: str, workers: Sequence[Worker]) -> Worker:
+    """Hash the key onto the live workers, oldest first: `Keyspace(name, assign=jump)`.
+
+    Simple, and dear: when a worker in the middle of ten leaves, half of all keys move.
+    """
+    return workers[jump_hash(hash_key(key.encode()), len(workers))]
+
+
+class Unpinned(StrEnum):
+    """Where a key goes that no live worker has pinned."""
+
+    SLOT = "slot"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """A keyspace and how it directs keys; `Keyspace("name")` alone is a plain one.
+
+    ```python
+    Keyspace("sessions", assign=lambda key, workers: workers[0], version="2")
+    Keyspace("clients", pins=True, unpinned="refuse")
+    ```
+
+    Raises:
+        InvalidSettings: something in it cannot be used, or does not go together.
+    """
+
+    name: str
+    slots: int | None = None
+    """None: `sticky_slots`."""
+    assign: Assign | None = None
+    """Called as `assign(key, workers)`, returns one of the workers or its name."""
+    pins: bool = False
+    """Whether workers may pin keys."""
+    unpinned: str = Unpinned.SLOT
+    """`slot`: a key without a pin goes to its slot's owner (or where `assign` says); `refuse`: it cannot be sent to."""
+    version: str = ""
+    """Of the function: change it with what the function returns, and workers of two versions do not mix."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_keyspace(self.name)
+        except InvalidKey as error:
+            raise InvalidSettings(str(error)) from error
+        who = f"keyspace {self.name!r}"
+        slots = self.slots
+        if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int)):
+            raise InvalidSettings(f"{who}: slots is {slots!r}: it must be a whole number")
+        if slots is not None and not 1 <= slots <= MOST_SLOTS:
+            raise InvalidSettings(f"{who}: slots is {slots!r}: it must be 1 to {MOST_SLOTS}")
+        if self.assign is not None and not callable(self.assign):
+            raise InvalidSettings(f"{who}: assign is {self.assign!r}: it must be a function of key and workers")
+        if not isinstance(self.pins, bool):
+            raise InvalidSettings(f"{who}: pins is {self.pins!r}: it must be True or False")
+        if self.unpinned not in tuple(Unpinned):
+            raise InvalidSettings(f"{who}: unpinned is {self.unpinned!r}: it must be 'slot' or 'refuse'")
+        if self.unpinned == Unpinned.REFUSE and not self.pins:
+            raise InvalidSettings(f"{who}: unpinned='refuse' goes with pins=True only")
+        if self.assign is not None and not (self.version or getattr(self.assign, "__qualname__", "")):
+            raise InvalidSettings(f"{who}: its assign function has no name by which versions are told: give version=…")
+
+    @property
+    def placed(self) -> bool:
+        """Whether keys go to workers, not only to slots."""
+        return self.pins or self.assign is not None
+
+    @property
+    def assignment(self) -> str:
+        """What the assign function is called."""
+        name = str(getattr(self.assign, "__qualname__", type(self.assign).__name__))
+        return f"{name}@{self.version}" if self.version else name
+
+    @property
+    def placed_by(self) -> str:
+        """What directs its keys, for people."""
+        return " and ".join((*(("pins",) if self.pins else ()), *((self.assignment,) if self.assign else ())))
+
+    @property
+    def hash_name(self) -> str:
+        """What is written down in the keyspace's document: who is configured with another one is kept out."""
+        assigned = f" assign={self.assignment}" if self.assign is not None else ""
+        return HASH_NAME + assigned + (" pins" if self.pins else "")
+
+
+def workers_of(view: View) -> tuple[Worker, ...]:
+    """Return the workers that keys may be given to: live, not leaving, oldest first."""
+    found = (Worker(m.name, m.joined, m.weight, m.attributes) for m in view.active if HAS_WORKER_QUEUE in m.attributes)
+    return tuple(sorted(found, key=lambda worker: (worker.joined, worker.name)))
+
+
+def check_same(keyspace: Keyspace, view: View) -> None:
+    """See that the workers of a keyspace direct its keys as we would.
+
+    Raises:
+        KeyspaceMismatch: they do not.
+    """
+    if view.hash != keyspace.hash_name:
+        raise KeyspaceMismatch(
+            f"the workers of keyspace {keyspace.name!r} are configured with {view.hash!r}, "
+            f"this process with {keyspace.hash_name!r}. {how_to_agree(keyspace.name, view, view.slots)}"
+        )
+
+
+def how_to_agree(keyspace: str, view: View, slots: int) -> str:
+    """Return what to do where a process is configured with other slots, or another assignment, than its keyspace."""
+    if slots != view.slots:
+        return f"A keyspace keeps its number of slots: give {keyspace!r} {view.slots} here, or take another keyspace"
+    placed_by = view.hash.removeprefix(HASH_NAME).strip()
+    said = f"as one that directs keys by {placed_by}" if placed_by else "as a plain one, without assign and pins"
+    return (
+        f"Declare {keyspace!r} here {said}. Or change it for all: sticky.jobs.shutdown({keyspace!r}) where it is "
+        f"declared as before, let its queues run empty, stop its workers, `celery sticky init --force --keyspace "
+        f"{keyspace}`, start them as declared here, sticky.jobs.reopen({keyspace!r})"
+    )
+
+
+def assigned(keyspace: Keyspace, key: str, workers: Sequence[Worker]) -> str:
+    """Return the name of the worker that the keyspace's function gives the key to.
+
+    Raises:
+        NoWorker: there is none.
+        AssignmentFailed: the function raised, or returned something else than one of the workers.
+    """
+    if not workers:
+        raise NoWorker(f"key {key!r}: no live worker takes part in keyspace {keyspace.name!r}: it cannot be assigned")
+    what = f"keyspace {keyspace.name!r}, key {key!r}: its assign function {keyspace.assignment!r}"
+    assign = keyspace.assign
+    assert assign is not None
+    try:
+        chosen = assign(key, workers)
+    except Exception as error:
+        raise AssignmentFailed(f"{what} raised {error!r}") from error
+    name = chosen.name if isinstance(chosen, Worker) else chosen
+    if not any(worker.name == name for worker in workers):
+        there = ", ".join(worker.name for worker in workers)
+        raise AssignmentFailed(f"{what} returned {chosen!r}, which is none of the workers: {there}")
+    return str(name)
+
+
+def pinner(view: View, incarnation: str | None) -> str | None:
+    """Return the name of the worker with this incarnation, if its pins count: it lives and does not leave."""
+    if incarnation is None:
+        return None
+    return next((member.name for member in view.active if member.incarnation == incarnation), None)
+
+
+def successor(view: View, worker: str) -> str | None:
+    """Return who empties the worker queue of a worker that is gone; None: nobody yet, or it is not gone."""
+    if worker in view.members:
+        return None
+    owner = view.owner[slot_for(worker_queue(worker), view.slots)]
+    return owner or next((worker.name for worker in workers_of(view)), None)
+
+
+def placement_of(
+    keyspace: Keyspace, key: str, slots: int, view: View, workers: Sequence[Worker], pin: str | None = None
+) -> Slot:
+    """Return the queue that a key's messages belong in. `pin`: the incarnation that pinned it, if any.
+
+    Raises:
+        NotPinned: nobody did, and there is nowhere else for it to go.
+        NoWorker, AssignmentFailed: see `assigned`.
+    """
+    if keyspace.pins:
+        if (name := pinner(view, pin)) is not None:
+            return worker_queue(name)
+        if keyspace.unpinned == Unpinned.REFUSE:
+            raise NotPinned(f"key {key!r} of keyspace {keyspace.name!r} is pinned by no live worker")
+    if keyspace.assign is not None:
+        return worker_queue(assigned(keyspace, key, workers))
+    return slot_for(key, slots)

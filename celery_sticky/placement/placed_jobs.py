@@ -1,0 +1,176 @@
+"""The jobs of a placed keyspace in this worker: the placer claims their keys, the keeper runs them."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Protocol
+
+from celery_sticky.delivery.state import DeliveryState
+from celery_sticky.keys import Slot, job_place, key_of
+from celery_sticky.placement.flow import Courier, Flow, ask
+from celery_sticky.placement.job_keys import JobKeys
+from celery_sticky.placement.rules import Duty, KeyPlan, Scene
+from celery_sticky.stores.placement import Answer, Look, PlacementStore, Said, Version
+
+logger = logging.getLogger("celery_sticky.placer")
+
+AT_ONCE = 2000
+"""Keys thought about in a row, before anybody else has a turn."""
+LOOK_AT_ONCE = 500
+"""Keys whose pins are looked up in one request; and, with nothing else to do, in a second."""
+SWEEP_EVERY = 1.0
+"""Seconds between two looks at pins that may have changed without a word."""
+
+
+class PlaceKeeper(Protocol):
+    """Who runs the jobs. None of it waits."""
+
+    def open(self, slot: Slot, epoch: int, membership: int, idle: str = "") -> None:
+        """The place is ours under this token, in this membership; `idle`: why nothing may be started all the same."""
+
+    def stop(self, slot: Slot) -> None:
+        """Stop what runs in the place; tells when nothing is left (`PlacedJobs.drained`)."""
+
+    def close(self, slot: Slot) -> None:
+        """The place is somebody else's already."""
+
+
+class PlacedJobs:
+    """Which keys' jobs are run here. The keeper calls `wanted`, `listed` and `drained`, from its thread."""
+
+    def __init__(
+        self,
+        keyspace: str,
+        courier: Courier,
+        membership: Callable[[], int],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        *,
+        pins: bool,
+    ) -> None:
+        self.keeper: PlaceKeeper | None = None
+        """None where the keyspace has no jobs."""
+        self._name, self._courier, self._newest_membership, self._wake = keyspace, courier, membership, wake
+        self._clock, self._pins = clock, pins
+        self._keys = JobKeys(pins=pins)
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._term = 0
+        self._sweep_at = 0.0
+
+    # -- for the keeper ------------------------------------------------------------------------
+
+    def wanted(self, places: Collection[str]) -> None:
+        """There may be jobs in these places: something has changed there."""
+        keys = [key_of(place) for place in places]
+        # Each notification of a job is heard by all workers.
+        if self._inbox or not all(map(self._keys.knows, keys)):
+            self._post(partial(self._keys.wanted, keys))
+
+    def listed(self, places: Collection[str]) -> None:
+        """There are jobs in these places, and in no others."""
+        self._post(partial(self._keys.listed, [key_of(place) for place in places]))
+
+    def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
+        """Nothing runs of a place that was held here under this epoch; `vacant`: it has no jobs any more."""
+        self._post(partial(self._drained, key_of(place), epoch, vacant=vacant))
+
+    def _post(self, call: Callable[[], object]) -> None:
+        self._inbox.append(call)
+        self._wake()
+
+    # -- for the placer: in the member's thread, under the courier's lock ---------------------
+
+    def serve(self, held: Collection[str]) -> None:
+        """A membership is over, or has begun: what was held of these keys is void."""
+        self._term = self._newest_membership()
+        if self.keeper is not None:
+            for key in held:
+                self.keeper.close(job_place(key))
+
+    # -- for the placer, in its thread -------------------------------------------------------
+
+    @property
+    def held(self) -> bool:
+        """Whether jobs are here, or may come to be."""
+        return self._keys.held
+
+    @property
+    def more(self) -> bool:
+        """Whether there is more to do at once."""
+        return bool(self._inbox) or self._keys.more
+
+    @property
+    def pause(self) -> float:
+        """Seconds until there may be something to do."""
+        return SWEEP_EVERY if len(self._keys) else float("inf")
+
+    def take_in(self) -> None:
+        """Take in what the keeper has said."""
+        while self._inbox:
+            try:
+                self._inbox[0]()
+            finally:
+                self._inbox.popleft()  # only now: `wanted` looks whether anything is yet to be taken in
+
+    def reset(self) -> None:
+        """The membership is over, or another one has begun."""
+        self._keys.reset()
+
+    def review(self) -> None:
+        """Members, or owners of slots, have changed."""
+        self._keys.review()
+
+    def pin_changed(self, key: str) -> None:
+        """The pin of a key is another one."""
+        self._keys.pin_changed(key)
+
+    def look(self, known: Version) -> Flow[Look | None]:
+        """Look up pins that may have changed."""
+        if self._pins and (now := self._clock()) >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY
+            self._keys.sweep(LOOK_AT_ONCE)
+        if not (keys := self._keys.to_look(LOOK_AT_ONCE)):
+            return None
+        look = yield from ask(PlacementStore.look, known, keys)
+        self._keys.looked(keys, look.pins)
+        return look
+
+    def decide(self, scene: Scene, incarnation: str) -> None:
+        """Think about keys in which something has changed, and bring about what follows."""
+        changes = self._keys.decide(scene, self._clock(), AT_ONCE)
+        if changes.failed:
+            logger.error("jobs of keyspace %s wait: %s", self._name, changes.failed)
+        self._courier.consult(
+            lambda delivery_state: self._claim(delivery_state, incarnation, changes.want, changes.leave)
+        )
+        if self.keeper is not None:
+            for key in changes.stop:
+                self.keeper.stop(job_place(key))
+
+    def _claim(
+        self, delivery_state: DeliveryState, incarnation: str, want: list[tuple[str, str]], leave: list[str]
+    ) -> None:
+        if delivery_state.claims.incarnation(self._name) != incarnation:
+            return  # this membership is over: we shall be told
+        for key, pin in want:
+            delivery_state.claims.want_job(self._name, key, pin)
+        for key in leave:
+            delivery_state.claims.leave_job(self._name, key)
+
+    def _drained(self, key: str, token: int, *, vacant: bool) -> None:
+        if self._keys.drained(key, token, self._clock(), vacant=vacant):
+            self._courier.consult(lambda delivery_state: delivery_state.claims.leave_job(self._name, key))
+
+    def tell(self, delivery_state: DeliveryState, plan: KeyPlan, answer: Answer) -> None:
+        """Take in what was answered of a key whose jobs wait for the claim. Under the courier's lock."""
+        key, claims = plan.question.key, delivery_state.claims
+        if plan.duty is Duty.NONE:
+            claims.leave_job(self._name, key)
+            self._keys.left(key, plan.question.pin)
+        elif answer.said is not Said.HELD and self.keeper is not None:
+            token = claims.hold_job(self._name, key)
+            self._keys.granted(key, token, plan.duty, plan.question.pin)
+            self.keeper.open(job_place(key), token, self._term, str(plan.placement.refusal or ""))

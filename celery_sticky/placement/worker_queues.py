@@ -1,0 +1,156 @@
+"""The worker queues that a worker reads: its own, and those of workers that are gone and whose successor it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.keys import WORKER_QUEUE, Slot, worker_queue
+from celery_sticky.keyspace import successor
+from celery_sticky.ownership.view import View
+from celery_sticky.placement.flow import Courier, Flow, ask
+from celery_sticky.queues.base import Depth, SlotQueues
+from celery_sticky.stores.placement import START, PlacementStore
+
+logger = logging.getLogger("celery_sticky.placer")
+
+LOOK_EVERY = 5.0
+"""Seconds between two looks for worker queues of workers that are gone."""
+COUNTED_EVERY = 60.0
+"""Seconds between two looks whether they are empty."""
+KEPT = 3600.0
+"""Seconds that the empty queue of a worker that is gone is still looked after: a slow sender may know no better."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """A worker queue that is ours to read."""
+
+    epoch: int
+    empty_since: float | None = None
+
+
+class WorkerQueues:
+    """Which of them are open here. Of one thread, save for `close_all`. `now` is in seconds on one clock."""
+
+    def __init__(self, keyspace: str, worker: str, connect: Callable[[], SlotQueues], courier: Courier) -> None:
+        self._name, self._worker, self._mine = keyspace, worker, worker_queue(worker)
+        self._connect, self._courier = connect, courier
+        self._queues: dict[str, _Queue] = {}
+        self._fences: dict[str, int] = {}
+        self._enlisted: dict[str, str] = {}
+        self._look_at = self._count_at = 0.0
+        self._sweep_from: str | None = None
+        self._stopping = self._shut = False
+
+    @property
+    def outbid(self) -> bool:
+        """Whether a queue was refused: its fence is another one's."""
+        return bool(self._fences)
+
+    @property
+    def shut(self) -> bool:
+        """Whether a queue that is ours to read is not open here."""
+        return self.outbid or self._shut
+
+    def close_all(self) -> None:
+        """The membership is over. May be called from another thread; `forget_all` follows in ours."""
+        for name in list(self._queues):
+            self._courier.close((self._name, name))
+
+    def forget_all(self) -> None:
+        """The membership is over, or a new one has begun."""
+        self.close_all()
+        self._queues.clear()
+        self._fences.clear()
+        self._stopping = self._shut = False
+
+    def members_changed(self) -> None:
+        """Somebody has come or gone: look whose successor we are, and for what names those that are gone."""
+        self._look_at, self._sweep_from = 0.0, START
+
+    def refused(self, name: str, fence: int) -> None:
+        """The broker has refused to open a queue: it is fenced at this epoch."""
+        self._fences[name] = max(fence, self._fences.get(name, 0))
+        if self._queues.pop(name, None) is not None:
+            logger.info("keyspace %s: queue %s is fenced at epoch %d", self._name, name, fence)
+
+    def drained(self, name: str) -> bool:
+        """Nothing of a stopped queue is left here; True if it is our own, for good."""
+        if name != self._mine or not self._stopping:
+            return False
+        self._queues.pop(name, None)
+        return True
+
+    def look_after(self, view: View, incarnation: str, now: float, *, leaving: bool) -> Flow[bool]:
+        """Open and close what is to be. True if our own queue is closed for good without more ado."""
+        if now >= self._look_at:
+            self._courier.decide(lambda delivery_state, _: delivery_state.look_into((self._name, self._mine)))
+            self._enlisted = dict((yield from ask(PlacementStore.enlisted)))
+            self._look_at = now + LOOK_EVERY  # only now: unanswered it is asked again at once
+        heritage = {worker_queue(name) for name in self._enlisted if successor(view, name) == self._worker}
+        shut = sorted((heritage if leaving else heritage | {self._mine}) - self._queues.keys())
+        # Without trust it may be another document already by which others read them: its versions may be lower.
+        self._shut = bool(shut) and not self._courier.trusts(self._name)
+        for name in () if self._shut else shut:
+            self._open(name, view, incarnation)
+        for name in sorted(self._queues.keys() - heritage - {self._mine}):
+            del self._queues[name]
+            self._courier.close((self._name, name))
+        self._fences = {name: fence for name, fence in self._fences.items() if name not in self._queues}
+        for name in self._fences.keys() - heritage - {self._mine}:
+            del self._fences[name]
+        if heritage:
+            yield from self._tidy(now)
+        return leaving and self._stop_mine()  # at last: what asks the store may not come to its end
+
+    def _open(self, name: str, view: View, incarnation: str) -> None:
+        if incarnation:
+            epoch = max(view.version, self._fences.get(name, 0) + 1)
+            self._queues[name] = _Queue(epoch)
+            if name != self._mine:
+                logger.info("keyspace %s: %s is gone: its worker queue is emptied from here", self._name, name)
+            self._courier.open((self._name, name), epoch, incarnation)
+
+    def _stop_mine(self) -> bool:
+        """Leaving: pass on what comes while something of the queue runs here, then close it. True: it is closed."""
+        queue = (self._name, self._mine)
+        if self._stopping or self._courier.consult(lambda delivery_state: delivery_state.gate.busy(queue)):
+            return False
+        self._stopping = True
+        if self._mine not in self._queues:
+            return True
+        self._courier.stop(queue)
+        return False
+
+    def _tidy(self, now: float) -> Flow[None]:
+        if now >= self._count_at:
+            self._count_at = now + COUNTED_EVERY
+            with suppress(BrokerUnavailable):
+                yield from self._forget_empty(now)
+        if self._sweep_from is not None:
+            on = yield from ask(PlacementStore.sweep, self._sweep_from)
+            self._sweep_from = None if on == START else on
+
+    def _forget_empty(self, now: float) -> Flow[None]:
+        """Forget workers whose queue has been empty for long."""
+        names = [name for name in self._queues if name != self._mine]
+        depths: Mapping[Slot, Depth] = yield lambda _: self._depths(names)
+        for name, depth in depths.items():
+            queue, worker = self._queues[str(name)], str(name).removeprefix(WORKER_QUEUE)
+            if depth.waiting or depth.deferred or depth.in_flight:
+                queue.empty_since = None
+            elif queue.empty_since is None:
+                queue.empty_since = now
+            elif now >= queue.empty_since + KEPT:
+                yield from ask(PlacementStore.strike, worker, self._enlisted.pop(worker, ""))
+
+    def _depths(self, names: list[str]) -> Mapping[Slot, Depth]:
+        queues = self._connect()
+        try:
+            return queues.depth(self._name, names)
+        finally:
+            queues.close()

@@ -1,0 +1,176 @@
+"""The directory in this process: the reference the others are measured by. It stands in the same `MemoryServer`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from celery_sticky.errors import NotAMember
+from celery_sticky.ownership.events import ViewChanged
+from celery_sticky.ownership.view import View
+from celery_sticky.stores.in_process import Client
+from celery_sticky.stores.memory.store import Heard, PlacementRecords, Records, parsed
+from celery_sticky.stores.placement import NO_VERSION, Answer, Claims, Look, PinMoved, Said, Version, Wish
+
+
+class MemoryPlacementStore(Client[Records, Heard]):
+    """A client of a `MemoryServer`, for one keyspace: see `celery_sticky.stores.placement.PlacementStore`."""
+
+    def watch(self, timeout: float) -> Sequence[ViewChanged | PinMoved]:
+        """See `PlacementStore.watch`: heartbeats are not passed on, but may end it."""
+        return [signal for signal in super().watch(timeout) if isinstance(signal, ViewChanged | PinMoved)]
+
+    def look(self, known: Version, keys: Collection[str]) -> Look:
+        """See `PlacementStore.look`."""
+        with self._server.changed:
+            changed, view = self._compared(known)
+            pins = {key: pin for key in keys if (pin := self._pin(key))}
+            return Look(changed, view, pins)
+
+    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], heartbeats: int = 0) -> Claims:
+        """See `PlacementStore.claim`."""
+        with self._server.changed:
+            if self._may_act(incarnation) and self._records().heartbeats[self._keyspace][incarnation] < heartbeats:
+                self._records().documents.pop(self._keyspace, None)
+            if not self._may_act(incarnation) or not self._in_turn(incarnation, call):
+                return Claims(member=False)
+            changed, view = self._compared(known)
+            if changed:
+                return Claims(member=True, changed=True, view=view)
+            return Claims(member=True, answers={wish.key: self._answer(incarnation, wish) for wish in wishes})
+
+    def _answer(self, incarnation: str, wish: Wish) -> Answer:
+        book = self._book()
+        if (pin := self._pin(wish.key)) != wish.pin:
+            return Answer(Said.PINNED, by=pin)
+        if not wish.run:
+            return Answer(Said.RIGHT)
+        holder = self._holder(wish.key)
+        if holder != incarnation and self._lives(holder):
+            return Answer(Said.HELD, by=holder)
+        book.token = max(book.token + 1, int(self._server.clock() * 1000))
+        book.claims[wish.key] = (book.token, incarnation)
+        return Answer(Said.GRANTED, token=book.token)
+
+    def release(self, incarnation: str, call: int, keys: Collection[str]) -> None:
+        """See `PlacementStore.release`."""
+        with self._server.changed:
+            claims = self._book().claims
+            if self._in_turn(incarnation, call):
+                for key in keys:
+                    if claims.get(key, (0, ""))[1] == incarnation:
+                        del claims[key]
+
+    def holder(self, key: str) -> str:
+        """See `PlacementStore.holder`."""
+        with self._server.changed:
+            holder = self._holder(key)
+            return holder if self._lives(holder) else ""
+
+    def pin(self, worker: str, key: str, *, take: bool) -> str | None:
+        """See `PlacementStore.pin`."""
+        with self._server.changed:
+            book = self._book()
+            incarnation = book.enlisted.get(worker, "")
+            if not self._may_act(incarnation):
+                raise NotAMember(f"worker {worker!r} is no live member of keyspace {self._keyspace!r} now")
+            pinned = self._pin(key)
+            if pinned and pinned != incarnation and not take:
+                return book.pins[key][1]
+            former, other = book.pins.get(key, (incarnation, worker))
+            if other != worker:
+                book.lost.setdefault(former, set()).add(key)
+            book.lost.get(incarnation, set()).discard(key)
+            book.pins[key] = (incarnation, worker)
+            if pinned != incarnation:
+                self._tell(key, {pinned, self._holder(key)})
+            return None
+
+    def unpin(self, worker: str, key: str) -> bool:
+        """See `PlacementStore.unpin`."""
+        with self._server.changed:
+            book = self._book()
+            incarnation = book.enlisted.get(worker, "")
+            book.lost.get(incarnation, set()).discard(key)
+            mine = book.pins.get(key) == (incarnation, worker)
+            if mine:
+                del book.pins[key]
+                self._tell(key, {self._holder(key)})
+            return mine
+
+    def enlist(self, worker: str, incarnation: str) -> None:
+        """See `PlacementStore.enlist`."""
+        with self._server.changed:
+            self._book().enlisted[worker] = incarnation
+
+    def enlisted(self) -> Mapping[str, str]:
+        """See `PlacementStore.enlisted`."""
+        with self._server.changed:
+            return dict(self._book().enlisted)
+
+    def strike(self, worker: str, incarnation: str) -> None:
+        """See `PlacementStore.strike`."""
+        with self._server.changed:
+            enlisted = self._book().enlisted
+            if enlisted.get(worker) == incarnation:
+                del enlisted[worker]
+
+    def sweep(self, start: str = "0") -> str:
+        """See `PlacementStore.sweep`: all in one."""
+        with self._server.changed:
+            book = self._book()
+            book.claims = {key: claim for key, claim in book.claims.items() if self._lives(claim[1])}
+            for key, (incarnation, _) in list(book.pins.items()):
+                if not self._lives(incarnation):
+                    del book.pins[key]
+                    book.lost.setdefault(incarnation, set()).add(key)
+            book.calls = {name: call for name, call in book.calls.items() if self._lives(name)}
+            return "0"
+
+    def lost(self, worker: str, incarnations: Collection[str]) -> Collection[str]:
+        """See `PlacementStore.lost`."""
+        with self._server.changed:
+            book = self._book()
+            keys = {key for incarnation in incarnations for key in book.lost.get(incarnation, ())}
+            return {key for key in keys if not (self._pin(key) and book.pins[key][1] == worker)}
+
+    def forget(self, incarnations: Collection[str], keys: Collection[str]) -> None:
+        """See `PlacementStore.forget`."""
+        with self._server.changed:
+            for incarnation in incarnations:
+                self._book().lost.get(incarnation, set()).difference_update(keys)
+
+    def _holder(self, key: str) -> str:
+        return self._book().claims.get(key, (0, ""))[1]
+
+    def _tell(self, key: str, incarnations: Collection[str]) -> None:
+        self._server.signal(self._keyspace, PinMoved(key, frozenset(filter(self._lives, incarnations))))
+
+    def _book(self) -> PlacementRecords:
+        return self._records().placement_stores.setdefault(self._keyspace, PlacementRecords())
+
+    def _view(self) -> View | None:
+        document = self._records().documents.get(self._keyspace)
+        return None if document is None else parsed(document)
+
+    def _compared(self, known: Version) -> tuple[bool, View | None]:
+        view = self._view()
+        version = (view.version, view.generation) if view is not None else NO_VERSION
+        return (version != known, view if version != known else None)
+
+    def _lives(self, incarnation: str) -> bool:
+        return incarnation in self._records().heartbeats.get(self._keyspace, {})
+
+    def _may_act(self, incarnation: str) -> bool:
+        view = self._view()
+        return self._lives(incarnation) and view is not None and view.store_id == self._server.run_id
+
+    def _in_turn(self, incarnation: str, call: int) -> bool:
+        calls = self._book().calls
+        in_turn = call > calls.get(incarnation, 0)
+        if in_turn:
+            calls[incarnation] = call
+        return in_turn
+
+    def _pin(self, key: str) -> str:
+        incarnation = self._book().pins.get(key, ("", ""))[0]
+        return incarnation if self._lives(incarnation) else ""

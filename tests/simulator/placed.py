@@ -1,0 +1,105 @@
+"""What a world has besides where its keyspace directs keys: where they belong, who sends, who pins, and a witness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from celery_sticky.errors import NotAMember, StoreUnavailable
+from celery_sticky.keys import slot_for, worker_queue
+from celery_sticky.message import Stamp
+from celery_sticky.placement.flow import Request
+from celery_sticky.stores.memory.store import PlacementRecords
+from celery_sticky.stores.placement import PlacementStore
+from simulator.directing import Pin, PlacementSetup
+from simulator.invariants import Invariant
+from simulator.placement_lookup import PlacementLookup
+from simulator.scenario import Kind, Task
+from simulator.senders import SENDERS, Sender
+from simulator.terms import KEYSPACE
+from simulator.witness import PlacedWitness
+
+if TYPE_CHECKING:
+    from simulator.placer import SteppedPlacer
+    from simulator.process import Process
+    from simulator.world import World
+
+
+class Placed:
+    """That part of a world."""
+
+    def __init__(self, world: World, placement: PlacementSetup) -> None:
+        self._world, scenario = world, world.scenario
+        self.keyspace, self.slots = placement.keyspace, scenario.slots
+        keys = sorted({str(task.key) for task in scenario.tasks} | {str(pin.key) for pin in scenario.pins})
+        self._lookup = PlacementLookup(world.server, self.keyspace, self.slots, keys)
+        calm = not (scenario.faults or scenario.losses or scenario.broker_losses or scenario.deaf)
+        self.witness = PlacedWitness(self.slots, self._lookup, calm=calm)
+        self._senders = [Sender(world, self.keyspace, number) for number in range(SENDERS)]
+
+    def stamp(self, key: int) -> Stamp:
+        """Return what a sender writes on a message."""
+        return Stamp(str(key), KEYSPACE, slot_for(str(key), self.slots), self.slots, 0.0)
+
+    def send(self, task: Task) -> None:
+        """Have one of the senders send a task."""
+        self._senders[(task.key + task.n) % SENDERS].send(task)
+
+    def pin(self, pin: Pin) -> None:
+        """Have a worker pin a key."""
+        for process in self._world.processes:
+            if process.name == pin.worker and process.taking_part and process.placer is not None:
+                process.placer.pinning.pin(pin)
+
+    def serve(self, request: Request, placement_store: PlacementStore) -> object:
+        """Do at the directory what was asked for; return the answer, or the error that is one."""
+        if self._world.store_is_away:
+            return StoreUnavailable("away")
+        try:
+            return request(placement_store)
+        except (NotAMember, StoreUnavailable) as error:
+            return error
+
+    def look(self) -> None:
+        """The document or a pin may have changed: see where keys belong now, and pass on what placers are told."""
+        self._lookup.look(self._world.now)
+        for process in self._world.processes:
+            if process.alive and process.placer is not None:
+                self._tell(process, process.placer)
+
+    def _tell(self, process: Process, placer: SteppedPlacer) -> None:
+        world = self._world
+        try:
+            heard = placer.placement_store.watch(0)
+        except StoreUnavailable:
+            process.outcome(placer.wake)
+            return
+        for signal in heard:
+            deaf = world.scenario.deaf or world.now < process.store_cut_until
+            if not deaf and process.rng.random() >= world.losses:
+                process.later(process.rng.uniform(0, 0.1), partial(placer.hear, signal))
+
+    def disorder(self, living: Sequence[Process]) -> tuple[Invariant, str] | None:
+        """Return what is not in order yet."""
+        if unsent := {str(task): why for sender in self._senders for task, why in sender.unsent.items()}:
+            return Invariant.NOT_DRAINED, f"not sent yet: {unsent}"
+        for process in living:
+            fence = self._world.broker.slot(KEYSPACE, worker_queue(process.name)).fence
+            if fence is None or fence.incarnation != process.machine.incarnation:
+                return Invariant.NOT_OWNED, f"the worker queue of {process.origin} is fenced for {fence}"
+        records = self._world.server.records
+        book, members = records.placement_stores.get(KEYSPACE, PlacementRecords()), records.heartbeats.get(KEYSPACE, {})
+        if kept := {key: holder for key, (_, holder) in book.claims.items() if holder in members}:
+            return Invariant.NOT_GIVEN_BACK, f"{kept} are claimed"
+        return self._untold(living, book)
+
+    def _untold(self, living: Sequence[Process], book: PlacementRecords) -> tuple[Invariant, str] | None:
+        if any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in self._world.scenario.faults):
+            return None  # a store that has lost pins tells nobody of them
+        for process in living:
+            assert process.placer is not None
+            pins = {key for key, pin in book.pins.items() if pin == (process.machine.incarnation, process.name)}
+            if untold := process.placer.pinning.pinned.keys() - pins:
+                return Invariant.UNTOLD_PIN, f"{process.origin} believes that it has pinned {sorted(untold)}"
+        return None

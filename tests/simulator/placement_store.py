@@ -1,0 +1,43 @@
+"""The memory directory, with a witness at each claim, and an eye on where keys belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from celery_sticky.stores.memory.placement import MemoryPlacementStore
+from celery_sticky.stores.placement import Claims, Said, Version, Wish
+from simulator.terms import KEYSPACE
+
+if TYPE_CHECKING:
+    from simulator.placed import Placed
+    from simulator.world import World
+
+
+class WitnessedPlacementStore(MemoryPlacementStore):
+    """A worker's client of it."""
+
+    def __init__(self, world: World, placed: Placed, worker: str) -> None:
+        super().__init__(world.server, KEYSPACE)
+        self._world, self._placed, self._worker = world, placed, worker
+
+    def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], heartbeats: int = 0) -> Claims:
+        """Claim keys."""
+        claims = super().claim(incarnation, call, known, wishes, heartbeats)
+        for key, answer in claims.answers.items():
+            if answer.said is Said.GRANTED:
+                self._world.note(incarnation, "has claimed key %s, token %s", key, answer.token)
+                self._placed.witness.grants(key, answer.token, incarnation, self._worker)
+        return claims
+
+    def pin(self, worker: str, key: str, *, take: bool) -> str | None:
+        """Pin a key."""
+        other = super().pin(worker, key, take=take)
+        self._placed.look()
+        return other
+
+    def unpin(self, worker: str, key: str) -> bool:
+        """Let a key go."""
+        unpinned = super().unpin(worker, key)
+        self._placed.look()
+        return unpinned

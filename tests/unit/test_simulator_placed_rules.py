@@ -1,0 +1,222 @@
+"""Each rule of placed keyspaces that the simulator can judge is taken away in turn: it names what then breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from harness.rules import Rule, broken_without, rule
+from simulator.invariants import Invariant
+from simulator.placer import SteppedPlacer
+from simulator.scenario import Kind
+
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.key_claims import KeyClaims
+from celery_sticky.ownership.view import View
+from celery_sticky.placement import worker_queues
+from celery_sticky.placement.claiming import Decisions
+from celery_sticky.placement.lost_pins import LostPins
+from celery_sticky.placement.state import PlacementState
+from celery_sticky.placement.worker_queues import WorkerQueues
+from celery_sticky.queues.base import Disposition, Fetched, Outcome
+from celery_sticky.queues.memory import MemoryQueues
+from celery_sticky.stores.memory.placement import MemoryPlacementStore
+from celery_sticky.stores.placement import Answer, Said, Version, Wish
+
+answer_wish, settle = MemoryPlacementStore._answer, MemoryQueues._settle
+prepare, unstarted = KeyClaims.prepare, KeyClaims.unstarted
+
+
+# -- The directory without … -------------------------------------------------------------------
+
+
+def granted_to_all(self: MemoryPlacementStore, incarnation: str, wish: Wish) -> Answer:
+    if wish.run:
+        self._book().claims.pop(wish.key, None)
+    return answer_wish(self, incarnation, wish)
+
+
+def held_by_the_dead(self: MemoryPlacementStore, incarnation: str, wish: Wish) -> Answer:
+    holder = self._holder(wish.key)
+    if wish.run and holder not in ("", incarnation):
+        return Answer(Said.HELD, by=holder)
+    return answer_wish(self, incarnation, wish)
+
+
+def whatever_the_pin(self: MemoryPlacementStore, incarnation: str, wish: Wish) -> Answer:
+    return answer_wish(self, incarnation, Wish(wish.key, self._pin(wish.key), wish.run))
+
+
+def whatever_the_document(self: MemoryPlacementStore, known: Version) -> tuple[bool, View | None]:
+    return False, None
+
+
+def one_token_for_all(self: MemoryPlacementStore, incarnation: str, wish: Wish) -> Answer:
+    answer = answer_wish(self, incarnation, wish)
+    return Answer(answer.said, 7, answer.by) if answer.said is Said.GRANTED else answer
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def says_nothing(*_: Any, **__: Any) -> Generator[Any, Any, None]:
+    yield from ()
+
+
+# -- A worker without … ------------------------------------------------------------------------
+
+
+def unclaimed(self: KeyClaims, entry: Entry) -> None:
+    prepare(self, entry)
+    entry.pending = False
+
+
+def last_first(self: KeyClaims, keyspace: str, key: str) -> list[Entry]:
+    return unstarted(self, keyspace, key)[::-1]
+
+
+def closed_at_once(self: WorkerQueues) -> bool:
+    self._queues.pop(self._mine, None)
+    self._courier.close((self._name, self._mine))
+    return True
+
+
+def moved_and_dropped(self: MemoryQueues, disposition: Disposition, fetched: Fetched) -> None:
+    settle(self, disposition, fetched)
+    if disposition.outcome is Outcome.MOVE and disposition in fetched.confirmed:
+        for line in self.broker.slot(disposition.tenure.keyspace, disposition.to).lists.values():
+            if line and line[-1].body == disposition.body:
+                line.pop()
+
+
+RULES = [
+    rule(
+        "nothing starts before its key is claimed", KeyClaims, "prepare", unclaimed, breaks={Invariant.UNCLAIMED_START}
+    ),
+    rule(
+        "one worker has a key claimed",
+        MemoryPlacementStore,
+        "_answer",
+        granted_to_all,
+        breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED},
+    ),
+    rule(
+        "a claim ends with its worker",
+        MemoryPlacementStore,
+        "_answer",
+        held_by_the_dead,
+        breaks={Invariant.NOT_DRAINED},
+    ),
+    rule(
+        "a claim names the pin it was thought out with",
+        MemoryPlacementStore,
+        "_answer",
+        whatever_the_pin,
+        breaks={Invariant.MISDIRECTED},
+    ),
+    rule(
+        "a claim names the document it was thought out with",
+        MemoryPlacementStore,
+        "_compared",
+        whatever_the_document,
+        breaks={Invariant.MISDIRECTED},
+    ),
+    rule(
+        "a token is higher than those before it",
+        MemoryPlacementStore,
+        "_answer",
+        one_token_for_all,
+        breaks={Invariant.CLAIM_BACK, Invariant.CLAIM_SHARED},
+    ),
+    rule(
+        "a request that arrives late is refused",
+        MemoryPlacementStore,
+        "_in_turn",
+        lambda *_: True,
+        breaks={Invariant.NOT_GIVEN_BACK},
+        losses=0.2,
+        first=74,
+    ),
+    rule(
+        "a store that may have lost claims grants nothing: another run, or one that has counted fewer heartbeats",
+        MemoryPlacementStore,
+        "_may_act",
+        MemoryPlacementStore._lives,
+        SteppedPlacer,
+        "heartbeat_done",
+        says_nothing,
+        breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED},
+        kinds=(Kind.FAIL_OVER, Kind.RESTART),
+        first=1600,
+    ),
+    rule(
+        "a key is given back",
+        Decisions,
+        "give_back",
+        says_nothing,
+        breaks={Invariant.NOT_DRAINED, Invariant.NOT_GIVEN_BACK},
+    ),
+    rule(
+        "messages are passed on in their order",
+        KeyClaims,
+        "unstarted",
+        last_first,
+        breaks={Invariant.MOVED_OUT_OF_ORDER},
+    ),
+    rule("messages are passed on, not lost", MemoryQueues, "_settle", moved_and_dropped, breaks={Invariant.LOST}),
+    rule(
+        "the queue of a worker that is gone has an successor",
+        worker_queues,
+        "successor",
+        lambda view, worker: None,
+        breaks={Invariant.NOT_DRAINED},
+    ),
+    rule("a worker enlists before it joins", MemoryPlacementStore, "enlist", nothing, breaks={Invariant.NOT_DRAINED}),
+    rule(
+        "who leaves waits for what runs of its worker queue",
+        WorkerQueues,
+        "_stop_mine",
+        closed_at_once,
+        breaks={Invariant.RERUN_WITHOUT_FAULT, Invariant.OVERLAP_TRUSTED, Invariant.OVERLAP_ZOMBIE},
+        kinds=(Kind.LEAVE,),
+    ),
+    rule(
+        "a claimed key is looked at again",
+        KeyClaims,
+        "review",
+        nothing,
+        KeyClaims,
+        "doubt",
+        nothing,
+        KeyClaims,
+        "reviewed",
+        nothing,
+        breaks={Invariant.RUN_ELSEWHERE},
+        kinds=(),
+    ),
+    rule(
+        "a worker queue that is closed lets its worker depart",
+        PlacementState,
+        "_depart",
+        nothing,
+        breaks={Invariant.NOT_LEFT},
+        kinds=(Kind.LEAVE,),
+    ),
+    rule(
+        "a fence is outbid",
+        WorkerQueues,
+        "refused",
+        nothing,
+        breaks={Invariant.NOT_OWNED},
+        kinds=(Kind.WIPE, Kind.FAIL_OVER),
+        first=96,
+    ),
+    rule("lost pins are told", LostPins, "look_after", says_nothing, breaks={Invariant.UNTOLD_PIN}),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_without_the_rule_its_promise_is_broken(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_without(rule, monkeypatch, placed=True)

@@ -1,1 +1,1 @@
-"""Loop 1: messages from the broker to the pool, and what became of them back to the broker."""
+"""Loop 1: carries messages from the broker to the pool, and their outcomes back to the broker."""

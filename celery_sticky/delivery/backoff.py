@@ -1,6 +1,6 @@
-"""Messages that wait for another try, each in its place: its key waits with it, all others go on.
+"""Messages that wait for another try in their place: later messages of their key wait too, all others continue.
 
-What failed was neither the task nor its message, so no attempt is counted: an outage of any length buries nothing.
+Neither the task nor its message failed, so no attempt is counted: an outage of any length buries nothing.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from celery_sticky.delivery.gate import Entry
 logger = logging.getLogger("celery_sticky")
 
 FIRST, LAST = 0.25, 30.0
-"""Seconds until the first further try, and at most between two: each wait is twice the one before."""
+"""Shortest and longest wait before another try, in seconds; each wait is twice the one before."""
 
 
 def pause(times: int) -> float:
-    """Return the seconds to wait when a message has failed so many times in a row."""
+    """Return the seconds to wait after this many failures in a row."""
     return min(LAST, FIRST * 2.0 ** min(times - 1, 16)) if times > 0 else 0.0
 
 
 class Backoff:
-    """When each entry that rests has its next turn. `now` is in seconds since the epoch."""
+    """The next turn of each resting entry. `now` is in seconds since the epoch."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Entry]] = []
         self._count = 0
 
     def note_failure(self, entry: Entry, cause: str, now: float) -> None:
-        """The infrastructure failed before the task could start."""
+        """Schedule another try: the infrastructure failed before the task could start."""
         entry.failures += 1
         wait = self._add(entry, pause(entry.failures), now)
         logger.warning("%s could not be started: %s; it keeps its place, next try in %.1f s", _name(entry), cause, wait)
 
     def note_requeue(self, entry: Entry, cause: str, now: float) -> None:
-        """The task has given its message back. Once is answered at once."""
+        """Schedule another start: the task gave its message back. The first time there is no wait."""
         entry.requeues += 1
         wait = self._add(entry, pause(entry.requeues - 1), now)
         logger.info("%s asked to be requeued: %s; it keeps its place, next start in %.1f s", _name(entry), cause, wait)
 
     def wait(self, entry: Entry, seconds: float, now: float) -> None:
-        """Let an entry have its next turn then."""
+        """Give an entry its next turn in this many seconds."""
         self._add(entry, min(seconds, LAST), now)
 
     def _add(self, entry: Entry, wait: float, now: float) -> float:
@@ -56,7 +56,7 @@ class Backoff:
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> Iterator[Entry]:
-        """Yield the entries whose time has come, also where the clock was set back since."""
+        """Yield the entries whose turn has come, even if the clock was set back since."""
         while self._heap and not now < self._heap[0][0] <= now + LAST:
             yield heapq.heappop(self._heap)[2]
 

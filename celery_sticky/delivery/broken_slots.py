@@ -1,4 +1,4 @@
-"""Slots that the broker could not work on: each is tried again with growing pauses, and told of once."""
+"""Slots that the broker could not work on: each is retried with growing pauses and logged at most once a minute."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from celery_sticky.keys import SlotId
 logger = logging.getLogger("celery_sticky.courier")
 
 FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0
-"""Seconds between two tries of a broken slot."""
+"""Shortest and longest pause between two tries of a broken slot, in seconds."""
 REPEAT = 60.0
-"""Seconds between two log lines about one slot."""
+"""Seconds between two log lines with the same text about one slot."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class _Trouble:
 
 
 class BrokenSlots:
-    """Guarded by the courier's lock. `now` is in seconds since the epoch."""
+    """The broken slots and when to retry them. Guarded by the courier's lock. `now` is in seconds since the epoch."""
 
     def __init__(self, meaning: str) -> None:
         self._meaning = meaning
@@ -33,11 +33,11 @@ class BrokenSlots:
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
+        """Whether a slot is broken."""
         return bool(self._troubles)
 
     def note(self, slot: SlotId, text: str, now: float) -> float:
-        """A slot could not be worked on; return when to try again."""
+        """Record a slot that could not be worked on; return when to try again."""
         trouble = self._troubles.get(slot)
         if trouble is None:
             trouble = self._troubles[slot] = _Trouble("", FIRST_PAUSE, now, now - REPEAT)
@@ -47,7 +47,7 @@ class BrokenSlots:
         if trouble.text != text or now >= trouble.said_at + REPEAT:
             trouble.text, trouble.said_at = text, now
             logger.error(
-                "slot %s of keyspace %s: %s. %s; the other slots go on. Tried again within %g s",
+                "slot %s of keyspace %s: %s. %s; the other slots continue. This slot is retried at least every %g s",
                 slot[1],
                 slot[0],
                 text,
@@ -57,7 +57,7 @@ class BrokenSlots:
         return trouble.retry_at
 
     def mended(self, slots: Iterable[SlotId]) -> None:
-        """These were worked on, or are none of ours any more."""
+        """Record slots that work again."""
         if not self._troubles:
             return
         for slot in slots:
@@ -65,5 +65,5 @@ class BrokenSlots:
                 logger.info("slot %s of keyspace %s works again", slot[1], slot[0])
 
     def forget(self, slot: SlotId) -> None:
-        """This slot is none of ours any more."""
+        """Forget a slot that is no longer ours."""
         self._troubles.pop(slot, None)

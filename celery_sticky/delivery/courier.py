@@ -1,7 +1,7 @@
-"""The courier of a worker: everything said to the broker driver is said here, in one thread.
+"""The courier of a worker: the one thread that speaks to the broker driver.
 
-It opens slots, fetches into the gate, and settles what has ended, all in one round trip at a time. What to say is
-decided at its `desk`. One lock guards the desk; it is never held across I/O.
+It opens slots, fetches messages into the gate and settles ended tasks, combined in one round trip at a time. Its
+delivery state (`desk`) decides what to send. One lock guards that state; it is never held across I/O.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ logger = logging.getLogger("celery_sticky.courier")
 Answer = TypeVar("Answer")
 
 IDLE = 30.0
-"""Seconds the courier idles at most, while nothing wakes it."""
+"""Longest time in seconds that the courier idles without a wake-up."""
 SHORTEST = 0.001
-"""Seconds it waits at least for a token: a sum of fractions may be a hair short of one."""
+"""Shortest wait for a token, in seconds: a sum of fractions may fall just short of a whole one."""
 UNREAD = Envelope({}, {}, "", "", b"")
 RETRY_FIRST, RETRY_LAST = 0.05, 2.0
-"""Seconds between attempts to reach a lost broker."""
+"""Seconds between attempts to reach a lost broker: the first pause and the longest."""
 
 
 class TaskSink(Protocol):
-    """What the courier asks of the Celery side. Called in the courier's thread."""
+    """The task sink: what the courier needs from the Celery side. Called in the courier's thread."""
 
     def concurrency(self) -> int:
-        """Return how many tasks the pool runs at a time, now."""
+        """Return how many tasks the pool runs at a time right now."""
 
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
-        """Return what the task of this message locks while it runs; raise a `StickyError` to have it buried."""
+        """Return the lock that the task of this message holds while it runs; raise a `StickyError` to bury it."""
 
     def due_of(self, envelope: Envelope) -> float | None:
-        """Return when the message wants to run, in seconds since the epoch, or None."""
+        """Return when the message should run, in seconds since the epoch, or None."""
 
     def ready(self) -> None:
-        """Entries may be taken now."""
+        """Note that entries can be taken now."""
 
     def refused(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
-        """These were buried before they could start: tell whoever waits for them. Must not wait for anything."""
+        """Tell those who wait for these messages that they were buried before they started. Must not block."""
 
 
 class Courier:
-    """The slot queues as the rest of the worker sees them. Public methods may be called from any thread."""
+    """The worker's access to its slot queues. Any thread may call the public methods."""
 
     def __init__(
         self,
@@ -97,19 +97,19 @@ class Courier:
         self._thread: threading.Thread | None = None
 
     def start(self, sink: TaskSink) -> None:
-        """Begin to work for `host`."""
+        """Start to work for `host`."""
         self._sink = sink
         self._thread = start_thread(self._run, "sticky-courier")
 
     def flush(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for the broker to confirm every verdict."""
+        """Wait at most `timeout` seconds until the broker has confirmed every disposition."""
         deadline = time.monotonic() + timeout
         while len(self._state.outbox) and self._down_since is None and time.monotonic() < deadline:
             self._wake()
             time.sleep(0.005)
 
     def shutdown(self, timeout: float) -> None:
-        """Settle what is left, within `timeout` seconds, and end the thread; nothing, if it was never started."""
+        """Settle what is left within `timeout` seconds and end the thread; do nothing if it was never started."""
         if self._thread is None:
             return
         deadline = time.monotonic() + timeout
@@ -128,42 +128,42 @@ class Courier:
         self._wake()
 
     def stop(self, slot: SlotId) -> None:
-        """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
+        """Start nothing more in a slot; reports `Drained` once nothing of it runs here and everything is settled."""
         with self._lock:
             self._state.stop(slot, time.time())
         self._wake()
 
     def close(self, slot: SlotId) -> None:
-        """Forget a slot that is somebody else's already; what runs of it keeps its key locked until it ends."""
+        """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
         with self._lock:
             self._state.close(slot)
         self._wake()
 
     def is_open(self, slot: SlotId) -> bool:
-        """Whether messages of the slot may start here."""
+        """Return whether messages of the slot may start here."""
         with self._lock:
             return self._state.gate.is_open(slot)
 
-    # -- for the placers ---------------------------------------------------------------------
+    # -- for the placers -----------------------------------------------------------------------
 
     def trusts(self, keyspace: str) -> bool:
-        """Whether the lease in this keyspace is trusted now."""
+        """Return whether the lease in this keyspace is trusted now."""
         return self._trusted(keyspace)
 
     def consult(self, ask: Callable[[DeliveryState], Answer]) -> Answer:
-        """Return what the desk answers. `ask` must not wait for anything."""
+        """Return what `ask` reads from the delivery state. `ask` must not block."""
         with self._lock:
             return ask(self._state)
 
     def decide(self, tell: Callable[[DeliveryState, float], None]) -> None:
-        """Tell the desk, and what time it is, what has been decided of keys. `tell` must not wait for anything."""
+        """Let `tell` apply decisions about keys to the delivery state at the current time. `tell` must not block."""
         with self._lock:
             tell(self._state, time.time())
             self._decided = True
         self._wake()
 
     def limit(self, buckets: Mapping[str, Bucket]) -> None:
-        """Limit the rate of these kinds of tasks from now on, and of no others. A bucket is used under the lock."""
+        """Limit the rate of these kinds of tasks from now on, and of no others. Buckets are used under the lock."""
         with self._lock:
             self._state.gate.limit(buckets)
         self._wake()
@@ -171,12 +171,12 @@ class Courier:
     # -- for the Celery side -------------------------------------------------------------------
 
     def take(self, most: int, at_once: int = sys.maxsize) -> list[Entry]:
-        """Hand out entries so that at most `most` are with the pool; no more than `at_once` of them now."""
+        """Hand out at most `at_once` entries now, so that the pool has at most `most`."""
         with self._lock:
             return self._state.take(most, lambda slot: self._trusted(slot[0]), at_once)
 
     def start_entry(self, entry: Entry, turn: int) -> bool:
-        """Reserve the start of an entry; False: it must not start, forget it."""
+        """Reserve the start of an entry; False: it must not start, the caller forgets it."""
         trusted = self._trusted(entry.slot[0])
         with self._lock:
             if self._state.gate.start(entry, turn, trusted=trusted):
@@ -185,14 +185,15 @@ class Courier:
             return False
 
     def put_back_all(self) -> None:
-        """Whoever held the entries that were handed out has dropped them."""
+        """Make all entries ready again that were handed out: their holder has dropped them."""
         with self._lock:
             self._state.gate.put_back_all()
 
     def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
-        """A started task came to no end: give it another turn in its place, if the slot still is ours.
+        """Give a started task that did not finish another turn in its place, if the slot is still ours.
 
-        Counted, it is marked at the broker first, and buried at the limit; `cause` says why, if no process has died.
+        If `counted`, the broker counts the next start first, and the message is buried at the limit. `cause` says why
+        the task did not finish, unless a process died.
         """
         if self._lock.later(lambda: self.again(entry, counted=counted, cause=cause)):
             return
@@ -201,7 +202,7 @@ class Courier:
         self._wake()
 
     def rest(self, entry: Entry, turn: int, *, after_run: bool, cause: str) -> None:
-        """Try an entry again later, in its place: it could not be started, or (`after_run`) its task gave it back."""
+        """Retry an entry later, in its place: it could not start, or (`after_run`) its task gave the message back."""
         if self._lock.later(lambda: self.rest(entry, turn, after_run=after_run, cause=cause)):
             return
         with self._lock:
@@ -209,7 +210,7 @@ class Courier:
         self._wake()
 
     def end(self, entry: Entry, end: End) -> None:
-        """The task has let go of its key: settle its message, then free the key. Only the first call counts."""
+        """Settle the message of a task that has released its key, then free the key. Only the first call counts."""
         if self._lock.later(lambda: self.end(entry, end)):
             return
         with self._lock:
@@ -218,7 +219,7 @@ class Courier:
             self._wake()
 
     def counts(self) -> dict[str, int]:
-        """Return how many entries run, are runnable, wait behind their key, or await confirmation, and their keys."""
+        """Return the numbers of running, runnable, waiting, rate-limited and unconfirmed entries, and of their keys."""
         with self._lock:
             gate = self._state.gate
             running = sum(gate.slots_running().values())
@@ -232,7 +233,7 @@ class Courier:
             }
 
     def running_by_slot(self) -> dict[SlotId, int]:
-        """Return how many tasks of each slot run here or await their confirmation."""
+        """Return how many tasks of each slot run here or await confirmation."""
         with self._lock:
             return self._state.gate.slots_running()
 
@@ -251,7 +252,7 @@ class Courier:
             except BrokerUnavailable as error:
                 self._on_broker_lost(error)
             except Exception:
-                logger.exception("the courier met an error it does not know; it opens its slots anew")
+                logger.exception("the courier met an unexpected error; it reconnects and opens its slots again")
                 self._on_broker_lost(None)
             self._give_up_ended()
             time.sleep(pause)
@@ -260,7 +261,7 @@ class Courier:
             self._queues.close()
 
     def _wake(self) -> None:
-        # Only out of `idle`, and once: whatever else the courier does, it looks at everything before it idles.
+        # Only out of `idle`, and once: in any other state the courier checks everything before it idles.
         queues = self._queues
         if queues is not None and self._idling:
             self._idling = False
@@ -272,7 +273,7 @@ class Courier:
             queues.close()
         if self._down_since is None:
             self._down_since = time.monotonic()
-            logger.warning("broker lost: %s; running tasks go on, their verdicts are kept", error)
+            logger.warning("broker lost: %s; running tasks continue, their outcomes are kept until it is back", error)
             for keyspace in self._keyspaces:
                 self._report(keyspace, BrokerDown())
 
@@ -343,14 +344,14 @@ class Courier:
         elif decided and state.gate.has_ready:
             self._sink.ready()
         self._dead_bounds.keep(queues, self._keyspaces, now)
-        # Busy or not, look which of the empty slots have got a message since.
+        # Busy or not, look which of the empty slots have received a message since.
         woken = queues.idle(self._idle_for(now) if self._idling else 0.0)
         with self._lock:
             self._idling = False
             state.rounds.note(slot for slot in woken if state.gate.is_open(slot))
         self._resume_limited()
         if state.gate.has_ready:
-            self._sink.ready()  # what could not start, for want of trust, is tried again
+            self._sink.ready()  # retry entries that could not start for lack of trust
 
     def _idle_for(self, now: float) -> float:
         state = self._state
@@ -377,7 +378,7 @@ class Courier:
                     state.admit(entry, due, now)
 
     def _read(self, delivery: Delivery) -> tuple[Entry, float | None, str]:
-        """Return the entry of a delivery, when it is due, and why it has to be buried, if so."""
+        """Return the entry of a delivery, when it is due, and the reason to bury it or an empty string."""
         slot, due = (delivery.tenure.keyspace, delivery.tenure.slot), None
         entry = Entry(slot, delivery.tag, None, Item(delivery, UNREAD), delivery.attempts, size=len(delivery.body))
         try:
@@ -389,7 +390,7 @@ class Courier:
                 have_claimed(entry, envelope)
         except MemoryError:
             raise
-        except Exception as error:  # whatever a key function makes of arguments that nobody should have sent
+        except Exception as error:  # a key function may fail in any way on arguments that it does not expect
             reason = str(error) if isinstance(error, StickyError) else f"its key cannot be read: {error!r:.300}"
             logger.error("a message in slot %s of keyspace %s is buried: %s", slot[1], slot[0], reason)
             return entry, None, reason
@@ -397,7 +398,7 @@ class Courier:
 
 
 def have_claimed(entry: Entry, envelope: Envelope) -> None:
-    """Note that the key has to be claimed, and what was counted where the message was before."""
+    """Note that the key must be claimed, and add the starts that were counted in earlier queues."""
     stamp = Stamp.from_header(envelope.headers[STAMP_HEADER])
     entry.claim = (stamp.keyspace, stamp.key)
     if stamp.starts is not None:

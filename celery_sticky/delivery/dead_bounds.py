@@ -1,4 +1,4 @@
-"""Keeps the dead queues of a worker's keyspaces within their bounds, and warns where they have none and grow."""
+"""Keeps the dead queues of a worker's keyspaces within their limits, and warns if unlimited ones grow large."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from celery_sticky.queues.base import SlotQueues
 logger = logging.getLogger("celery_sticky.dead")
 
 MANY = 10_000
-"""Buried messages of one keyspace that are worth a warning."""
+"""Number of buried messages in one keyspace that triggers a warning."""
 LOOK = 30.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class DeadBounds:
-    """Used by the courier's thread. Any number of workers may do this at the same time."""
+    """Keeps the dead queues within their limits, in the courier's thread. Several workers may do so at once."""
 
     def __init__(self, limit: int, ttl: float) -> None:
         self.next_look = 0.0
-        """When to look again, in seconds since the epoch."""
+        """When to check again, in seconds since the epoch."""
         self._limit, self._ttl = limit, ttl
         self._dropped: dict[str, int] = {}
         self._warned: set[str] = set()
 
     def keep(self, queues: SlotQueues, keyspaces: Collection[str], now: float) -> None:
-        """Drop one bounded step of what is beyond the bounds; nothing if it is not time yet.
+        """Drop one bounded batch of messages beyond the limits; do nothing before `next_look`.
 
         Raises:
             BrokerUnavailable: the broker does not answer.
@@ -47,10 +47,10 @@ class DeadBounds:
         before = now - self._ttl if self._ttl else 0.0
         if dropped := queues.trim_dead(keyspace, limit=self._limit, before=before):
             self._dropped[keyspace] = self._dropped.get(keyspace, 0) + dropped
-            self.next_look = now  # there may be more: go on with the next turn
+            self.next_look = now  # there may be more: continue with the next turn
         elif total := self._dropped.pop(keyspace, 0):
             logger.warning(
-                "keyspace %s: dropped its %d oldest buried messages, which were beyond sticky_dead_limit or "
+                "keyspace %s: dropped its %d oldest buried messages, which exceeded sticky_dead_limit or "
                 "sticky_dead_ttl",
                 keyspace,
                 total,
@@ -63,8 +63,8 @@ class DeadBounds:
         elif keyspace not in self._warned:
             self._warned.add(keyspace)
             logger.warning(
-                "keyspace %s: %d messages are buried, and each takes memory at the broker. Look with "
-                "'celery sticky dead list', retry or drop them, or set sticky_dead_limit or sticky_dead_ttl",
+                "keyspace %s: %d messages are buried, and each uses memory at the broker. List them with "
+                "'celery sticky dead list', then retry or drop them, or set sticky_dead_limit or sticky_dead_ttl",
                 keyspace,
                 count,
             )

@@ -28,12 +28,12 @@ class _Outer(msgspec.Struct, rename={"content_type": "content-type", "content_en
 
 _READER = msgspec.json.Decoder(_Outer)
 
-# What the readers raise at bytes that are no envelope; msgspec's own is a ValueError from 0.22 on only.
+# Errors that the readers raise on bytes that are no envelope; msgspec's own is a ValueError only from 0.22 on.
 _NOT_READ = (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Envelope(msgspec.Struct):
-    """The parts of a message, its body decoded from base64 but not deserialised."""
+    """The parts of a message; its body is decoded from base64 but not deserialised."""
 
     headers: dict[str, Any]
     properties: dict[str, Any]
@@ -43,20 +43,20 @@ class Envelope(msgspec.Struct):
 
     @property
     def task(self) -> str:
-        """The task's name, or empty."""
+        """The task's name, or an empty string."""
         return str(self.headers.get("task") or "")
 
     @property
     def task_id(self) -> str:
-        """The task's id, or empty."""
+        """The task's id, or an empty string."""
         return str(self.headers.get("id") or self.properties.get("correlation_id") or "")
 
 
 def loads(text: bytes) -> Any:
-    """Read JSON as `json.loads` does: by a faster reader, and by json itself what that one refuses (`NaN`, say).
+    """Read JSON as `json.loads` does, but faster; fall back to `json` for input such as `NaN`.
 
     Raises:
-        ValueError: it is none, or is nested too deeply.
+        ValueError: the text is not JSON, or is nested too deeply.
     """
     try:
         try:
@@ -68,17 +68,17 @@ def loads(text: bytes) -> Any:
 
 
 def restamped(raw: bytes, stamp: Mapping[str, Any]) -> bytes:
-    """Return the envelope with another stamp; its body is not touched."""
+    """Return the envelope with another stamp and an unchanged body."""
     outer = json.loads(raw)
     outer["headers"] = {**(outer.get("headers") or {}), STAMP_HEADER: stamp}
     return json.dumps(outer).encode()
 
 
 def parse(raw: bytes) -> Envelope:
-    """Take an envelope apart.
+    """Parse an envelope.
 
     Raises:
-        DamagedMessage: it is none.
+        DamagedMessage: the bytes are not an envelope.
     """
     try:
         outer = _read(raw)
@@ -95,9 +95,9 @@ def parse(raw: bytes) -> Envelope:
 
 
 def _read(raw: bytes) -> _Outer:
-    if b"__type__" in raw:  # Kombu writes a UUID, say as a task's id, with its type; a body in base64 cannot look so
+    if b"__type__" in raw:  # Kombu writes a UUID, such as a task id, with its type; a base64 body cannot contain this
         return msgspec.convert(kombu_loads(raw), _Outer)
     try:
         return _READER.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # json reads more: `NaN`, say
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # json accepts more, for example `NaN`
         return msgspec.convert(json.loads(raw), _Outer)

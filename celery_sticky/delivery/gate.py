@@ -1,17 +1,17 @@
-"""The gate of a worker: one task of a key at a time, in order; other keys overtake.
+"""The gate of a worker: one task of a key at a time, in order; tasks of other keys overtake.
 
-Pure: no clock, no threads. Whoever shares a gate between threads holds one lock around every call; that this one lock
-covers both `start` and `lose` is what makes a start a reservation: once a slot is lost nothing of it starts any more.
+Pure: no clock, no threads. Threads that share a gate hold one lock around every call. Because this lock covers both
+`start` and `lose`, a start is a reservation: after a slot is lost, nothing of it starts.
 
-An entry's life, and what ends it:
+The stages of an entry:
 
     WAITING --(its key is free)--> READY --take--> HANDED --start--> STARTED --end--> ENDED --settled--> gone
        |     --> LIMITED --(a token)-->^
        |                             |                |                 |
        +---- lose / recall: forgotten, the broker still has it ----+    +-- again: READY, the key stays locked
 
-What has ended here under an earlier delivery is ENDED before its turn, wherever it stands in the line of its key.
-A key is locked from READY until the broker has confirmed the verdict: were the next task started earlier, a crash in
+A message that ended here under an earlier delivery is ENDED before its turn, anywhere in the queue of its key.
+A key is locked from READY until the broker has confirmed the disposition: if the next task started earlier, a crash in
 between would show m1 m2 m1. Losing a slot does not unlock a key whose task runs here; only the end of that task does.
 """
 
@@ -30,7 +30,7 @@ from celery_sticky.keys import KeyId, SlotId
 
 
 class Stage(StrEnum):
-    """Where an entry is in its life."""
+    """The stage of an entry."""
 
     WAITING = "waiting"
     LIMITED = "limited"
@@ -46,57 +46,57 @@ class Entry(Struct, eq=False):
 
     slot: SlotId
     tag: Any
-    """Names the delivery at the broker. Opaque here, but for its order: that of fetching."""
+    """The broker's name for the delivery. Opaque here, except that tags are ordered by fetch."""
     key: Hashable
-    """What is locked: keyspace and key for a serial task, the task's id for one that only wants affinity."""
+    """The lock: keyspace and key for a serial task, the task's id for a task that only wants affinity."""
     content: Any = None
     """The message, opaque here."""
     attempts: int | None = None
-    """Starts marked at the broker; None: this delivery needs no mark before it starts."""
+    """Starts counted at the broker; None: the broker need not count this delivery's start."""
     start_counted: bool = False
-    """Whether the coming start is marked already."""
+    """Whether the next start is counted already."""
     stage: Stage = Stage.WAITING
     turn: int = 0
-    """Counts hand-outs: a start that names an older turn is refused."""
+    """Number of hand-outs: a start with an older number is refused."""
     orphan: bool = False
-    """Its slot was lost while it ran: others may have had the message since."""
+    """Its slot was lost while it ran: another worker may have had the message since."""
     adrift: bool = False
-    """The broker does not know this delivery: its message is settled, or comes again under another tag."""
+    """The broker does not know this delivery: the message is settled, or returns under another tag."""
     claim: KeyId | None = None
-    """The key that this worker must have claimed before it may start; None: owning the slot is enough."""
+    """The key that this worker must claim before the task may start; None: owning the slot is enough."""
     pending: bool = False
-    """The key is not claimed yet: it waits, also at the head of its line."""
+    """The key is not claimed yet: the entry waits, even as the first of its key."""
     token: int = 0
     """The fencing token of the claim."""
     base: int = 0
-    """Of `attempts`, those marked in queues that it was moved from."""
+    """The attempts among `attempts` that were counted in earlier queues."""
     kind: str = ""
-    """What rate limits go by: the name of its task."""
+    """The task's name, which selects its rate limit."""
     withdrawn: bool = False
-    """It was taken out of its line: its message goes elsewhere."""
+    """It was taken out of its key's queue: its message goes elsewhere."""
     resting: bool = False
-    """It waits for its next try, also at the head of its line."""
+    """It waits for its next try, even as the first of its key."""
     failures: int = 0
-    """How often in a row it could not be started though nothing is wrong with it."""
+    """Times in a row that it could not start although the message is sound."""
     requeues: int = 0
-    """How often its task ran and gave the message back."""
+    """Times that its task ran and gave the message back."""
     cause: str = ""
-    """Why it last came to no end; empty: its process died."""
+    """Why it last did not finish; empty: its process died."""
     size: int = 0
-    """Bytes of the message."""
+    """Size of the message in bytes."""
 
 
 @dataclass(slots=True)
 class _Slot:
     live: bool = False
     bytes: int = 0
-    """Of what has not started."""
+    """Bytes of the entries that have not started."""
     unstarted: dict[Entry, None] = field(default_factory=dict)
     running: dict[Entry, None] = field(default_factory=dict)
 
 
 class Gate:
-    """Who may start now, for all slots of a worker."""
+    """Decides which entries may start now, for all slots of a worker."""
 
     def __init__(self) -> None:
         self._slots: dict[SlotId, _Slot] = {}
@@ -105,9 +105,9 @@ class Gate:
         self._unmarked: deque[Entry] = deque()
         self._counted: list[Entry] = []
         self.limited = Limited()
-        """Entries at the head of their line that wait for the rate limit of their task."""
+        """First entries of their key that wait for the rate limit of their task."""
         self.freed: list[Entry] = []
-        """Entries with a claim that are gone, until somebody takes them from here."""
+        """Entries with a claim that are gone, until `KeyClaims` collects them here."""
         self.waiting = 0
         """Entries behind a locked key."""
         self.runnable = 0
@@ -120,27 +120,27 @@ class Gate:
     # -- slots ---------------------------------------------------------------------------------
 
     def open(self, slot: SlotId) -> None:
-        """Let deliveries of `slot` in."""
+        """Admit deliveries of `slot`."""
         self._slots.setdefault(slot, _Slot()).live = True
 
     def is_open(self, slot: SlotId) -> bool:
-        """Whether deliveries of `slot` are let in and may start."""
+        """Return whether deliveries of `slot` are admitted and may start."""
         state = self._slots.get(slot)
         return state is not None and state.live
 
     def kept(self, slot: SlotId) -> Collection[Any]:
-        """Return the tags of `slot` that run here or whose verdict is not confirmed yet, but for those adrift."""
+        """Return the tags of `slot` that run here or await confirmation, without those adrift."""
         state = self._slots.get(slot)
         return tuple(entry.tag for entry in state.running if not entry.adrift) if state else ()
 
     def set_adrift(self, slot: SlotId, known: Collection[Any] = ()) -> None:
-        """Of what runs here or awaits its confirmation the broker knows these tags, and no others."""
+        """Set the deliveries of `slot` adrift, except those that the broker knows."""
         state = self._slots.get(slot)
         for entry in (*state.running, *state.unstarted) if state else ():
             entry.adrift = entry.adrift or entry.tag not in known
 
     def lose(self, slot: SlotId) -> bool:
-        """Forget what has not started, start nothing more of `slot`; True if nothing of it runs here."""
+        """Forget unstarted entries and start nothing more of `slot`; True if nothing of it runs here."""
         state = self._slots.get(slot)
         if state is None:
             return True
@@ -151,7 +151,7 @@ class Gate:
         return self._tidy(slot, state)
 
     def recall(self, slot: SlotId) -> None:
-        """Forget what has not started: the broker is about to put it back in its queue."""
+        """Forget unstarted entries: the broker is about to put them back in their queue."""
         if state := self._slots.get(slot):
             self._forget_unstarted(state)
 
@@ -166,23 +166,23 @@ class Gate:
         return state.bytes if state else 0
 
     def holds(self, slot: SlotId) -> bool:
-        """Whether anything of `slot` runs here or awaits its confirmation."""
+        """Return whether anything of `slot` runs here or awaits confirmation."""
         state = self._slots.get(slot)
         return state is not None and bool(state.running)
 
     def busy(self, slot: SlotId) -> bool:
-        """Whether a task of `slot` runs here; one that only awaits its confirmation has ended."""
+        """Return whether a task of `slot` runs here; a task that awaits confirmation has ended."""
         state = self._slots.get(slot)
         return state is not None and any(entry.stage is Stage.STARTED for entry in state.running)
 
     def slots_running(self) -> dict[SlotId, int]:
-        """Return how many tasks of each slot run here or await their confirmation."""
+        """Return how many tasks of each slot run here or await confirmation."""
         return {slot: len(state.running) for slot, state in self._slots.items() if state.running}
 
-    # -- the way of an entry -------------------------------------------------------------------
+    # -- the stages of an entry ----------------------------------------------------------------
 
     def add(self, entry: Entry) -> bool:
-        """Take in a delivery; False if its slot is not open (any more)."""
+        """Add a delivery; False if its slot is not open."""
         state = self._slots.get(entry.slot)
         if state is None or not state.live:
             return False
@@ -197,9 +197,9 @@ class Gate:
         return True
 
     def add_ended(self, entry: Entry) -> bool:
-        """Take in a delivery whose task has ended here before; False if its slot is not open (any more).
+        """Add a delivery whose task has ended here before; False if its slot is not open.
 
-        Its key stays locked until `settled`, as that of any task which has ended, and it stays here over an opening.
+        Its key stays locked until `settled`, as for any ended task, and it stays here when the slot is reopened.
         """
         state = self._slots.get(entry.slot)
         if state is None or not state.live:
@@ -210,11 +210,11 @@ class Gate:
         return True
 
     def uncounted(self, most: int, wary: int) -> Iterator[Entry]:
-        """Yield entries whose turn has come but whose start must be marked first; each is yielded once.
+        """Yield entries whose turn has come but whose start must be counted first; each is yielded once.
 
-        No more than `most` are marked at a time without having ended: a mark counts as a start should the process die,
-        so there must be none of entries that only wait for the pool. An entry with `wary` marks or more starts when no
-        other marked one runs: if the process dies again, it alone is to blame.
+        At most `most` entries with a counted start are unfinished at a time. If the process dies, each counts as a
+        start, so entries that only wait for the pool must not be counted. An entry with `wary` counted starts or more
+        starts while no other counted entry runs: if the process dies again, that entry alone is to blame.
         """
         self._counted = [entry for entry in self._counted if _may_start(entry)]
         while self._unmarked:
@@ -228,13 +228,13 @@ class Gate:
                 yield entry
 
     def start_counted(self, entry: Entry, attempts: int) -> None:
-        """The broker has counted the coming start of `entry`."""
+        """Note that the broker has counted the next start of `entry`."""
         entry.attempts, entry.start_counted = attempts, True
         if entry.stage is Stage.READY:
-            self._ready.appendleft(entry)  # what is marked must not wait for what need not be
+            self._ready.appendleft(entry)  # counted entries must not wait for the others
 
     def limit(self, buckets: Mapping[str, Bucket]) -> None:
-        """Limit entries of these kinds from now on, those too whose turn has come, and no others."""
+        """Limit entries of these kinds from now on, including those that are ready, and no others."""
         self.limited.buckets = buckets
         for turns in (self._ready, self._unmarked):
             for entry in [one for one in turns if one.stage is Stage.READY and one.kind in buckets]:
@@ -243,12 +243,12 @@ class Gate:
                 self._make_ready(entry)
 
     def resume(self) -> None:
-        """Let entries go on that waited for a rate limit, as far as there are tokens."""
+        """Let entries continue that waited for a rate limit, as far as there are tokens."""
         for entry in self.limited.take():
             self._make_ready(entry, paid=True)
 
     def suspects(self, slot: SlotId) -> list[Entry]:
-        """Return the entries of `slot` that have not started and whose start has to be marked, or is."""
+        """Return the unstarted entries of `slot` whose start must be counted or is counted."""
         state = self._slots.get(slot)
         return [entry for entry in state.unstarted if entry.attempts is not None] if state else []
 
@@ -271,7 +271,7 @@ class Gate:
         return taken
 
     def start(self, entry: Entry, turn: int, *, trusted: bool) -> bool:
-        """Reserve the start of a handed out entry; False: it must not start, the caller forgets it."""
+        """Reserve the start of an entry that was handed out; False: it must not start, the caller forgets it."""
         if entry.stage is not Stage.HANDED or entry.turn != turn or not trusted:
             return False
         state = self._slots[entry.slot]
@@ -282,20 +282,20 @@ class Gate:
         return True
 
     def put_back(self, entry: Entry, turn: int) -> None:
-        """Make a handed out entry that did not start ready again."""
+        """Make an entry that was handed out but did not start ready again."""
         if entry.stage is Stage.HANDED and entry.turn == turn:
             entry.stage = Stage.READY
             self.out -= 1
             self._ready.appendleft(entry)
 
     def put_back_all(self) -> None:
-        """Make everything handed out but not started ready again, in order: those who held it have dropped it."""
+        """Make all entries that were handed out but did not start ready again, in order: their holders dropped them."""
         handed = [e for s in self._slots.values() for e in s.unstarted if e.stage is Stage.HANDED]
         for entry in sorted(handed, key=lambda e: (e.slot[0], str(e.slot[1]), e.tag), reverse=True):
             self.put_back(entry, entry.turn)
 
     def end(self, entry: Entry) -> bool:
-        """The task of `entry` has let go of its key; False if it had before. The key stays locked until `settled`."""
+        """End an entry whose task has released its key; False if it had before. The key stays locked till `settled`."""
         if entry.stage is Stage.STARTED:
             pass
         elif entry.stage in (Stage.HANDED, Stage.READY, Stage.LIMITED):
@@ -313,15 +313,15 @@ class Gate:
         return True
 
     def clear(self, entry: Entry, token: int) -> None:
-        """The key of `entry` is claimed: it may start when its turn comes."""
+        """Note that the key of `entry` is claimed: it may start when its turn comes."""
         entry.pending, entry.token = False, token
         if entry.stage is Stage.WAITING and self._lines[entry.key][0] is entry:
             self._promote(entry)
 
     def withdraw(self, entry: Entry) -> bool:
-        """Take an entry that has not started out of its line, wherever it stands; False if it has.
+        """Take an unstarted entry out of the queue of its key, wherever it stands; False if it has started.
 
-        Its message is settled under this tenure, as that of an ended one, and locks nothing meanwhile.
+        Its message is settled under this tenure, like that of an ended task, and locks nothing meanwhile.
         """
         if entry.stage not in (Stage.WAITING, Stage.LIMITED, Stage.READY, Stage.HANDED):
             return False
@@ -332,12 +332,12 @@ class Gate:
         return True
 
     def behind(self, entry: Entry) -> list[Entry]:
-        """Return what waits for the verdict of an entry that has ended."""
+        """Return the entries that wait for the disposition of an ended entry."""
         line = self._lines.get(entry.key, ()) if entry.stage is Stage.ENDED else ()
         return [other for other in line if other.stage is Stage.WAITING]
 
     def end_waiting(self, entry: Entry) -> bool:
-        """An entry that waits is done with, as by `end`; False if it does not wait."""
+        """End a waiting entry, as `end` does; False if it does not wait."""
         if entry.stage is not Stage.WAITING:
             return False
         self._move_to_running(self._slots[entry.slot], entry)
@@ -346,11 +346,11 @@ class Gate:
         return True
 
     def again(self, entry: Entry, *, counted: bool) -> bool:
-        """The started task came to no end of its own: give it another turn in its place; False if its slot is lost.
+        """Give a started task that did not finish another turn in its place; False if its slot is lost.
 
-        Counted, its next start must be marked at the broker before. So must that of an orphan, even if the slot is open
-        here again, and of what is adrift: the broker refuses the mark if the message is not this tenure's, and `forget`
-        then frees the key.
+        If `counted`, the broker must count the next start first. The same holds for an orphan, even if the slot is open
+        here again, and for an entry adrift: the broker refuses to count if the message does not belong to this tenure,
+        and `forget` then frees the key.
         """
         if entry.stage is not Stage.STARTED:
             return True
@@ -369,7 +369,7 @@ class Gate:
             entry.attempts, entry.start_counted = (
                 max(0, (entry.attempts or 0) - 1),
                 False,
-            )  # the same start, marked anew
+            )  # the same start, counted again
         else:
             entry.start_counted = True
         if entry in self._counted and not entry.start_counted:
@@ -378,7 +378,7 @@ class Gate:
         return True
 
     def rest(self, entry: Entry, turn: int) -> bool:
-        """The entry keeps its place and has its next turn at `rouse`; False if its slot is lost and nothing is left."""
+        """Keep the entry in its place until `rouse`; False if its slot is lost and nothing of it is left."""
         entry.resting = True
         if entry.stage is Stage.STARTED:
             return self.again(entry, counted=False)
@@ -389,27 +389,27 @@ class Gate:
         return True
 
     def hold_back(self, entry: Entry) -> None:
-        """The start of this entry could not be marked: it rests, and others may be marked meanwhile."""
+        """Let an entry rest whose start could not be counted; meanwhile other starts may be counted."""
         if entry.stage is Stage.READY:
             entry.resting, entry.stage = True, Stage.WAITING
             self.runnable -= 1
             self.waiting += 1
 
     def rouse(self, entry: Entry) -> None:
-        """It may have its turn again."""
+        """Let the entry have its turn again."""
         entry.resting = False
         if entry.stage is Stage.WAITING and self._lines[entry.key][0] is entry:
             self._promote(entry)
 
     def forget(self, entry: Entry) -> None:
-        """The broker has refused to mark the start: the message is not ours any more."""
+        """Forget an entry whose start the broker refused to count: the message is no longer ours."""
         if entry.stage is Stage.READY:
             self._let_go(self._slots[entry.slot], entry)
             self._leave_unstarted(entry)
             self._prune(entry.key)
 
     def settled(self, entry: Entry) -> bool:
-        """The broker has confirmed (or refused) the verdict: free the key. True if its lost slot is empty now."""
+        """Free the key: the broker has answered the disposition. True if the entry's lost slot is empty now."""
         if entry.stage is not Stage.ENDED:
             return False
         state = self._slots[entry.slot]
@@ -424,17 +424,17 @@ class Gate:
 
     @property
     def keys(self) -> int:
-        """How many keys are locked or waited for."""
+        """Number of keys that are locked or waited for."""
         return len(self._lines)
 
     @property
     def has_ready(self) -> bool:
-        """Whether entries may be taken."""
+        """Whether entries can be taken."""
         return bool(self._ready)
 
     @property
     def has_uncounted(self) -> bool:
-        """Whether entries wait for a mark, and so for those that have one to end."""
+        """Whether entries wait to be counted, and therefore for counted entries to end."""
         return bool(self._unmarked)
 
     # -- inside --------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ class Gate:
         self._be_gone(entry)
 
     def _prune(self, key: Hashable) -> None:
-        # A key may outlive a slot: its running task stays at the head, and entries of a later tenure stay behind it.
+        # A key may outlive a slot: its running task stays first, and entries of a later tenure stay behind it.
         line = self._lines.get(key)
         if line is None:
             return
@@ -512,14 +512,14 @@ class Gate:
         self._be_gone(entry)
         line = self._lines[entry.key]
         first = line[0]
-        line.remove(entry)  # all but what had ended before it came stand in front
+        line.remove(entry)  # it is the first, unless it had ended before it was delivered
         if not line:
             del self._lines[entry.key]
         elif first is entry:
             self._promote(line[0])
 
     def _promote(self, entry: Entry) -> None:
-        # Else it has ended, or waits for its claim or its next try.
+        # Otherwise it has ended, or waits for its claim or its next try.
         if entry.stage is Stage.WAITING and not (entry.pending or entry.resting):
             self.waiting -= 1
             self._make_ready(entry)
@@ -533,7 +533,7 @@ class Gate:
 
 
 def _may_start(entry: Entry) -> bool:
-    """Whether a marked entry may start, or runs: also one that rests until its next try."""
+    """Return whether a counted entry may start or runs; an entry that rests until its next try is included."""
     return entry.stage in (Stage.READY, Stage.HANDED, Stage.STARTED) or (
         entry.stage is Stage.WAITING and entry.start_counted
     )

@@ -1,6 +1,6 @@
-"""Entries that wait for their task's rate limit: their keys wait with them, and nothing else does.
+"""Entries that wait for their task's rate limit. Only their keys wait with them.
 
-Pure, but for the buckets: those belong to whoever sets the limits, and know the time.
+Pure, except for the buckets: they belong to the code that sets the limits, and they read the clock.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class Bucket(Protocol):
-    """The tokens of one kind of task, as Kombu's `TokenBucket` has them."""
+    """The tokens of one kind of task, as in Kombu's `TokenBucket`."""
 
     def can_consume(self, tokens: int = 1) -> bool:
-        """Take tokens if there are so many."""
+        """Take this many tokens, if available."""
 
     def expected_time(self, tokens: int = 1) -> float:
-        """Return in how many seconds there are so many."""
+        """Return the seconds until this many tokens are available."""
 
 
 class Limited:
-    """What waits for a token, of each kind in the order in which its turn came."""
+    """The entries that wait for a token, per kind in the order of their turn."""
 
     def __init__(self) -> None:
         self.buckets: Mapping[str, Bucket] = {}
-        """By kind of entry; a kind without one is not limited."""
+        """By kind of entry; a kind without a bucket is not limited."""
         self._count = 0
         self._waiting: dict[str, dict[Entry, None]] = {}
 
@@ -35,12 +35,12 @@ class Limited:
         return self._count
 
     def hold(self, entry: Entry) -> None:
-        """Have an entry wait for a token of its kind."""
+        """Let an entry wait for a token of its kind."""
         self._waiting.setdefault(entry.kind, {})[entry] = None
         self._count += 1
 
     def drop(self, entry: Entry) -> None:
-        """The entry waits no longer."""
+        """Remove an entry that no longer waits."""
         waiting = self._waiting[entry.kind]
         del waiting[entry]
         if not waiting:
@@ -48,7 +48,7 @@ class Limited:
         self._count -= 1
 
     def take(self) -> Iterator[Entry]:
-        """Yield what may go on now: a token is spent for each, where there is a limit."""
+        """Yield the entries that may continue now; each spends a token of its kind's limit, if there is one."""
         for kind, waiting in list(self._waiting.items()):
             bucket = self.buckets.get(kind)
             for entry in list(waiting):
@@ -58,7 +58,7 @@ class Limited:
                 yield entry
 
     def due_in(self) -> float | None:
-        """Return in how many seconds the next entry may go on, or None where none waits."""
+        """Return the seconds until the next entry may continue, or None if none waits."""
         buckets = self.buckets
         times = [buckets[kind].expected_time(1) if kind in buckets else 0.0 for kind in self._waiting]
         return min(times, default=None)

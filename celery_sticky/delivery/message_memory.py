@@ -1,7 +1,7 @@
-"""What a worker knows of messages that the broker may deliver to it again.
+"""The worker's memory of messages that the broker may deliver to it again.
 
-A message is known by its bytes, not by its delivery: a broker that has lost its newest data, or another owner of the
-slot meanwhile, gives the same message another tag.
+A message is recognised by its bytes, not by its delivery: the same message gets another tag if the broker has lost its
+newest data, or if another worker owned the slot meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REMEMBERED = 10_000
-"""How many messages are known at most; the one that was noted first is forgotten first."""
+"""Most messages that are remembered; the oldest note is forgotten first."""
 
 
 class Starts(NamedTuple):
@@ -26,13 +26,13 @@ class Starts(NamedTuple):
 
     attempts: int
     start_counted: bool
-    """Whether the coming start is among them."""
+    """Whether the next start is among them."""
     epoch: int
-    """The epoch of the slot then: while it lasts nobody else can have started the message."""
+    """The slot's epoch at that time: while it lasts, no other worker can have started the message."""
 
 
 class MessageMemory:
-    """How messages ended here whose end the broker does not know, and the starts of others."""
+    """The ends of messages that the broker does not know of, and the counted starts of others."""
 
     def __init__(self) -> None:
         self._ends: OrderedDict[bytes, End] = OrderedDict()
@@ -42,15 +42,15 @@ class MessageMemory:
         return bool(self._ends or self._starts)
 
     def note_end(self, body: bytes, end: End) -> None:
-        """Note how the task of this message ended."""
+        """Remember how the task of this message ended."""
         _note(self._ends, _digest(body), end)
 
     def note_starts(self, body: bytes, entry: Entry, epoch: int) -> None:
-        """Note the counted starts of an entry that is about to be forgotten."""
+        """Remember the counted starts of an entry that is about to be forgotten."""
         _note(self._starts, _digest(body), Starts(entry.attempts or 0, entry.start_counted, epoch))
 
     def recall(self, body: bytes) -> tuple[End | None, Starts | None]:
-        """Return what is known of this message, and forget it."""
+        """Return what is remembered of this message, and forget it."""
         digest = _digest(body)
         return self._ends.pop(digest, None), self._starts.pop(digest, None)
 

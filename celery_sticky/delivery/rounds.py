@@ -1,4 +1,4 @@
-"""Where the courier looks for messages next: never in slots known to be empty, and in turn in the others."""
+"""The order in which the courier fetches from slots: round robin, without the slots known to be empty."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ SLOTS_A_ROUND = 64
 
 
 class Rounds:
-    """The slots that may hold a message, and when others come to hold one."""
+    """The slots that may hold a message, and when others will hold one."""
 
     def __init__(self) -> None:
         self._maybe: dict[SlotId, None] = {}
         self._due: dict[SlotId, float] = {}
 
     def note(self, slots: Iterable[SlotId]) -> None:
-        """These slots may hold a message."""
+        """Note that these slots may hold a message."""
         for slot in slots:
             self._maybe[slot] = None
 
     def drained(self, slots: Iterable[SlotId]) -> None:
-        """These slots are empty now."""
+        """Note that these slots are empty now."""
         for slot in slots:
             self._maybe.pop(slot, None)
 
     def served(self, slots: Iterable[SlotId]) -> None:
-        """These slots have brought messages: others come first. One with big messages can use up a whole request."""
+        """Move slots that brought messages to the end: one with big messages can use up a whole request."""
         for slot in slots:
             if slot in self._maybe:
                 self._maybe[slot] = self._maybe.pop(slot)
 
     def forget(self, slot: SlotId) -> None:
-        """This slot is none of ours any more."""
+        """Forget a slot that is no longer ours."""
         self._maybe.pop(slot, None)
         self._due.pop(slot, None)
 
     def note_due(self, slot: SlotId, due: float) -> None:
-        """The first deferred message of this slot comes due then (seconds since the epoch)."""
+        """Note when the first deferred message of this slot is due, in seconds since the epoch."""
         self._due[slot] = due
 
     def note_deferred(self, slot: SlotId, due: float) -> None:
-        """A message of this slot was deferred until then; others of it may come due before."""
+        """Note that a message of this slot was deferred until `due`; others of it may be due earlier."""
         self._due[slot] = min(due, self._due.get(slot, due))
 
     def come_due(self, now: float) -> None:
-        """Note the slots whose deferred message is due."""
+        """Mark the slots whose deferred message is due as slots that may hold a message."""
         if not self._due:
             return
         for slot in [slot for slot, due in self._due.items() if due <= now]:
@@ -55,16 +55,16 @@ class Rounds:
 
     @property
     def next_due(self) -> float | None:
-        """When the next deferred message comes due, or None."""
+        """When the next deferred message is due, or None."""
         return min(self._due.values(), default=None)
 
     @property
     def any(self) -> bool:
-        """Whether there is a slot to look into."""
+        """Whether there is a slot to fetch from."""
         return bool(self._maybe)
 
     def pick(self, most: int, eligible: Callable[[SlotId], bool]) -> list[SlotId]:
-        """Return the eligible slots whose turn it is, at most `most`, and move them to the end of the row."""
+        """Return at most `most` eligible slots whose turn it is, and move them to the end of the line."""
         most = min(most, SLOTS_A_ROUND)
         picked: list[SlotId] = []
         for slot in self._maybe:

@@ -1,7 +1,7 @@
-"""What a courier knows and decides: the gate and what hangs on it. No thread, no clock, no broker.
+"""The courier's delivery state: its gate and the decisions around it. No thread, no clock, no broker.
 
-The courier asks what to say to the broker, says it, and brings the answer. Whoever shares a desk between threads holds
-one lock around every call, so that reports come in the order in which things came about.
+The courier asks it for requests to send to the broker, sends them, and feeds the answers back. Threads that share a
+delivery state hold one lock around every call, so that reports leave in the order of the events.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure, Want
 
 BATCH = 64
-"""Messages a fetch brings at most."""
+"""Most messages that one fetch brings."""
 IN_A_SLOT = 4
-"""Messages asked for in each slot, or more: the server looks into a slot once for all of them."""
+"""Messages requested from each slot at least: one look into a slot serves all of them."""
 AHEAD = 32
-"""Runnable messages kept beyond what the pool can run at a time."""
+"""Runnable messages kept in addition to those that the pool runs at a time."""
 MOST_HOPS = 16
-"""How often a message may be passed on in a row while neither members nor pins have changed."""
-STANDS_STILL = "Nothing of it is fetched until that key is repaired or deleted"
-UNSETTLED = "A task that has ended there keeps its message and its key until the broker takes this"
+"""Most times in a row that a message is passed on while neither the members nor the pins change."""
+STANDS_STILL = "Nothing is fetched from this slot until that key is repaired or deleted"
+UNSETTLED = "Tasks that ended in this slot keep their message and key until the broker accepts their outcome"
 LONE_STARTS = 2
-"""The last marks of a message, at its last start and when it is buried: no other marked one runs beside it."""
+"""Number of last counted starts of a message (its last start, its burial) that run beside no other counted one."""
 
 
 class Item(Struct, frozen=True):
-    """What an entry of the gate carries: the delivery, read."""
+    """The content of a gate entry: the delivery and its parsed envelope."""
 
     delivery: Delivery
     envelope: Envelope
 
 
 class End(Struct, frozen=True):
-    """What is to become of the message of a task that has let go of its key."""
+    """The disposition of the message of a task that has released its key."""
 
     outcome: Outcome
     due: float = 0.0
@@ -57,14 +57,14 @@ class End(Struct, frozen=True):
     reason: str = ""
     to: int | str = 0
     error: StickyError | None = None
-    """What whoever waits for the task is to be told, once the broker has confirmed that the message is buried."""
+    """The error for those who wait for the task, sent once the broker has confirmed that the message is buried."""
 
 
 class DeliveryState:
-    """The slots of one worker: what is open, fetched, running, ended and not yet confirmed.
+    """The slots of one worker: open slots, and fetched, running, ended and unconfirmed messages.
 
-    `report` tells a keyspace's member something and must not wait; `concurrency` returns how many tasks the pool runs
-    at a time, now. `now` is in seconds since the epoch throughout.
+    `report` sends an event to a keyspace's member and must not block. `concurrency` returns how many tasks the pool
+    runs at a time right now. `now` is in seconds since the epoch throughout.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DeliveryState:
         self._broken, self._unsettled = BrokenSlots(STANDS_STILL), BrokenSlots(UNSETTLED)
         self._open_at: dict[SlotId, tuple[float, Tenure]] = {}
         self.refused: list[tuple[Envelope, StickyError]] = []
-        """Messages that were buried unstarted, and why, until somebody takes them from here."""
+        """Messages buried before they started, and why, until the courier collects them here."""
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._max_waiting_bytes = max_waiting_bytes
@@ -95,25 +95,25 @@ class DeliveryState:
         self._stopping: set[SlotId] = set()
         self._counts: dict[SlotId, int] = {}
         self._newest: dict[SlotId, int] = {}
-        """The highest number of a delivery under the present opening."""
+        """The highest delivery number since the slot was last opened."""
         self._memory = MessageMemory()
         self._errors: dict[Entry, StickyError] = {}
 
     # -- slots ---------------------------------------------------------------------------------
 
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
-        """A slot is to be opened; reports `Opened` or `OpenRefused`."""
+        """Request that a slot be opened; reports `Opened` or `OpenRefused`."""
         self._stopping.discard(slot)
         self._open_at.pop(slot, None)
         self.to_open[slot] = self._next_tenure(slot, epoch, incarnation)
 
     def stop(self, slot: SlotId, now: float) -> None:
-        """Start nothing more of a slot; reports `Drained` when nothing of it runs here and all is settled."""
+        """Start nothing more in a slot; reports `Drained` once nothing of it runs here and everything is settled."""
         for entry in self.gate.suspects(slot):
             if entry.start_counted and (self.gate.end(entry) or self.gate.end_waiting(entry)):
-                # A mark counts as a start. Handed over a few times before its turn, a message would pass for poison.
+                # A counted start without a run: after a few such handovers the message would be buried as poison.
                 self._put(entry, End(Outcome.UNCOUNT_START), now)
-                entry.adrift = True  # it has not run: should this slot be opened here again, it goes back to its queue
+                entry.adrift = True  # it has not run: if this slot is opened here again, it goes back to its queue
         self._forget_opening(slot)
         self.rounds.forget(slot)
         self._stopping.add(slot)
@@ -121,7 +121,7 @@ class DeliveryState:
             self._drained(slot)
 
     def close(self, slot: SlotId) -> None:
-        """Forget a slot that is somebody else's already; what runs of it keeps its key locked until it ends."""
+        """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
         self._forget_opening(slot)
         self.rounds.forget(slot)
         self._stopping.discard(slot)
@@ -129,23 +129,23 @@ class DeliveryState:
         self._tenures.pop(slot, None)
 
     def look_into(self, slot: SlotId) -> None:
-        """Fetch from a slot with the next round trip, though it is not known to have a message.
+        """Fetch from a slot with the next round trip, even if no message is known to wait there.
 
-        Somebody may have moved its fence and taken what was there: nothing tells us but a fetch.
+        Another worker may have moved the fence and taken the messages: only a fetch reveals that.
         """
         if self.gate.is_open(slot):
             self.rounds.note((slot,))
 
     def give_up_ended(self) -> None:
-        """Let slots go that wait for nothing but a broker which is away for too long.
+        """Let go of slots that wait only for a broker that has been away for too long.
 
-        The verdicts are kept. The next owner may run such a task again, before anything later of its key.
+        Their dispositions are kept. The next owner may run such a task again, before any later task of its key.
         """
         for slot in [slot for slot in self._stopping if not self.gate.busy(slot)]:
             self._drained(slot)
 
     def reopen_all(self, now: float) -> None:
-        """The connection is a new one: every slot is to be opened again, and unanswered verdicts go again."""
+        """Handle a new connection: request that every slot be opened again and resend unanswered dispositions."""
         self.outbox.back(now)
         postponed = {slot: tenure for slot, (_, tenure) in self._open_at.items()}
         self._open_at.clear()
@@ -153,7 +153,7 @@ class DeliveryState:
             self._reopen(slot, tenure)
 
     def next_to_open(self) -> tuple[Tenure, tuple[Tag, ...]] | None:
-        """Return a tenure to open, and the tags of what stays here; what has not started goes back with the opening."""
+        """Return a tenure to open and the tags that stay here; the opening puts unstarted messages back."""
         for slot, tenure in self.to_open.items():
             for entry in self.gate.suspects(slot):
                 self._note_starts(entry)
@@ -162,25 +162,25 @@ class DeliveryState:
         return None
 
     def opened(self, tenure: Tenure, kept: Collection[Tag]) -> None:
-        """The broker has opened the slot for this tenure; of what stays here it knows the deliveries `kept`."""
+        """Note that the broker has opened the slot for this tenure; it knows the deliveries `kept`, which stay here."""
         slot = (tenure.keyspace, tenure.slot)
         self._fences[slot] = tenure
         self._newest[slot] = 0
         self.gate.set_adrift(slot, kept)
         self._broken.mended((slot,))
-        wanted = self.to_open.get(slot) is tenure  # else stopped, closed or opened anew meanwhile
+        wanted = self.to_open.get(slot) is tenure  # False if it was stopped, closed or reopened meanwhile
         if wanted:
             del self.to_open[slot]
         if wanted or slot in self._stopping:
             self._tenures[slot] = tenure
         if not wanted or slot in self._stopping:
-            return  # what runs of a stopped slot is settled under this tenure, and nothing more starts
+            return  # running tasks of a stopped slot are settled under this tenure; nothing more starts
         self.gate.open(slot)
         self.rounds.note((slot,))
         self._report(tenure.keyspace, Opened(tenure.slot, tenure.epoch))
 
     def fenced(self, tenure: Tenure, fence: int) -> None:
-        """The broker has refused: the slot's fence stands at this epoch."""
+        """Note that the broker refused to open the slot because its fence stands at the epoch `fence`."""
         slot = (tenure.keyspace, tenure.slot)
         if self.to_open.get(slot) is tenure:
             del self.to_open[slot]
@@ -190,7 +190,7 @@ class DeliveryState:
         self._report(tenure.keyspace, OpenRefused(tenure.slot, fence))
 
     def open_failed(self, tenure: Tenure, reason: str, now: float) -> None:
-        """The broker could not open this one slot: it is tried again later, with the next count."""
+        """Note that the broker could not open this one slot; a later retry uses the next open count."""
         slot = (tenure.keyspace, tenure.slot)
         at = self._broken.note(slot, reason, now)
         if self.to_open.get(slot) is tenure:
@@ -199,7 +199,7 @@ class DeliveryState:
             self.rounds.forget(slot)
 
     def open_again(self, now: float) -> None:
-        """Open slots again whose time has come."""
+        """Request the slots again whose retry time has come."""
         for slot, (at, tenure) in list(self._open_at.items()):
             if at <= now:
                 del self._open_at[slot]
@@ -207,7 +207,7 @@ class DeliveryState:
 
     @property
     def opens_at(self) -> float | None:
-        """When a slot is opened that could not be, or None."""
+        """The time of the next attempt to open a slot that could not be opened, or None."""
         return min(at for at, _ in self._open_at.values()) if self._open_at else None
 
     def _forget_opening(self, slot: SlotId) -> None:
@@ -227,17 +227,17 @@ class DeliveryState:
         if slot in self._stopping:
             self._stopping.discard(slot)
             self._tenures.pop(slot, None)
-            self.to_open.pop(slot, None)  # a new connection was to open it, to settle what it has just given up
+            self.to_open.pop(slot, None)  # requested by a new connection, to settle the messages that are now done
             self._report(slot[0], Drained(slot[1]))
 
     # -- runs ----------------------------------------------------------------------------------
 
     def take(self, most: int, may: Callable[[SlotId], bool], at_once: int = sys.maxsize) -> list[Entry]:
-        """Hand out up to `at_once` entries whose slot `may` start tasks now; at most `most` are then with the pool."""
+        """Hand out at most `at_once` entries whose slot `may` start tasks now, so that the pool has at most `most`."""
         entries = self.gate.take(min(at_once, most - self.gate.out), may)
         for entry in entries:
-            # What ran when its slot was opened anew, and came to no end, runs again under a tenure that is not the one
-            # it was fetched under: its epoch is the task's fencing token.
+            # A task that ran when its slot was reopened and did not finish runs again under another tenure than the
+            # one it was fetched under. That tenure's epoch is the task's fencing token.
             item: Item = entry.content
             tenure = self._tenures.get(entry.slot, item.delivery.tenure)
             if tenure != item.delivery.tenure:
@@ -245,7 +245,7 @@ class DeliveryState:
         return entries
 
     def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
-        """A started task came to no end: give it another turn in its place, if the slot still is ours."""
+        """Give a started task that did not finish another turn in its place, if the slot is still ours."""
         entry.cause = cause
         if entry.claim is not None:
             self.claims.prepare(entry)
@@ -253,9 +253,9 @@ class DeliveryState:
             self._drained(entry.slot)
 
     def rest(self, entry: Entry, turn: int, now: float, *, after_run: bool, cause: str) -> None:
-        """Nothing is wrong with this message, but it could not start, or its task gave it back: try it again later."""
+        """Retry a message later that could not start or that its task gave back; the message itself is sound."""
         if (entry.stage is Stage.HANDED and entry.turn != turn) or entry.stage not in (Stage.HANDED, Stage.STARTED):
-            return  # it was taken back meanwhile
+            return  # it was taken back in the meantime
         if entry.claim is not None:
             self.claims.prepare(entry)
         if not self.gate.rest(entry, turn):
@@ -267,7 +267,7 @@ class DeliveryState:
             self.backoff.note_failure(entry, cause, now)
 
     def rouse(self, now: float) -> bool:
-        """Let those have their turn whose time has come; True if there were any."""
+        """Give their turn to the entries whose retry is due; True if there were any."""
         if self.backoff.next_due is None:
             return False
         due = list(self.backoff.due(now))
@@ -276,13 +276,14 @@ class DeliveryState:
         return bool(due)
 
     def end(self, entry: Entry, end: End, now: float) -> bool:
-        """The task has let go of its key. True if the verdict should not wait for the next round trip."""
+        """Settle an entry whose task has released its key. True if the disposition should go at once."""
         return self.gate.end(entry) and (self._put(entry, end, now) or self._in_a_hurry())
 
     def move(self, entry: Entry, to: int | str, now: float, seen: str = "") -> None:
         """Pass a message that has not started on to another queue of its keyspace.
 
-        `seen`: members and pin that this was concluded from. Workers that see the same and do not agree would not stop.
+        `seen` describes the members and the pin behind this decision. Workers that see the same but disagree would pass
+        the message back and forth forever: `MOST_HOPS` stops them.
         """
         stage, start_counted = entry.stage, entry.start_counted
         if stage is Stage.ENDED or not self.gate.withdraw(entry):
@@ -292,22 +293,22 @@ class DeliveryState:
         hops = int(stamp.get("hops") or 0) + 1 if stamp.get("seen") == seen else 1
         stamp |= {"hops": hops, "seen": seen}
         if entry.attempts is not None:
-            stamp["starts"] = max(0, entry.attempts - start_counted)  # the coming start is none
+            stamp["starts"] = max(0, entry.attempts - start_counted)  # the counted start has not happened
         if hops > MOST_HOPS:
-            reason = f"passed on {MOST_HOPS} times: the workers do not agree where key {stamp.get('key')!r} belongs"
+            reason = f"passed on {MOST_HOPS} times: the workers disagree on where key {stamp.get('key')!r} belongs"
             self._put(entry, _refusal(AssignmentFailed(reason)), now)
         else:
             self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.body, stamp), to=to), now)
 
     def refuse(self, entry: Entry, error: StickyError, now: float) -> None:
-        """Bury a message that has not started, and have whoever waits for its task told why."""
+        """Bury a message that has not started, and tell those who wait for its task why."""
         if self.gate.withdraw(entry):
             self._put(entry, _refusal(error), now)
 
-    # -- what to say ---------------------------------------------------------------------------
+    # -- what to send --------------------------------------------------------------------------
 
     def dispositions(self, now: float) -> list[Disposition]:
-        """Return the verdicts that go now."""
+        """Return the dispositions to send now."""
         self.outbox.come_due(now)
         counted_starts = self.gate.has_uncounted and self._mark(now)
         goes_at = self.outbox.goes_at
@@ -322,7 +323,7 @@ class DeliveryState:
         return bool(due)
 
     def wants(self, now: float, *, company: bool) -> list[Want]:
-        """Return what to fetch now. `company`: the round trip is made in any case."""
+        """Return the slots to fetch from now. `company`: a round trip takes place in any case."""
         self.rounds.come_due(now)
         if not self.rounds.any or self.gate.bytes >= self._max_waiting_bytes:
             return []
@@ -330,13 +331,13 @@ class DeliveryState:
         window = concurrency + AHEAD
         room = min(window - gate.runnable, self._max_waiting - gate.waiting - len(gate.limited))
         if room <= 0 or (room < window // 2 and gate.runnable > concurrency and not company):
-            return []  # a round trip for a handful of messages is a waste while the pool is busy
+            return []  # a round trip for a handful of messages is wasteful while the pool is busy
         batch = min(BATCH, room)
         slots = self.rounds.pick(max(1, batch // IN_A_SLOT), self._may_bring)
         return [Want(self._tenures[slot], batch // len(slots)) for slot in slots]
 
     def _may_bring(self, slot: SlotId) -> bool:
-        """Whether messages of a slot may be fetched now. One hot key must not fill the whole waiting room."""
+        """Return whether to fetch from a slot now. One hot key must not fill the whole waiting room."""
         gate = self.gate
         if not gate.is_open(slot) or slot in self.to_open or slot in self._open_at:
             return False
@@ -345,15 +346,15 @@ class DeliveryState:
         return gate.held(slot) < max(BATCH, self._max_waiting // 8)
 
     def _in_a_hurry(self) -> bool:
-        """Whether somebody waits for the verdicts: a key or a mark, while the pool idles; a slot that is given away."""
+        """Return whether a disposition is urgent: a key or a count holds up an idle pool, or a slot is leaving."""
         gate = self.gate
         if self.outbox.full or self._stopping or gate.has_uncounted:
             return True
         return (gate.waiting > 0 or self.rounds.any) and gate.runnable <= self._concurrency()
 
     def _stamp(self, entry: Entry, disposition: Disposition) -> Disposition:
-        # After an opening a kept delivery is settled under the new tenure; without one the broker refuses it. The same
-        # holds in a slot that is none of ours any more: until its next owner opens it, the fence is as we have set it.
+        # After an opening, the broker settles kept deliveries only under the new tenure. The same holds in a slot that
+        # we no longer own: until its next owner opens it, the fence is the one we set.
         tenure = self._fences.get(entry.slot)
         return disposition if tenure is None or tenure == disposition.tenure else replace(disposition, tenure=tenure)
 
@@ -378,10 +379,10 @@ class DeliveryState:
             "worker": self._worker,
         })  # fmt: skip
 
-    # -- what was answered ---------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------
 
     def take_in(self, fetched: Fetched, now: float) -> None:
-        """Take in the answer to a round trip, but for its deliveries: those are read first, then admitted."""
+        """Process the answer to a round trip, except its deliveries: these are parsed first, then admitted."""
         for disposition in fetched.confirmed:
             entry, _ = self.outbox.answered(disposition)
             if disposition.outcome is Outcome.COUNT_START:
@@ -409,19 +410,19 @@ class DeliveryState:
             at = self._unsettled.note((disposition.tenure.keyspace, disposition.tenure.slot), reason, now)
             if disposition.outcome is Outcome.COUNT_START:
                 entry, _ = self.outbox.answered(disposition)
-                self.gate.hold_back(entry)  # it must not keep messages of other slots from their marks
+                self.gate.hold_back(entry)  # it must not block the counted starts of other slots
                 self.backoff.wait(entry, at - now, now)
             else:
                 self.outbox.postpone(disposition, at)
         for slot in fetched.lost:
-            # Somebody has moved the fence: open again, and learn from the answer who owns the slot.
+            # Somebody has moved the fence: open again. The answer says who owns the slot.
             if slot not in self._open_at and (tenure := self._tenures.get(slot)):
                 self._reopen(slot, tenure)
         if repeated:
             self._drop_repeated(repeated, fetched)
 
     def _note_numbers(self, deliveries: Iterable[Delivery]) -> set[SlotId]:
-        """Note which slots have brought messages, up to which number; return those whose numbers went back."""
+        """Record which slots brought messages, and the highest number of each; return slots whose numbers went back."""
         newest, served, repeated = self._newest, dict[SlotId, None](), set[SlotId]()
         for delivery in deliveries:
             tenure, number = delivery.tenure, delivery.tag.number
@@ -434,7 +435,7 @@ class DeliveryState:
         return repeated
 
     def _drop_repeated(self, slots: Collection[SlotId], fetched: Fetched) -> None:
-        """Open slots again whose numbers went back: the broker counts anew, so a tag may name two messages here."""
+        """Reopen slots whose numbers went back: the broker counts from the start, so a tag may name two messages."""
         for slot in slots:
             self.gate.set_adrift(slot)
             if tenure := self._tenures.get(slot):
@@ -443,7 +444,7 @@ class DeliveryState:
         fetched.deliveries[:] = kept
 
     def mended(self, wants: Iterable[Want], fetched: Fetched) -> None:
-        """Note which slots that were broken have been worked on."""
+        """Record which broken slots work again."""
         if self._broken.any:
             slots = ((want.tenure.keyspace, want.tenure.slot) for want in wants)
             self._broken.mended(slot for slot in slots if slot not in fetched.broken and slot not in fetched.lost)
@@ -453,13 +454,13 @@ class DeliveryState:
             self._unsettled.mended(slot for slot in slots if slot not in failed)
 
     def admit(self, entry: Entry, due: float | None, now: float) -> None:
-        """Let a delivery in, or settle it at once: it is not due yet, or has ended here under a tenure that was lost.
+        """Let a delivery in, or settle it at once if it is not due yet or has ended here under a lost tenure.
 
-        `due`: when the message wants to run, in seconds since the epoch, or None.
+        `due` is when the message should run, in seconds since the epoch, or None.
         """
         end = self._recall(entry) if self._memory else None
         if end is not None:
-            if self.gate.add_ended(entry):  # nothing later of its key starts before this is confirmed either
+            if self.gate.add_ended(entry):  # no later message of its key starts before this is confirmed
                 self._put(entry, end, now)
             else:
                 self._memory.note_end(entry.content.delivery.body, end)
@@ -473,7 +474,7 @@ class DeliveryState:
                 self.claims.note(entry)
 
     def _recall(self, entry: Entry) -> End | None:
-        """Return how the message of a delivery has ended here, if it has; its starts that are known here count."""
+        """Return how this message ended here earlier, if it did; apply the starts that were counted here."""
         delivery: Delivery = entry.content.delivery
         end, starts = self._memory.recall(delivery.body)
         if starts is not None and starts.epoch == delivery.tenure.epoch:
@@ -483,7 +484,7 @@ class DeliveryState:
         return end
 
     def bury(self, entry: Entry, reason: str, now: float) -> None:
-        """A delivery that cannot be read is buried at once."""
+        """Bury an unreadable delivery at once."""
         self._put(entry, End(Outcome.BURY, reason=reason), now)
 
     def _settle(self, entry: Entry) -> None:
@@ -505,7 +506,7 @@ class DeliveryState:
             return
         error = self._errors.pop(entry, None)
         if unanswered and disposition.outcome is Outcome.BURY:
-            # Most likely it is buried. Were that noted, a message that a person puts back would be buried again.
+            # Most likely it is buried. If we remembered this end, a message that a person requeues would be buried.
             if error is not None:
                 self.refused.append((entry.content.envelope, error))
         elif disposition.outcome is not Outcome.UNCOUNT_START and entry.stage is Stage.ENDED:
@@ -516,7 +517,7 @@ class DeliveryState:
         self._settle(entry)
 
     def _end_again(self, entry: Entry, end: End, now: float) -> None:
-        """Let this end count for the message, should it be delivered here again: its task has run."""
+        """Apply this end to the message if it is delivered here again: its task has run."""
         body = entry.content.delivery.body
         again = [other for other in self.gate.behind(entry) if other.content.delivery.body == body]
         for other in again:
@@ -532,7 +533,7 @@ class DeliveryState:
 
 def _endless(entry: Entry, attempts: int) -> str:
     why = f"the last time: {entry.cause}" if entry.cause else "its process died each time"
-    return f"started {attempts} times and never came to an end: {why}"
+    return f"started {attempts} times and never finished: {why}"
 
 
 def _refusal(error: StickyError) -> End:

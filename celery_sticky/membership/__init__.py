@@ -1,1 +1,1 @@
-"""Loop 2: a worker's place among the others: heartbeats, lease, ownership of slots."""
+"""Loop 2: a worker's membership: heartbeats, lease, ownership of slots."""

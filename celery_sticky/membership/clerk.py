@@ -1,7 +1,7 @@
-"""The clerk of a member: asks the store what the machine wants asked, and brings the answers as events.
+"""The clerk of a member: sends the machine's requests to the store, and returns the answers as events.
 
-It knows what has to be done before others can see a new membership, and says what of outages is to be said. Used by the
-member's thread alone, but for `wake`.
+It does what must happen before others can see a new membership, and logs outages. Only the member's thread uses it,
+except for `wake`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from celery_sticky.stores.base import Store
 
 logger = logging.getLogger("celery_sticky.member")
 
-UNTOLD = "Workers that join from now on do not know what was revoked here"
+UNTOLD = "Workers that join from now on do not know which tasks were revoked here"
 
 
 class Revokes(Protocol):
-    """The revoked tasks of a worker, as the others are to know them."""
+    """The revoked tasks of a worker, as shared with the others."""
 
     def fresh_revokes(self) -> Collection[str]:
-        """Return ids revoked here that the others have not been told of."""
+        """Return ids revoked here that the other workers do not know yet."""
 
     def revokes_told(self, task_ids: Collection[str]) -> None:
-        """The store has taken these: they need not be told again."""
+        """Note that the store has these ids: they need not be shared again."""
 
     def learn_revokes(self, task_ids: Collection[str]) -> None:
-        """These ids were revoked before this worker joined."""
+        """Note that these ids were revoked before this worker joined."""
 
 
 class Clerk:
-    """Speaks to one store."""
+    """A member's client of one store."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Clerk:
         revoke_ttl: float,
         revoke_limit: int,
     ) -> None:
-        """`before_join` is called with a new incarnation; `meaning` tells what it means that the store is away."""
+        """`before_join` is called with a new incarnation; `meaning` describes the effect of a store outage."""
         self._keyspace, self._open_store, self._revokes = keyspace, open_store, revokes
         self._before_join = before_join
         self._revoke_ttl, self._revoke_limit = revoke_ttl, revoke_limit
@@ -56,23 +56,23 @@ class Clerk:
         self._outage = Outage(logger, f"keyspace {keyspace}", meaning)
         self._untold = Outage(logger, f"revokes of keyspace {keyspace}", lambda _: UNTOLD)
         self._answered_at: float | None = None
-        """When the store last answered, if it has not failed to since."""
+        """When the store last answered, if it has not failed since."""
 
     def connect(self) -> None:
-        """Connect, the first time; what others do from our first look on is heard.
+        """Connect and subscribe, the first time: signals sent after our first read are then received.
 
         Raises:
-            StoreUnavailable: likewise below; tell `failed`.
+            StoreUnavailable: the store does not answer; pass the error to `failed`. The same holds for `watch`.
         """
         if self._store is None:
             self._store = self._open_store()
             self._store.watch(0.0)  # subscribes
 
     def watch(self, timeout: float) -> Sequence[Event]:
-        """Wait at most so long for signals; return them."""
+        """Return signals; wait at most `timeout` seconds for them."""
         if self._store is None:
             raise StoreUnavailable("not connected yet")
-        # After an outage: at once, for it is not over before the store has answered and can be listened to.
+        # After an outage do not wait: the outage ends only when the store has answered and can be listened to.
         back = self._outage.lasts and self._answered_at is not None
         heard = self._store.watch(0.0 if back else timeout)
         if self._answered_at is not None:
@@ -90,12 +90,12 @@ class Clerk:
             self._store.close()
 
     def failed(self, error: StickyError) -> None:
-        """The store has not answered, or not what can be used."""
+        """Record that the store has not answered, or not with anything usable."""
         self._answered_at = None
         self._outage.failed(error, boottime())
 
     def ask(self, effect: Read | SendBeat | Swap, joins: str) -> Event:
-        """Ask the store; `joins`: the incarnation that becomes a member by this, if one does."""
+        """Send a request to the store; `joins` is the incarnation that becomes a member by it, or empty."""
         sent = boottime()
         try:
             if self._store is None:
@@ -103,7 +103,7 @@ class Clerk:
             answer = self._say(self._store, effect, joins, sent)
             self._answered_at = boottime()
             return answer
-        except StickyError as error:  # a document that cannot be read is no better than none
+        except StickyError as error:  # a document that cannot be read is as bad as none
             self.failed(error)
         return StoreFailed(sent)
 
@@ -134,12 +134,12 @@ class Clerk:
         """Learn what was revoked before this worker joined.
 
         Raises:
-            StoreUnavailable: it cannot be told now: do not join yet.
+            StoreUnavailable: the store cannot tell now: do not join yet.
         """
         try:
             revoked = store.revoked()
-        except RecordUnusable as error:  # one key for all keyspaces: it must not keep workers from every one of them
-            logger.error("keyspace %s: joining without knowing what was revoked: %s", self._keyspace, error)
+        except RecordUnusable as error:  # all keyspaces share this key: it must not keep workers from joining any
+            logger.error("keyspace %s: joining without knowing which tasks were revoked: %s", self._keyspace, error)
         else:
             self._revokes.learn_revokes(revoked)
 
@@ -149,7 +149,7 @@ class Clerk:
         try:
             store.revoke(fresh, ttl=self._revoke_ttl, limit=self._revoke_limit)
         except StoreUnavailable as error:
-            # The heartbeat before it was counted: what is refused here must not cost the lease.
+            # The heartbeat before this was counted: an error here must not cost the lease.
             self._untold.failed(error, boottime())
         else:
             self._revokes.revokes_told(fresh)

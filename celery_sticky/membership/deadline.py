@@ -1,4 +1,4 @@
-"""Watches the end of trust, in a thread of its own, in the worker's main process and in each child of its pool."""
+"""Watches for the end of trust, in a thread of its own, in the worker's main process and in each pool child."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.platform.native import start_native_thread
 
 STEP = 0.25
-"""Seconds the watch sleeps at most: trust may end at once, when a member finds itself evicted."""
+"""Longest sleep between checks, in seconds: trust may end at any time, when a member finds itself evicted."""
 
 Reliance = tuple[str, int]
-"""Keyspace and term of a membership that running tasks rely on."""
+"""Keyspace and membership number that running tasks rely on."""
 
 
 class Deadline:
-    """Calls `ended` while something relies on a membership whose trust has ended for `grace` seconds.
+    """Calls `ended` while tasks rely on a membership whose trust has been over for `grace` seconds.
 
-    With `parent`, also when that process is no longer our parent.
+    With `parent`, also calls it when that process is no longer our parent.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Deadline:
         self._running = True
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start to watch."""
         start_native_thread(self.run)
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._running = False
 
     def run(self) -> None:
-        """Watch, in this thread."""
+        """Watch in this thread until `stop`."""
         while self._running:
             time.sleep(self._look())
 

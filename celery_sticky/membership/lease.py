@@ -1,7 +1,7 @@
-"""What a worker may trust, in memory that its children share: one deadline and the open slots of each keyspace.
+"""The trust of a worker in memory shared with its children: one deadline and the open slots of each keyspace.
 
-Forked children have the memory as it is, others attach it by its descriptor. Written by the member thread of the worker
-alone. The clock is `CLOCK_BOOTTIME`, which also counts while the machine is suspended.
+Forked children inherit the memory; others attach it by its descriptor. Only the worker's member threads write it. The
+clock is `CLOCK_BOOTTIME`, which also counts while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEVER = float("-inf")
 
 
 def boottime() -> float:
-    """Return seconds on a clock that never stops or steps, the same in every process of this machine."""
+    """Return seconds on a clock that never stops or steps and is the same in every process of this machine."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -28,22 +28,22 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Lease:
-    """Deadlines and open slots by keyspace. Make it before the pool forks. It lives as long as its process."""
+    """Deadlines and open slots by keyspace. Create it before the pool forks. It lives as long as its process."""
 
     def __init__(self, keyspaces: Mapping[str, int]) -> None:
         size = self._lay_out(keyspaces)
         self.descriptor = _memory_file(size)
-        """The file that is the memory, for `attach` in a program that is given it."""
+        """The file behind the memory, to pass to `attach` in another program."""
         self._memory = mmap.mmap(self.descriptor, size)
         for keyspace in self._slots:
             self.grant(keyspace, NEVER, 0)
 
     @classmethod
     def attach(cls, descriptor: int, keyspaces: Mapping[str, int]) -> Self:
-        """Return the lease whose `descriptor` another process has given to this one, to be read only.
+        """Return a read-only lease from the `descriptor` that another process has passed to this one.
 
         Raises:
-            ValueError: the memory is too small for these keyspaces, so it is that of other ones.
+            ValueError: the memory is too small for these keyspaces, so it belongs to other ones.
         """
         lease = cls.__new__(cls)
         size = lease._lay_out(keyspaces)
@@ -62,11 +62,11 @@ class Lease:
         return max(size, 1)
 
     def grant(self, keyspace: str, until: float, membership: int) -> None:
-        """Trust this membership (`term` counts them) until then; an earlier one is trusted no more."""
+        """Trust the membership with the number `term` until `until`, and no earlier one."""
         _HEAD.pack_into(self._memory, self._at[keyspace], NEVER if self._closed else until, membership)
 
     def close(self) -> None:
-        """Trust nothing from now on: this process ends."""
+        """Trust nothing from now on: this process is ending."""
         self._closed = True
         for keyspace in self._slots:
             self.grant(keyspace, NEVER, self.membership(keyspace))
@@ -77,23 +77,23 @@ class Lease:
         return until
 
     def membership(self, keyspace: str) -> int:
-        """Return which membership is trusted."""
+        """Return the number of the trusted membership."""
         membership: int = _HEAD.unpack_from(self._memory, self._at[keyspace])[1]
         return membership
 
     def trusted(self, keyspace: str, membership: int | None = None) -> bool:
-        """Whether trust lasts, in this membership if one is named."""
+        """Return whether trust lasts, in the membership `term` if given."""
         if keyspace not in self._at:
             return False
         until, current = _HEAD.unpack_from(self._memory, self._at[keyspace])
         return boottime() < until and (membership is None or membership == current)
 
     def mark(self, keyspace: str, slot: int, *, open_here: bool) -> None:
-        """Note that a slot is open here, or no more."""
+        """Record whether a slot is open here."""
         self._memory[self._at[keyspace] + _HEAD.size + slot] = open_here
 
     def owns(self, keyspace: str, slot: int) -> bool:
-        """Whether the slot is open here and the lease is trusted."""
+        """Return whether the slot is open here and the lease is trusted."""
         if not self.trusted(keyspace) or not 0 <= slot < self._slots[keyspace]:
             return False
         return self._memory[self._at[keyspace] + _HEAD.size + slot] == 1

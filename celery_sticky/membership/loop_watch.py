@@ -1,8 +1,8 @@
-"""Asks the side that runs tasks for a sign of life, and reports when none has come for too long.
+"""Checks that the loop that runs tasks answers, and reports when it has been silent for too long.
 
-Heartbeats come from a thread of their own, so a worker whose loop hangs keeps its lease. This thread pokes the loop,
-which must answer that it can run tasks. A task that runs in the loop's own thread (solo, gevent, eventlet) keeps the
-loop from answering and is no hang: while one is on that thread's stack, no time is counted.
+Heartbeats come from a thread of their own, so a worker whose loop hangs keeps its lease. This thread asks the loop,
+which must answer that it can run tasks. A task that runs in the loop's own thread (solo, gevent, eventlet) delays the
+answer, which is no hang: while a task is on that thread's stack, the time does not count.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from celery_sticky.platform.native import original, start_native_thread
 logger = logging.getLogger("celery_sticky")
 
 LOOKS = 10
-"""How often the loop is asked within the time it may be silent."""
+"""How often the loop is asked within the timeout."""
 SILENT = "Celery's loop does not answer"
 
 
 class LoopWatch:
-    """Watches one loop. `timeout` is in seconds; `report` is called in the watch's thread and must not wait.
+    """Watches one loop. `timeout` is in seconds; `report` is called in the watch's thread and must not block.
 
-    `runs_task` says whether a frame belongs to a running task; leave it out where tasks never run in the loop's thread.
+    `runs_task` returns whether a frame belongs to a running task; omit it if tasks never run in the loop's thread.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class LoopWatch:
         self._timeout, self._report, self._runs_task = timeout, report, runs_task
         self._interval = timeout / LOOKS
         self.ask: Callable[[], None] | None = None
-        """Pokes the loop and does not wait; None until there is a loop."""
+        """Asks the loop without waiting for the answer; None until there is a loop."""
         self.while_silent: Callable[[], None] = lambda: None
-        """Called in the watch's thread after each look at a loop that was reported."""
+        """Called in the watch's thread after each check while the loop is reported as silent."""
         self._answered = False
         self._answered_at = self._looked_at = time.monotonic()
         self._last_good = time.time()
@@ -52,7 +52,7 @@ class LoopWatch:
         self._silent = self._running = False
 
     def start(self) -> None:
-        """Begin to watch the loop of the calling thread."""
+        """Start to watch the loop of the calling thread."""
         self._loop_thread = original("_thread", "get_ident")()
         self._answered_at = self._looked_at = time.monotonic()
         self._last_good = time.time()
@@ -60,18 +60,18 @@ class LoopWatch:
         start_native_thread(self._run)
 
     def stop(self) -> None:
-        """Watch no longer: the worker shuts down, and its loop with it."""
+        """Stop watching: the worker shuts down, and its loop with it."""
         self._running = False
 
     def answer(self, lack: str = "") -> None:
-        """Tell, from the loop, that it turns; `lack` says what it cannot run tasks for want of, if anything."""
+        """Answer from the loop; `lack` says what is missing so that it cannot run tasks, if anything."""
         self._lack = lack
         if not lack:
             self._answered_at, self._last_good = time.monotonic(), time.time()
             self._answered = True
 
     def describe(self) -> dict[str, Any]:
-        """Return the age of the last good answer in seconds, and what is wrong if that is too old: plain JSON."""
+        """Return the age of the last good answer in seconds, and the fault if it is too old: plain JSON."""
         age = time.monotonic() - self._answered_at
         return {"answer_age": age, "stalled": self._why if self._silent else None}
 
@@ -84,11 +84,11 @@ class LoopWatch:
             try:
                 self._look()
             except Exception:
-                logger.exception("sticky: the watch over Celery's loop met an error it does not know")
+                logger.exception("sticky: the watch over Celery's loop met an unexpected error; it continues")
 
     def _look(self) -> None:
         now = time.monotonic()
-        # No more than two intervals at a time: if this thread stood still, so did the whole process.
+        # Count at most two intervals at a time: if this thread stood still, so did the whole process.
         passed = min(now - self._looked_at, 2 * self._interval)
         self._looked_at = now
         if self._answered:
@@ -107,7 +107,7 @@ class LoopWatch:
             self.ask()
 
     def _tell(self) -> None:
-        # The report first: what hangs may hold a lock of the log.
+        # Report first: the hanging thread may hold a lock of the logging module.
         if not self._silent:
             self._report(LoopAnswers())
             logger.warning("sticky: Celery's loop answers and can run tasks; this worker takes slots again")
@@ -115,7 +115,7 @@ class LoopWatch:
         self._report(LoopSilent(f"{self._last_good:.1f} {self._why}"))
         logger.warning(
             "sticky: %s, for %.0f s: keyed tasks do not start here. If other workers can take them, the slots move "
-            "there until this ends (see sticky_loop_timeout). The loop's thread is at:\n%s",
+            "there until the loop answers (see sticky_loop_timeout). The loop's thread is at:\n%s",
             self._why,
             self._silence,
             "".join(traceback.format_stack(self._frame())),

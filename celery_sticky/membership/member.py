@@ -1,6 +1,6 @@
-"""The member thread: runs `ownership.machine` against a store, in an operating system thread with a client of its own.
+"""The member thread: runs `ownership.machine` against a store, in an operating system thread with its own client.
 
-It is the only writer of the lease and the only user of its store. Everything else talks to it through `post`.
+It alone writes the lease and uses its store. Everything else talks to it through `post`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BROKEN_PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a member knows and does, at one instant; replaced whole."""
+    """A member's state at one instant; replaced as a whole."""
 
     phase: Phase = Phase.OUT
     incarnation: str = ""
@@ -61,51 +61,51 @@ class Snapshot:
 
 
 class Slots(Protocol):
-    """What the member asks of those that hold its slots. None of it waits; answers are posted."""
+    """The interface to the owner of the worker's slots. No method blocks; answers are posted as events."""
 
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """Open a slot; reports `Opened` or `OpenRefused`."""
 
     def stop(self, slot: SlotId) -> None:
-        """Start nothing more of a slot; reports `Drained` when nothing of it is left here."""
+        """Start nothing more in a slot; reports `Drained` once nothing of it is left here."""
 
     def close(self, slot: SlotId) -> None:
-        """The slot is somebody else's already."""
+        """Forget a slot that another worker owns already."""
 
 
 class Hooks(Protocol):
-    """What the member tells the application. Called in the member's thread."""
+    """Callbacks from the member to the application. Called in the member's thread."""
 
     def gained(self, keyspace: str, slots: frozenset[int]) -> None:
-        """These slots are open here."""
+        """Handle that these slots are open here."""
 
     def lost(self, keyspace: str, slots: frozenset[int]) -> None:
-        """Nothing of these slots runs here any more; the next owner starts only after this returns."""
+        """Handle that nothing of these slots runs here any more; the next owner starts only after this returns."""
 
     def refused(self, error: RefusedToStart) -> None:
-        """This worker must stop."""
+        """Stop this worker."""
 
     def fresh_revokes(self) -> Collection[str]:
-        """Return ids revoked here that the others have not been told of."""
+        """Return ids revoked here that the other workers do not know yet."""
 
     def revokes_told(self, task_ids: Collection[str]) -> None:
-        """The store has taken these: they need not be told again."""
+        """Note that the store has these ids: they need not be shared again."""
 
     def learn_revokes(self, task_ids: Collection[str]) -> None:
-        """These ids were revoked before this worker joined."""
+        """Note that these ids were revoked before this worker joined."""
 
 
 class Placer(Protocol):
-    """What the member tells the placer of a keyspace that directs keys. Called in the member's thread."""
+    """Callbacks from the member to the placer of a placed keyspace. Called in the member's thread."""
 
     def joining(self, incarnation: str) -> None:
-        """This worker is about to join; raise `StoreUnavailable` to have it try again."""
+        """Prepare to join; raise `StoreUnavailable` to make the member retry."""
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Phase, incarnation or view have changed."""
+        """Handle a new phase, incarnation or view."""
 
     def heartbeat_done(self, incarnation: str, counter: int) -> None:
-        """A heartbeat was counted."""
+        """Handle a counted heartbeat."""
 
 
 class Member:
@@ -148,36 +148,36 @@ class Member:
         self._ended = False
 
     def start(self) -> None:
-        """Take the name and begin to take part.
+        """Take the name lock and start to join.
 
         Raises:
-            NameTaken: a living process of this machine has it.
+            NameTaken: a living process on this machine has the name.
         """
         self._machine = Machine(self._config(self._name_lock.acquire()), boottime())
         self._started = True
         start_native_thread(self._run)
 
     def post(self, event: Event) -> None:
-        """Tell the member something. Any thread may call this."""
+        """Send an event to the member. Any thread may call this."""
         self._inbox.append(event)
         self._clerk.wake()
 
     def slots(self) -> tuple[int, int]:
-        """Return how many slots are open here, and how many are being opened or given away: from any thread."""
+        """Return how many slots are open here, and how many are opening or closing. Any thread may call this."""
         if not self._started:
             return 0, 0
-        states = list(self._machine.slots.values())  # a list is made in one step
+        states = list(self._machine.slots.values())  # one step, so the dict cannot change during the copy
         open_here = states.count(SlotState.OPEN)
         return open_here, len(states) - open_here
 
     def leave(self) -> None:
-        """Begin to give everything away."""
+        """Start to give all slots away."""
         self.post(LeaveAsked())
 
     def finish(self, timeout: float) -> bool:
-        """Wait until everything is given away, at most `timeout` seconds, then end; False if something was left.
+        """Wait at most `timeout` seconds until everything is given away, then end; False if something was left.
 
-        One that was never started has nothing.
+        Return True if the member was never started.
         """
         if not self._started:
             return True
@@ -206,7 +206,7 @@ class Member:
                     self._step(StoreFailed(boottime()))
                     time.sleep(BROKEN_PAUSE)
                 except Exception:
-                    logger.exception("keyspace %s: the member met an error it does not know", self.keyspace)
+                    logger.exception("keyspace %s: the member met an unexpected error; it continues", self.keyspace)
                     self._step(StoreFailed(boottime()))
                     time.sleep(BROKEN_PAUSE * 10)
         finally:
@@ -222,7 +222,7 @@ class Member:
         now = boottime()
         pause = self._machine.wake_at(now) - now
         if pause > 0:
-            # In the order in which they came about: a report from here must not be overtaken by what others have done.
+            # Keep the order of events: what others have done must not overtake a report from this worker.
             self._inbox.extend(self._clerk.watch(min(pause, LONGEST_WATCH)))
         if not self._inbox:
             self._step(Tick())
@@ -314,13 +314,13 @@ class Member:
             self._hooks.lost(self.keyspace, lost)
 
     def _joins(self, effect: Read | SendBeat | Swap) -> str:
-        """Return our incarnation if the store makes it a member by this, else nothing."""
+        """Return our incarnation if this effect makes it a member, else an empty string."""
         me = effect.new.members.get(self._machine.config.name) if isinstance(effect, Swap) else None
         fresh = me is not None and me.incarnation == self._machine.incarnation != self._joined_as
         return self._machine.incarnation if fresh else ""
 
     def _before_join(self, store: Store, incarnation: str) -> None:
-        # The lock file must name us before others can see us, and revokes be known before slots are.
+        # The lock file must name us before others can see us, and revokes must be known before slots arrive.
         self._name_lock.write(incarnation)
         self._clerk.learn_revokes(store)
         if self._placer is not None:
@@ -329,10 +329,10 @@ class Member:
     def _without_store(self, now: float) -> str:
         left = self.snapshot.trust_until - now
         if left > 0:
-            return f"What is open here goes on until the lease ends in {left:.1f} s; then nothing starts here"
-        return "Without a lease nothing starts here"
+            return f"Open slots continue until the lease ends in {left:.1f} s; then nothing starts here"
+        return "Nothing starts here without a lease"
 
 
 def changed(old: Snapshot, new: Snapshot) -> bool:
-    """Whether a placer is to hear of it."""
+    """Return whether the placer must hear of the change."""
     return (old.phase, old.incarnation) != (new.phase, new.incarnation) or old.view is not new.view

@@ -1,8 +1,8 @@
-"""Local proof of death: a lock file that a worker's process, and whatever it forked, holds for as long as it lives.
+"""Local proof of death: a lock file that a worker's process and its forked children hold while they live.
 
-The file names the incarnation. If its lock is free, that incarnation is dead, and a successor of the same name need not
-wait for the lease. If it is held, a living process of this machine has the name. A missing file, or one that names
-another incarnation, proves nothing: the other worker may run on another machine or in another container.
+The file names the incarnation. If its lock is free, that incarnation is dead, and a successor with the same name need
+not wait for the lease. If the lock is held, a living process on this machine has the name. A missing file, or one that
+names another incarnation, proves nothing: the other worker may run on another machine or in another container.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from celery_sticky.errors import InvalidSettings, NameTaken
 logger = logging.getLogger("celery_sticky")
 
 WITHOUT_LOCK = (
-    "Without it a worker that was killed and starts again under its name waits for its old lease to end, and another "
-    "live worker of the name on this machine is noticed by its heartbeats only. Set sticky_runtime_dir to a local "
-    "folder that can be written"
+    "Without it, a worker that was killed and restarts under its name waits for its old lease to end, and another "
+    "live worker with the same name on this machine is noticed only by its heartbeats. Set sticky_runtime_dir to a "
+    "writable local folder"
 )
 
 
 def runtime_dir(configured: str | None) -> Path | None:
-    """Return the folder for lock files, made if need be, private to this user; None: there is none to be had.
+    """Return the folder for lock files, created if necessary and private to this user; None if no folder is usable.
 
     Raises:
         InvalidSettings: the configured folder cannot be used.
@@ -45,7 +45,7 @@ def runtime_dir(configured: str | None) -> Path | None:
 
 
 class NameLock:
-    """The lock on one name in one keyspace of one store."""
+    """The lock on one worker name in one keyspace of one store."""
 
     def __init__(self, folder: Path | None, store: str, keyspace: str, name: str) -> None:
         digest = hashlib.blake2b("\0".join((store, keyspace, name)).encode(), digest_size=12).hexdigest()
@@ -54,7 +54,7 @@ class NameLock:
         self._file: int | None = None
 
     def acquire(self) -> str:
-        """Take the lock; return the incarnation whose process is dead now, or an empty string.
+        """Take the lock; return the incarnation whose process is now known to be dead, or an empty string.
 
         Raises:
             NameTaken: a living process of this machine holds it.
@@ -69,7 +69,7 @@ class NameLock:
                 os.close(file)
                 raise
         except BlockingIOError as error:
-            text = f"another live worker on this machine is named {self._name!r}: give each its own with -n"
+            text = f"another live worker on this machine is named {self._name!r}: give each its own name with -n"
             raise NameTaken(text) from error
         except OSError as error:  # a network file system without locks, a disk without space
             logger.warning("sticky: the lock file %s cannot be used (%s). %s", self._path, error, WITHOUT_LOCK)
@@ -78,17 +78,17 @@ class NameLock:
         return os.pread(file, 200, 0).decode(errors="replace")
 
     def write(self, incarnation: str) -> None:
-        """Name the incarnation that lives while the lock is held. Call it before others can see that incarnation."""
+        """Write the incarnation that lives while the lock is held. Call this before others can see that incarnation."""
         if self._file is None:
             return
         try:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, incarnation.encode(), 0)
-        except OSError as error:  # what it says now, or nothing, proves nothing of us
+        except OSError as error:  # the present content, or none, proves nothing about this incarnation
             logger.warning("sticky: the lock file %s cannot be written (%s). %s", self._path, error, WITHOUT_LOCK)
 
     def release(self) -> None:
-        """Let the lock go."""
+        """Release the lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,8 +1,8 @@
-"""What can happen to a view. Each function returns the next view: same generation, version + 1.
+"""The changes of a view. Each function returns the next view: same generation, version + 1.
 
-Three rules hold in every one of them: an epoch never falls and grows when its slot's owner changes; a slot without an
-owner goes to its target at once, for there is nobody to wait for; `home` follows the owner only while the name it
-holds is there, so a name that is away finds its slots again when it returns.
+Three rules hold in all of them. An epoch never falls, and it grows when its slot's owner changes. A slot without an
+owner goes to its target at once, because there is nobody to wait for. `home` follows the owner only while the member it
+names is present, so a worker that was away gets its slots back when it returns.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def fresh(
     store_id: str,
     epochs: Sequence[int] | int = 0,
 ) -> View:
-    """Return a document without members, every slot without an owner.
+    """Return a document without members or owners.
 
-    `epochs` are the highest seen so far, by slot or over all; the new ones are above them.
+    `epochs` are the highest epochs seen so far, by slot or over all; the new ones are above them.
     """
     seen = (epochs,) * slots if isinstance(epochs, int) else epochs
     if len(seen) != slots:
@@ -47,19 +47,19 @@ def fresh(
 
 
 def generation_after(generation: int, clock: float) -> int:
-    """Return the generation of a fresh document: above `generation`, by the store's `clock` (seconds since the epoch).
+    """Return the generation of a new document: above `generation`, by the store's `clock` (seconds since the epoch).
 
-    It counts microseconds, for a store may lose everything and be given two documents within one second: their
-    versions are alike, and only the generation tells a swap that was meant for the first one from the second.
+    It counts microseconds, because a store may lose everything and receive two documents within one second. These have
+    equal versions, so only the generation separates a swap meant for the first from one for the second.
     """
     return max(generation + 1, int(clock * 1_000_000))
 
 
 def join(view: View, member: Member, *, settle: bool = False) -> View:
-    """Add a member, and plan; with `settle` (a cold start: more will come) only add it.
+    """Add a member, and plan; with `settle` (a cold start, more members will come) only add it.
 
     Raises:
-        ValueError: the name or the incarnation is a member's already.
+        ValueError: a member has this name or incarnation already.
     """
     if member.name in view.members or view.member_of(member.incarnation):
         raise ValueError(f"{member.name} ({member.incarnation}) is a member already")
@@ -69,10 +69,10 @@ def join(view: View, member: Member, *, settle: bool = False) -> View:
 
 
 def succeed(view: View, member: Member) -> View:
-    """Put a new incarnation in the place of the dead one of its name: it owns the same slots, under higher epochs.
+    """Replace the dead incarnation of a name by a new one, which owns the same slots under higher epochs.
 
     Raises:
-        ValueError: no member has this name, or the incarnation is a member's already.
+        ValueError: no member has this name, or a member has this incarnation already.
     """
     if view.member_of(member.incarnation):
         raise ValueError(f"{member.incarnation} is a member already")
@@ -84,14 +84,14 @@ def succeed(view: View, member: Member) -> View:
 
 
 def leave(view: View, name: str) -> View:
-    """Make a member the target of nothing; it keeps what it owns until released, and is removed if that is nothing."""
+    """Stop targeting a member; it keeps its slots until it releases them, and is removed if it has none."""
     leaving = replace(_member(view, name), state=MemberState.LEAVING)
     planned = _planned_if_warm(replace(view, members={**view.members, name: leaving}))
     return _next(_without_idle_leaver(planned, name))
 
 
 def stall(view: View, name: str, why: str) -> View:
-    """Note why a member cannot run tasks now, or with an empty `why` that it can."""
+    """Record why a member cannot run tasks now, or with an empty `why` that it can."""
     member = _member(view, name)
     others = {key: value for key, value in member.attributes.items() if key != STALLED}
     noted = replace(member, attributes={**others, STALLED: why} if why else others)
@@ -99,17 +99,17 @@ def stall(view: View, name: str, why: str) -> View:
 
 
 def evict(view: View, name: str) -> View:
-    """Remove a member; what it owned goes to the targets at once, or to nobody where no member takes slots."""
+    """Remove a member; its slots go to their targets at once, or to nobody if no member takes slots."""
     _member(view, name)
     planned = _planned(_without(view, name))
     return _next(_handed_over(planned, planned.owned_by(name)))
 
 
 def release(view: View, name: str, slots: Collection[int]) -> View:
-    """Hand slots over to their targets; a leaving member is removed with the last one.
+    """Hand slots over to their targets; remove a leaving member with its last slot.
 
     Raises:
-        ValueError: `name` does not own one of the slots, or is itself the target of it.
+        ValueError: `name` does not own one of the slots, or is its target.
     """
     _member(view, name)
     wrong = set(slots) - view.giving(name)
@@ -122,7 +122,7 @@ def depart(view: View, name: str) -> View:
     """Remove a leaving member that has closed its worker queue.
 
     Raises:
-        ValueError: it is not leaving, or still owns slots.
+        ValueError: the member is not leaving, or still owns slots.
     """
     if _member(view, name).state is not MemberState.LEAVING or name in view.owner:
         raise ValueError(f"{name} cannot depart: it is not leaving, or owns slots")
@@ -130,14 +130,14 @@ def depart(view: View, name: str) -> View:
 
 
 def raise_epoch(view: View, slot: int, above: int) -> View:
-    """Lift the epoch of a slot over a fence found at its queue; the owner stays."""
+    """Raise the epoch of a slot above a fence found at its queue; the owner stays."""
     epoch = list(view.epoch)
     epoch[slot] = max(epoch[slot], above) + 1
     return _next(replace(view, epoch=tuple(epoch)))
 
 
 def replan(view: View) -> View:
-    """Plan anew: the end of a cold start."""
+    """Plan again, at the end of a cold start."""
     return _next(_planned(view))
 
 
@@ -162,7 +162,7 @@ def _without_idle_leaver(view: View, name: str) -> View:
 
 
 def _planned_if_warm(view: View) -> View:
-    """While nobody owns a slot, a cold start settles: whoever comes again or leaves meanwhile does not end that."""
+    """Plan, unless nobody owns a slot: a member that returns or leaves must not end the wait of a cold start."""
     return _planned(view) if any(view.owner) else view
 
 
@@ -186,9 +186,9 @@ def _handed_over(view: View, slots: Iterable[int]) -> View:
 
 
 def _remembered(view: View) -> tuple[str | None, ...]:
-    """Return `home` with no more absent names than a document has space for: those with most slots are kept.
+    """Return `home` with only as many absent names as the document has space for: those with most slots stay.
 
-    Where each new worker has a new name, nobody ever comes back, and names would pile up until each slot had its own.
+    If each new worker has a new name, nobody returns, and names would pile up until each slot had its own.
     """
     homes = Counter(name for name in view.home if name is not None and name not in view.members)
     most = max(16, view.slots // 13 - len(view.members))

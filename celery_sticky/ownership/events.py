@@ -1,4 +1,4 @@
-"""What a member is told (events) and what it asks for (effects): one frozen dataclass for each."""
+"""The inputs (events) and outputs (effects) of a member's machine: one frozen dataclass for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from celery_sticky.ownership.view import View
 
 Slot = int | str
-"""The number of a slot, or `@<worker>`: see `celery_sticky.keys`, which the rules do without."""
+"""The number of a slot, or `@<worker>`: see `celery_sticky.keys`, which this module does not import."""
 
 # -- Events ------------------------------------------------------------------------------------
 
@@ -38,14 +38,14 @@ class BeatDone:
     generation: int
     store_id: str
     heartbeats: Mapping[str, int] = field(default_factory=dict)
-    """Everybody's counters, after a beat that was not announced."""
+    """The counters of all members, if the heartbeat was not announced."""
     counter: int = 0
-    """The member's own, with this beat."""
+    """The member's own counter, including this heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwapDone:
-    """The answer to `Swap`: whether it took place."""
+    """The answer to `Swap`: whether the view was replaced."""
 
     sent: float
     new: View
@@ -54,21 +54,21 @@ class SwapDone:
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """A store effect brought no answer: it may or may not have taken place."""
+    """A store effect got no answer: the store may have applied it or not."""
 
     sent: float
 
 
 @dataclass(frozen=True, slots=True)
 class ViewChanged:
-    """Signal: there is a view of this version."""
+    """Signal: the view has reached this version."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatHeard:
-    """Signal: a member's counter had this value."""
+    """Signal: a member's counter has reached this value."""
 
     incarnation: str
     counter: int
@@ -84,7 +84,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class OpenRefused:
-    """The slot's fence was found at this epoch, held by another tenure."""
+    """The broker refused to open the slot: another tenure holds the fence, at this epoch."""
 
     slot: Slot
     fence: int
@@ -92,14 +92,14 @@ class OpenRefused:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing of a stopped slot runs here any more, and every verdict is confirmed."""
+    """Nothing of a stopped slot runs here any more, and every disposition is confirmed."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
 class DirectClosed:
-    """This member leaves, and nothing of its worker queue is left here."""
+    """This member is leaving, and nothing of its worker queue is left here."""
 
     incarnation: str
 
@@ -111,12 +111,12 @@ class BrokerDown:
 
 @dataclass(frozen=True, slots=True)
 class BrokerUp:
-    """The courier has the broker again."""
+    """The courier has reconnected to the broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostDown:
-    """There is no job host in which the keyspace's jobs could run, or not yet."""
+    """No job host is ready to run the keyspace's jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +126,20 @@ class HostUp:
 
 @dataclass(frozen=True, slots=True)
 class LoopSilent:
-    """The side that runs tasks has not answered for too long, or answers that it cannot run any."""
+    """The loop that runs tasks has been silent for too long, or reports that it cannot run any."""
 
     stall: str
-    """Since when (seconds since the epoch) and why: what the member's attribute `STALLED` says."""
+    """Since when (seconds since the epoch) and why: the value of the member's attribute `STALLED`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopAnswers:
-    """The side that runs tasks answers again."""
+    """The loop that runs tasks answers again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
-    """The worker shuts down: give everything away."""
+    """The worker is shutting down: give all slots away."""
 
 
 Event = (
@@ -153,12 +153,12 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Ask the store for view and counters."""
+    """Read view and counters from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendBeat:
-    """Count a heartbeat at the store; announce it to the others, or else ask for theirs."""
+    """Count a heartbeat at the store, and either announce it to the other members or read their counters."""
 
     incarnation: str
     announce: bool
@@ -184,28 +184,28 @@ class OpenSlot:
 
 @dataclass(frozen=True, slots=True)
 class StopSlot:
-    """Fetch no more, forget what has not started, say when it is drained."""
+    """Stop fetching, forget unstarted messages, and report `Drained` once nothing of the slot is left."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSlot:
-    """The slot is somebody else's already: forget it."""
+    """Forget a slot that another worker owns already."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoseSlots:
-    """These slots are given away with the next effect: tell the application first."""
+    """Tell the application first: the next effect gives these slots away."""
 
     slots: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """This worker may not take part: stop it."""
+    """Stop this worker: it may not join."""
 
     reason: str
     name_taken: bool

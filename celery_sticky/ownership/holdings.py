@@ -1,4 +1,4 @@
-"""What this member does with each slot: the table `SLOTS`, and the states by slot."""
+"""The state of each slot at this member: the transition table `SLOTS`, and the states by slot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celery_sticky.ownership.view import View
 
 
 class SlotState(StrEnum):
-    """What this member does with a slot."""
+    """The state of a slot at this member."""
 
     CLOSED = "closed"
     OPENING = "opening"
@@ -19,7 +19,7 @@ class SlotState(StrEnum):
 
 
 class Wish(StrEnum):
-    """What the view wants of this member for a slot."""
+    """The role of this member for a slot, by the view."""
 
     HOLD = "hold"
     """Owner and target."""
@@ -30,7 +30,7 @@ class Wish(StrEnum):
 
 
 class Do(StrEnum):
-    """What a change of a slot's state asks of the courier."""
+    """A request to the courier that follows from a change of state."""
 
     OPEN = "open"
     STOP = "stop"
@@ -48,7 +48,7 @@ SLOTS: dict[tuple[SlotState, Wish], tuple[SlotState, Do | None]] = {
     (_S.OPEN, _W.HOLD): (_S.OPEN, None),
     (_S.OPEN, _W.GIVE): (_S.STOPPING, Do.STOP),
     (_S.OPEN, _W.NONE): (_S.CLOSED, Do.CLOSE),
-    # A stopped slot has forgotten its messages: even if the plan gives it back, it drains and is opened anew.
+    # A stopped slot has forgotten its messages: even if the plan gives it back, it drains and is opened again.
     (_S.STOPPING, _W.HOLD): (_S.STOPPING, None),
     (_S.STOPPING, _W.GIVE): (_S.STOPPING, None),
     (_S.STOPPING, _W.NONE): (_S.CLOSED, Do.CLOSE),
@@ -59,7 +59,7 @@ SLOTS: dict[tuple[SlotState, Wish], tuple[SlotState, Do | None]] = {
 
 
 class Holdings:
-    """The states of the slots of one member, and under which epoch each was opened."""
+    """The states of one member's slots, and the epoch under which each was opened."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -69,10 +69,10 @@ class Holdings:
         self._drained: set[int] = set()
         self._told: set[int] = set()
 
-    # -- what the view wishes ------------------------------------------------------------------
+    # -- from the view -------------------------------------------------------------------------
 
     def reconcile(self, view: View | None, incarnation: str, effects: list[Effect]) -> None:
-        """Bring every slot towards what the view wishes for it; None: this member is not in it."""
+        """Move every slot towards its role in the view; None: this member is not in it."""
         owned = view.owned_by(self._name) if view is not None else frozenset()
         for slot in sorted(owned | self.states.keys()):
             self._reconcile_slot(slot, view, incarnation, effects)
@@ -83,7 +83,7 @@ class Holdings:
         state = self.states.get(slot, SlotState.CLOSED)
         live = state in (SlotState.OPENING, SlotState.OPEN)
         if live and wish is Wish.HOLD and self._epochs[slot] != epoch:
-            state = SlotState.CLOSED  # the epoch was raised: the slot is opened anew under it
+            state = SlotState.CLOSED  # the epoch was raised: open the slot again under it
         new, do = SLOTS[state, wish]
         self._put(slot, new)
         match do:
@@ -101,39 +101,39 @@ class Holdings:
             return Wish.NONE
         return Wish.HOLD if view.target[slot] == self._name else Wish.GIVE
 
-    # -- what the courier reports --------------------------------------------------------------
+    # -- from the courier ----------------------------------------------------------------------
 
     def opened(self, slot: int, epoch: int) -> None:
-        """The slot was opened, if that is still what we want under this epoch."""
+        """Note that the slot is open, if we still want it under this epoch."""
         if self.states.get(slot) is SlotState.OPENING and self._epochs.get(slot) == epoch:
             self._put(slot, SlotState.OPEN)
 
     def refused(self, slot: int, fence: int) -> bool:
-        """The fence was found at this epoch; False if the slot is not wanted here any more."""
+        """Note the epoch at which the fence stands; False if the slot is no longer wanted here."""
         if self.states.get(slot) not in (SlotState.OPENING, SlotState.OPEN):
             return False
         self._fences[slot] = max(fence, self._fences.get(slot, 0))
         return True
 
     def drained(self, slot: int, view: View | None, incarnation: str, effects: list[Effect]) -> None:
-        """Nothing of a stopped slot is left here."""
+        """Note that nothing of a stopped slot is left here."""
         if self.states.get(slot) is SlotState.STOPPING:
             self._put(slot, SlotState.DRAINED)
             self._reconcile_slot(slot, view, incarnation, effects)
 
-    # -- what is to be changed in the view -----------------------------------------------------
+    # -- changes for the view ------------------------------------------------------------------
 
     def outbid(self, view: View) -> dict[int, int]:
-        """Our slots whose fence is not below their epoch: slot -> fence."""
+        """Return our slots whose fence is not below their epoch: slot -> fence."""
         return {s: fence for s, fence in self._fences.items() if view.owner[s] == self._name and view.epoch[s] <= fence}
 
     def given(self, view: View) -> frozenset[int]:
-        """Drained slots that this view wants given away."""
+        """Return the drained slots that this view assigns to another member."""
         name = self._name
         return frozenset(s for s in self._drained if view.owner[s] == name and view.target[s] != name)
 
     def tell(self, slots: frozenset[int]) -> frozenset[int]:
-        """Return which of these the application was not yet told to have lost; it is told now."""
+        """Return which of these lost slots the application has not heard of yet, and note that it now has."""
         untold = slots - self._told
         self._told |= untold
         return untold

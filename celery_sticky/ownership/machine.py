@@ -1,18 +1,18 @@
-"""One member's life in a keyspace: what it may trust, whom it evicts, which slots it opens, stops and gives away.
+"""One member's life in a keyspace: when it trusts its lease, whom it evicts, which slots it opens, stops and releases.
 
-Pure: `step(event, now)` returns effects; whoever runs the machine carries them out in order and feeds the outcome of a
-store effect back before anything else. House rules:
+Pure: `step(event, now)` returns effects. The caller carries them out in order and feeds the outcome of a store effect
+back before any other event. Rules:
 
-- Every decision is taken anew from the newest view (level-triggered): a lost signal costs a heartbeat, nothing more.
-- There is at most one store effect in a step. An answer that was lost is never assumed either way: read again.
-- Times are readings of one clock of this process that counts suspend. No clock of another machine is looked at.
+- Every decision is taken afresh from the newest view (level-triggered), so a lost signal costs one heartbeat at most.
+- A step has at most one store effect. If its answer is lost, nothing is assumed about it: read again.
+- Times come from one clock of this process, which counts suspend. Clocks of other machines are never compared.
 
-                      view has me                 my beat is answered gone, or a view lacks me
+                      view has me              my heartbeat is answered gone, or a view lacks me
     OUT ------------------------------> IN ------------------------------------------------------> OUT, new incarnation
      |  name taken, other slots or hash  |  leaving and the last slot is released
      +----------> REFUSED                +----------> LEFT
 
-What a slot does here is in `holdings`, the heartbeats of others are in `watches`.
+`holdings` has the state of each slot here, `watches` the heartbeats of other members.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from celery_sticky.ownership.view import STALLED, Member, MemberState, View
 from celery_sticky.ownership.watches import Watches
 
 ANNOUNCED_MEMBERS = 64
-"""Up to this many members hear each other's heartbeats as signals; beyond, each learns the counters with its own."""
+"""Up to this many members get each other's heartbeats as signals; above, each reads all counters with its own."""
 
 
 class Phase(StrEnum):
-    """Where a member is in its life."""
+    """The stage of a member's life."""
 
     OUT = "out"
     IN = "in"
@@ -68,21 +68,21 @@ class Phase(StrEnum):
 
 
 class Need(StrEnum):
-    """What a member cannot run tasks or jobs without."""
+    """A requirement for running tasks or jobs."""
 
     BROKER = "broker"
     HOST = "job host"
     LOOP = "loop"
-    """Celery's loop and its pool: whatever starts tasks."""
+    """Celery's loop and its pool, which start tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberConfig:
-    """What a member is configured with; times in seconds."""
+    """The configuration of a member; times in seconds."""
 
     name: str
     origin: str
-    """Unique to this process start; incarnations are made from it."""
+    """Unique to this process start; incarnations are derived from it."""
     slots: int
     hash: str
     ttl: float
@@ -90,17 +90,17 @@ class MemberConfig:
     settle: float
     broker_grace: float
     loop_timeout: float = 0.0
-    """How long the loop may be silent after the broker came back: Celery reconnects at its own pace."""
+    """How long the loop may be silent after the broker is back, since Celery reconnects at its own pace."""
     weight: int = 1
     attributes: dict[str, str] = field(default_factory=dict)
     dead_incarnation: str = ""
-    """An incarnation of our name that is proven dead on this machine, or empty."""
+    """An incarnation of our name that is known to be dead on this machine, or an empty string."""
     jitter: float = 0.0
-    """Between 0 and 1, different in each process: spreads what all members would do at once."""
+    """Between 0 and 1, different in each process: staggers actions that all members would take at once."""
 
 
 class Machine:
-    """The state of one member. Attributes may be read; only `step` changes them."""
+    """The state of one member. Others may read the attributes; only `step` changes them."""
 
     def __init__(self, config: MemberConfig, now: float) -> None:
         self.config = config
@@ -134,28 +134,28 @@ class Machine:
 
     @property
     def slots(self) -> Mapping[int, SlotState]:
-        """What this member does with the slots it has to do with."""
+        """The state of each slot that this member holds, opens or closes."""
         return self._holdings.states
 
     @property
     def incarnation(self) -> str:
-        """The incarnation of the coming or present membership."""
+        """The incarnation of the present or next membership."""
         return f"{self.config.origin}-{self._joins}"
 
     def trusts(self, now: float) -> bool:
-        """Whether the member can prove to itself that it may act on what it owns."""
+        """Return whether the member can prove that it may act on the slots it owns."""
         return self.phase is Phase.IN and now < self.trust_until
 
     # -- time ----------------------------------------------------------------------------------
 
     def wake_at(self, now: float) -> float:
-        """Return when `Tick` is due next."""
+        """Return when the next `Tick` is due."""
         if self.phase in (Phase.LEFT, Phase.REFUSED):
             return float("inf")
         joined = self.phase is Phase.IN and self.view is not None
         times = [self._beat_at] if joined and self.store_lost_since is None else []
         if self._read_at is not None:
-            times.append(self._read_at)  # nothing but a heartbeat goes before it
+            times.append(self._read_at)  # only a heartbeat precedes it
         elif joined and self.view is not None:
             times += [max(t, self._swap_at) for t in self._deadlines(self.view, now)]
         else:
@@ -163,7 +163,7 @@ class Machine:
         return max(min(times), self._retry_at, now)
 
     def _deadlines(self, view: View, now: float) -> list[float]:
-        """When there may be something to change in the view; only what `_change_view` would then act on."""
+        """Return the times at which `_change_view` may have something to do."""
         times = [self._evicted_at(member) for member in self._others(view)] if self.trusts(now) else []
         if self._unowned_since is not None:
             times.append(self._unowned_since + self.config.settle)
@@ -178,17 +178,17 @@ class Machine:
         return self.config.ttl + self.config.margin
 
     def _later(self, now: float, least: float) -> float:
-        # Spread by member and by try, without a random number: the fractional part walks through the interval.
+        # Spread by member and attempt without random numbers: the fractional part moves through the interval.
         self._tries += 1
         return now + least * (1 + (self.config.jitter + self._tries * 0.618) % 1)
 
     # -- events --------------------------------------------------------------------------------
 
     def step(self, event: Event, now: float, *, more: bool = False) -> list[Effect]:
-        """Take in what happened; return what to do, in order.
+        """Process an event; return the effects, in order.
 
-        With `more` the next event is at hand already: the store is asked when all are taken in, so that everything
-        there is to change goes into one swap.
+        With `more`, the next event is at hand: the store is asked only after the last one, so that all changes go into
+        one swap.
         """
         if self.phase in (Phase.LEFT, Phase.REFUSED):
             return []
@@ -215,7 +215,7 @@ class Machine:
                 self._holdings.opened(slot, epoch)
             case OpenRefused(int(slot), fence):
                 if self._holdings.refused(slot, fence):
-                    # It may be a later owner's: what its epoch means we must read before we outbid it.
+                    # A later owner may have set it: read what its epoch means before outbidding it.
                     self._read_at = now
             case DirectClosed(incarnation):
                 self._worker_queue_closed = incarnation
@@ -239,7 +239,7 @@ class Machine:
             case LeaveAsked():
                 self.leaving = True
             case Tick():
-                pass  # only time has passed
+                pass  # nothing but time has changed
         if self._changed:
             self._changed = False
             self._holdings.reconcile(self._view_of_ours, self.incarnation, effects)
@@ -274,7 +274,7 @@ class Machine:
             or (event.store_id, event.generation) != (view.store_id, view.generation)
             or event.version < view.version
         ):
-            self._read_at = now  # lost or rolled back, it seems: such a store renews nothing
+            self._read_at = now  # the store seems lost or rolled back: such a store renews no lease
         elif not event.alive:
             self._on_gone(now, effects)
         else:
@@ -286,29 +286,29 @@ class Machine:
 
     def _on_swap(self, event: SwapDone, now: float, effects: list[Effect]) -> None:
         self._touch(now)
-        # Refused, a fresh document was not needed: should the store be lost even so, it is lost once more.
+        # A refused swap shows that no new document was needed. If the store is lost anyway, the wait starts again.
         self.store_lost_since = None
         if event.done:
-            self._read_at = None  # nothing is newer than what we have just written
+            self._read_at = None  # what we have just written is the newest
             self._adopt(event.new, now, effects)
         else:
             self._joining_sent = None
-            # Losing the race is no error: look again, a moment later than the others.
+            # Losing the race is no error: read again, a moment later than the others.
             self._read_at = now
             self._swap_at = self._later(now, 0.02)
 
     def _on_store_failed(self, now: float) -> None:
         if self._read_at is None:
             self._read_at = now
-        if self._retry_at <= now:  # failures that come in a row must not push it before them
+        if self._retry_at <= now:  # repeated failures must not push the retry further away
             self._retry_at = self._later(now, min(0.25, self.config.ttl / 20))
         if self.phase is Phase.OUT and self._joining_sent is not None:
-            # That swap may still arrive. Should it, it joins an incarnation that nobody is: we replace it at once.
+            # That swap may still arrive, and join an incarnation that nobody uses: we would then replace it at once.
             self._joins += 1
             self._joining_sent = None
 
     def _touch(self, now: float) -> None:
-        # After a gap in our own contact nothing can be concluded from what looked the same before and after.
+        # After a gap in our own contact, an unchanged counter proves nothing.
         if now - self._contact > self.config.ttl / 2:
             self._watches.restart(now)
         self._contact = now
@@ -321,7 +321,7 @@ class Machine:
 
     def _adopt(self, view: View, now: float, effects: list[Effect]) -> None:
         if self.view is not None and self.view.generation != view.generation:
-            self._unowned_since = None  # a fresh document settles anew
+            self._unowned_since = None  # a new document starts its wait for other workers from the beginning
         self.view = view
         self._changed = True
         self._newest = (view.generation, view.version)
@@ -352,15 +352,24 @@ class Machine:
         self._joining_sent = None
         self._beat_at = float("inf")
         self._read_at = now
-        why = "it left because it could run nothing" if self._sent_away else "evicted, or the document is a fresh one"
+        why = "left because it could not run anything" if self._sent_away else "evicted, or the document is a new one"
         effects.append(Say(f"no longer a member: {why}"))
 
     def _on_store_lost(self, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:
         found = None if view is None else (view.generation, view.version)
         if self.store_lost_since is None or self._may_have_missed_a_document(found, now):
             self.store_lost_since = now
-            what = "there is no document" if view is None else "the document is not of this store, or an older copy"
-            effects.append(Say(f"{what}: a fresh one is written in {self._patience:.1f} s"))
+            what = (
+                "no ownership document (on a first deployment, 'celery sticky init' skips this wait)"
+                if view is None
+                else "the document is from another run of this store, or an older copy"
+            )
+            effects.append(
+                Say(
+                    f"{what}; waiting {self._patience:.1f} s in case other workers hold leases, "
+                    "then writing a new one; keyed tasks wait unless this worker still has a lease"
+                )
+            )
         self._lost_look = found, self._look_sent
         self._read_at = self._later(now, self.config.ttl / 12)
         if now < self.store_lost_since + self._patience or (self.leaving and self.phase is Phase.OUT):
@@ -377,9 +386,10 @@ class Machine:
         self._emit_swap(Swap(view, new, {}), effects)
 
     def _may_have_missed_a_document(self, found: tuple[int, int] | None, now: float) -> bool:
-        """Whether somebody may have become an owner by a document that was written and lost since our last look.
+        """Return whether a document may have been written and lost since our last look, making somebody an owner.
 
-        Nobody owns anything by a fresh document before it has settled: one that we could not see was never that old.
+        A new document makes nobody an owner before its `settle` time is over: a document that we could not see was
+        never that old.
         """
         before, look_sent = self._lost_look
         return found != before or now > look_sent + max(self.config.settle, self.config.ttl / 6)
@@ -387,11 +397,11 @@ class Machine:
     # -- asking the store ----------------------------------------------------------------------
 
     def _ask_store(self, now: float, effects: list[Effect]) -> None:
-        """Choose the one store effect that matters most now."""
+        """Choose the one store effect that is most urgent now."""
         if self.leaving and self.phase is Phase.OUT:
             self.phase = Phase.LEFT
         elif now < self._retry_at:
-            pass  # the store has just failed to answer; when it is asked again, the heartbeat goes first
+            pass  # the store has just failed to answer; the heartbeat goes first when the retry is due
         elif self.phase is Phase.IN and self.store_lost_since is None and now >= self._beat_at:
             self._busy = True
             announce = self.view is not None and len(self.view.members) <= ANNOUNCED_MEMBERS
@@ -416,8 +426,8 @@ class Machine:
 
     def _try_join(self, view: View, now: float, effects: list[Effect]) -> None:
         config = self.config
-        # Evicted meanwhile or not: who would leave for want of its broker does not make the others give slots to it.
-        # A broker that is away may soon be back; a job host may be one that cannot load the app, and a loop hang.
+        # Evicted or not: a member that would leave for lack of a broker must not make others give it slots. A broker
+        # outage may be over soon; but a job host may be unable to load the app, and a loop may hang for good.
         self._sent_away |= now >= self._grace_ends_at(view)
         missing = self._missing.keys()
         if missing & {Need.HOST, Need.LOOP} or (Need.BROKER in missing and self._sent_away):
@@ -426,8 +436,8 @@ class Machine:
         if (view.slots, view.hash) != (config.slots, config.hash):
             self.phase = Phase.REFUSED
             effects.append(Refuse(
-                f"the keyspace was made with {view.slots} slots and hash {view.hash!r}, this worker is configured with "
-                f"{config.slots} slots and hash {config.hash!r}", name_taken=False))  # fmt: skip
+                f"the keyspace was created with {view.slots} slots and hash {view.hash!r}, this worker is configured "
+                f"with {config.slots} slots and hash {config.hash!r}", name_taken=False))  # fmt: skip
             return
         member = Member(config.name, self.incarnation, weight=config.weight, attributes=config.attributes)
         rival = view.members.get(config.name)
@@ -447,7 +457,7 @@ class Machine:
         if rival.incarnation == self.config.dead_incarnation or rival.incarnation.startswith(f"{self.config.origin}-"):
             return True
         if watch.changes >= 2:
-            # One change may have been in flight when its process died; a second one was sent by a living one.
+            # The first change may have been in flight when its process died; the second proves that it is alive.
             self.phase = Phase.REFUSED
             effects.append(Refuse(f"another live worker is named {self.config.name!r}", name_taken=True))
             return False
@@ -467,7 +477,7 @@ class Machine:
         return me is not None and me.state is MemberState.ACTIVE
 
     def _change_view(self, view: View, now: float, effects: list[Effect]) -> None:
-        """Put everything this member has to change into one swap."""
+        """Put all changes that this member has to make into one swap."""
         config = self.config
         new = view
         silent = [m for m in self._others(view) if self.trusts(now) and now >= self._evicted_at(m)]
@@ -504,7 +514,7 @@ class Machine:
         return me is not None and me.attributes.get(STALLED, "") != self._stall
 
     def _leaves_at(self, view: View) -> float:
-        """When this member is to become a leaving one."""
+        """Return when this member should start to leave."""
         if not self._is_active(view):
             return float("inf")
         if self.leaving:
@@ -512,8 +522,8 @@ class Machine:
         return self._grace_ends_at(view)
 
     def _grace_ends_at(self, view: View) -> float:
-        """When this member has been without something that it needs for too long."""
-        # Without peers that run tasks nobody could do better: keep the slots and wait.
+        """Return when this member will have lacked something it needs for too long."""
+        # Without peers that run tasks nobody else could do better: keep the slots and wait.
         peers = any(m.name != self.config.name and STALLED not in m.attributes for m in view.active)
         return min(map(self._patience_ends_at, self._missing), default=float("inf")) if peers else float("inf")
 
@@ -521,13 +531,13 @@ class Machine:
         since = self._missing[need]
         if need is not Need.LOOP:
             return since + self.config.broker_grace
-        # Whoever reports the loop has waited already. While the broker is away for the courier too, it explains the
-        # silence: then `broker_grace` decides, and Celery gets its time to reconnect.
+        # The loop's timeout was already waited out before the report. While the courier has no broker either, that
+        # explains the silence: then `broker_grace` decides, and Celery gets its time to reconnect.
         if Need.BROKER in self._missing:
             return float("inf")
         return max(since, self._broker_up_at + self.config.loop_timeout)
 
 
 def _one_step(old: View, new: View) -> View:
-    """Give several changes made in one swap one version."""
+    """Give all changes of one swap a single version."""
     return replace(new, version=old.version + 1)

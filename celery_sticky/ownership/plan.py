@@ -1,8 +1,8 @@
-"""Who should own what: balance by weight within one slot, reached with the fewest changes of target.
+"""The target of each slot: balanced by weight to within one slot, with the fewest changes of target.
 
-How many slots a member should have is settled first (`_quotas`); the slots nobody of these holds, and those a member
-holds too many of, are then loose and change target, exactly as many as must. Which ones is a matter of courtesy:
-back to the live owner (nothing has moved yet), then home, then what is on the move anyway, then what was borrowed.
+`_quotas` first decides how many slots each member should have. Slots whose target is none of these members, or has too
+many, are loose; exactly as many as necessary change target. The order of preference: back to the live owner (nothing
+has moved yet), then home, then slots that are moving anyway, then slots that are away from home.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from celery_sticky.ownership.view import View
 
 
 def plan(view: View) -> tuple[str | None, ...]:
-    """Return the target of each slot; all None where no active member takes any."""
+    """Return the target of each slot; all None if no active member takes slots."""
     quotas = _quotas(view)
     if not quotas:
         return (None,) * view.slots
@@ -33,8 +33,8 @@ def plan(view: View) -> tuple[str | None, ...]:
 def _quotas(view: View) -> dict[str, int]:
     """Return how many slots each active member should have: its exact share, rounded down or up.
 
-    Rounding up goes first to members that hold more than the lower number, for each of them is one slot that need not
-    move; then to those that have more homes than that, so that a fleet that comes back finds the shares it had.
+    Rounding up favours members that hold more than the lower number, because each of them is one slot that need not
+    move; then those with more homes than that, so that a returning fleet gets back the shares it had.
     """
     weights = {member.name: member.weight for member in view.active}
     total = sum(weights.values())
@@ -55,7 +55,7 @@ def _quotas(view: View) -> dict[str, int]:
 
 
 def _by_movement(view: View, quotas: Mapping[str, int], slots: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Part slots into those on the move (in handover, or without a target that can hold them) and settled ones."""
+    """Divide slots into moving ones (in handover, or without a target that can hold them) and settled ones."""
     moving: list[int] = []
     settled: list[int] = []
     for slot in slots:
@@ -65,13 +65,13 @@ def _by_movement(view: View, quotas: Mapping[str, int], slots: Iterable[int]) ->
 
 
 class _Draft:
-    """Targets under work. A member never takes more than it has room for, nor sheds more than it has too many."""
+    """A draft of the targets. A member never takes more than it has room for, nor gives up more than its surplus."""
 
     def __init__(self, target: Sequence[str | None], quotas: Mapping[str, int]) -> None:
         held = Counter(target)
         self.target = list(target)
         self.room: dict[str | None, int] = {name: quota - held[name] for name, quota in quotas.items()}
-        """Slots a member still lacks; below zero: has too many."""
+        """Slots that a member still lacks; below zero: its surplus."""
         self.loose = [slot for slot in range(len(target)) if self._is_loose(slot)]
 
     def _is_loose(self, slot: int) -> bool:
@@ -84,7 +84,7 @@ class _Draft:
         self.target[slot] = None
 
     def send(self, slots: Iterable[int], wish: Sequence[str | None]) -> None:
-        """Give loose slots to the members wished for, as far as these have room."""
+        """Give loose slots to the members in `wish`, as far as these have room."""
         for slot in slots:
             name = wish[slot]
             if self.room.get(name, 0) > 0 and self._is_loose(slot):
@@ -93,13 +93,13 @@ class _Draft:
                 self.room[name] -= 1
 
     def shed(self, slots: Iterable[int]) -> None:
-        """Take loose slots from members that have too many."""
+        """Take loose slots from members with a surplus."""
         for slot in slots:
             if self._is_loose(slot):
                 self._take_away(slot)
 
     def fill(self) -> None:
-        """Give the slots nobody has to the members that lack some, in their order."""
+        """Give slots without a target to the members with room, in their order."""
         takers = (name for name, room in self.room.items() for _ in range(room))
         for slot in self.loose:
             if self.target[slot] not in self.room:

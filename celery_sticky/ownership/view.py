@@ -1,10 +1,10 @@
-"""The ownership document of one keyspace at one version: who is a member, who owns which slot, who should.
+"""The ownership document of one keyspace at one version: its members, and the owner and target of each slot.
 
-Always replaced whole. Nothing here knows a clock, a store or who "we" are.
+It is always replaced as a whole. This module knows no clock, no store and no "self".
 
-The written form is JSON, deflated where it is long. Members are listed once, sorted by name, followed by the names of
-`away` (homes of slots whose member is gone); `owner`, `target` and `home` hold positions in that list, -1 for nobody.
-`target` and `home` hold null where they say what `owner` says, and are left out where they say so for every slot.
+The written form is JSON, deflated if it is long. Members are listed once, sorted by name, followed by the names of
+`away` (homes of slots whose member is gone). `owner`, `target` and `home` hold positions in that list, -1 for nobody.
+`target` and `home` hold null where they equal `owner`, and are left out if they equal it for every slot.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 from celery_sticky.errors import DocumentDamaged, DocumentTooNew
 
 FORMAT = 1
-"""Grows when a document is written that an older release would misread."""
+"""Increases when a document is written that an older release would misread."""
 
 READABLE = 4096
-"""Bytes up to which a document is written as plain JSON: a person can read it in the store."""
+"""Up to this many bytes a document is written as plain JSON, so that a person can read it in the store."""
 
 _NOBODY = -1
 
 HAS_WORKER_QUEUE = "direct"
-"""The attribute of a member that has a worker queue: leaving, it stays until that is closed, not only its slots."""
+"""The attribute of a member with a worker queue: when it leaves, it stays until that queue is closed too."""
 
 STALLED = "stalled"
-"""The attribute of a member that cannot run tasks now: since when (seconds since the epoch), a space, and why."""
+"""The attribute of a member that cannot run tasks now. Value: since when (seconds since the epoch), a space, why."""
 
 
 class MemberState(StrEnum):
@@ -61,9 +61,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The whole ownership document at one version. `owner`, `target`, `home` hold member names, by slot.
+    """The whole ownership document at one version. `owner`, `target` and `home` hold member names, by slot.
 
-    `home` is the name a slot goes back to: its owner's, or that of an earlier owner that went away and may return.
+    `home` is the name that a slot returns to: its owner, or an earlier owner that went away and may return.
     """
 
     version: int
@@ -84,12 +84,12 @@ class View:
 
     @property
     def settled(self) -> bool:
-        """Whether every slot is with the member that should have it."""
+        """Whether every slot is with its target."""
         return self.owner == self.target
 
     @property
     def unowned(self) -> frozenset[int]:
-        """The slots nobody may run."""
+        """The slots that nobody may run."""
         return self.owned_by(None)
 
     @property
@@ -98,16 +98,16 @@ class View:
         return max(self.epoch, default=0)
 
     def owned_by(self, name: str | None) -> frozenset[int]:
-        """Return the slots `name` may run now."""
+        """Return the slots that `name` may run now."""
         return frozenset(slot for slot, owner in enumerate(self.owner) if owner == name)
 
     def giving(self, name: str) -> frozenset[int]:
-        """Return the slots `name` owns and should release."""
+        """Return the slots that `name` owns and should release."""
         pairs = zip(self.owner, self.target, strict=True)
         return frozenset(slot for slot, (owner, target) in enumerate(pairs) if owner == name != target)
 
     def member_of(self, incarnation: str) -> Member | None:
-        """Return the member with this incarnation, if it still is one."""
+        """Return the member with this incarnation, if it still is a member."""
         return next((m for m in self.members.values() if m.incarnation == incarnation), None)
 
     def to_bytes(self) -> bytes:
@@ -140,8 +140,8 @@ class View:
         """Read the written form.
 
         Raises:
-            DocumentDamaged: these bytes are no ownership document, or one that contradicts itself.
-            DocumentTooNew: a newer release wrote it; upgrade this one, and do not write over it.
+            DocumentDamaged: the bytes are not an ownership document, or one that contradicts itself.
+            DocumentTooNew: a newer release wrote it; upgrade this one, and do not overwrite the document.
         """
         try:
             document = json.loads(data if data[:1] == b"{" else zlib.decompress(data))
@@ -151,7 +151,7 @@ class View:
 
 
 def _deflated(text: bytes) -> bytes:
-    """Deflate numbers without order: passing over short matches and small blocks save a tenth of the usual form."""
+    """Deflate unordered numbers: ignoring short matches and using small blocks saves a tenth of the usual size."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 7, zlib.Z_FILTERED)
     return deflate.compress(text) + deflate.flush()
 
@@ -203,7 +203,7 @@ def _member(document: Any) -> Member:
     if state not in tuple(MemberState):
         raise DocumentDamaged(f"the ownership document has a member in the unknown state {state!r}")
     if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
-        raise DocumentDamaged("the ownership document has a member whose `attributes` are not texts by name")
+        raise DocumentDamaged("the ownership document has a member whose `attributes` do not map names to texts")
     return Member(
         name=_text(document, "name"),
         incarnation=_text(document, "incarnation"),
@@ -224,7 +224,7 @@ def _differing(document: Any, key: str, owner: tuple[str | None, ...], names: li
 
 def _names(column: Sequence[Any], names: list[str], key: str) -> tuple[str | None, ...]:
     if not all(type(at) is int and _NOBODY <= at < len(names) for at in column):
-        raise DocumentDamaged(f"the ownership document has an `{key}` it does not name")
+        raise DocumentDamaged(f"the ownership document has an `{key}` outside its list of members")
     by_position: list[str | None] = [*names, None]  # -1 is the last
     return tuple(by_position[at] for at in column)
 
@@ -253,6 +253,6 @@ def _number(document: Any, key: str, *, default: int | None = None, least: int =
 
 def _value(document: Any, key: str, kind: type, default: Any) -> Any:
     value = document.get(key, default) if isinstance(document, dict) else None
-    if type(value) is not kind:  # a bool is no number here
+    if type(value) is not kind:  # a bool does not pass for a number
         raise DocumentDamaged(f"the ownership document has no usable `{key}`")
     return value

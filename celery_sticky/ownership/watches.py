@@ -1,7 +1,7 @@
-"""Watching the heartbeats of others: how long has each member's counter stood still, on our own clock?
+"""Watches the heartbeats of other members: how long each counter has stood still, on our own clock.
 
-A counter that did not change while *we* looked is the only sign of death there is: no clocks of two machines are
-compared. After a gap in our own looking nothing can be concluded, and every stopwatch starts anew.
+A counter that did not change while *we* looked is the only sign of death: the clocks of two machines are never
+compared. After a gap in our own looking nothing can be concluded, and every stopwatch starts again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Watch:
     """A stopwatch on one incarnation."""
 
     counter: int | None
-    """None: the store has no counter of this member; none can come back without a new version."""
+    """None: the store has no counter of this member, and none can appear without a new version of the view."""
     since: float
     changes: int = 0
     """How often the counter has changed since we began to look."""
@@ -33,7 +33,7 @@ class Watches:
         return self._watches[member.incarnation]
 
     def read(self, members: Iterable[Member], counters: Mapping[str, int], now: float) -> None:
-        """Take in counters that were read with their view."""
+        """Process counters that were read together with their view."""
         for member in members:
             counter = counters.get(member.incarnation)
             watch = self._watches.setdefault(member.incarnation, Watch(counter, now))
@@ -41,13 +41,13 @@ class Watches:
                 _see(watch, counter, now)
 
     def hear(self, incarnation: str, counter: int, now: float) -> None:
-        """Take in a signal. It may be late: of a member gone meanwhile, or of a heartbeat already read."""
+        """Process a signal. It may be late: about a member that is gone, or a heartbeat that was already read."""
         watch = self._watches.get(incarnation)
         if watch is not None and (watch.counter is None or counter > watch.counter):
             _see(watch, counter, now)
 
     def keep(self, members: Iterable[Member], now: float) -> None:
-        """Watch these members, and nobody else."""
+        """Watch these members and no others."""
         present = {member.incarnation for member in members}
         for incarnation in present:
             self._watches.setdefault(incarnation, Watch(0, now))
@@ -55,12 +55,12 @@ class Watches:
             del self._watches[incarnation]
 
     def restart(self, now: float) -> None:
-        """There was a gap: what looked the same before and after may have changed in between."""
+        """Restart all stopwatches: after a gap, a counter that looks unchanged proves nothing."""
         for watch in self._watches.values():
             watch.since = now
 
     def guard(self, members: Iterable[Member]) -> dict[str, int]:
-        """Return the counters on which an eviction of these members rests."""
+        """Return the counters on which an eviction of these members is based."""
         counters = {member.incarnation: self[member].counter for member in members}
         return {incarnation: counter for incarnation, counter in counters.items() if counter is not None}
 

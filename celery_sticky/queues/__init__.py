@@ -1,4 +1,4 @@
-"""Slot queues at a broker: the contract is in `base`, each driver in a file or folder of its own."""
+"""Slot queues at a broker: `base` has the contract; each driver is a file or folder of its own."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ __all__ = [
 
 
 def open_queues(connection: Connection, *, prefix: str, socket_timeout: float) -> SlotQueues:
-    """Return the slot queues at the broker of an app's Kombu connection; each call makes a client of its own.
+    """Return the slot queues at the broker of an app's Kombu connection; each call creates a client of its own.
 
-    With `memory://` it is a broker of ours that the whole process shares, not Kombu's.
+    `memory://` selects this package's own broker, shared by the whole process, instead of Kombu's.
 
     Raises:
         InvalidSettings: there is no driver for this broker, or its transport options cannot be used.
@@ -63,6 +63,6 @@ def open_queues(connection: Connection, *, prefix: str, socket_timeout: float) -
         client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
         return RedisQueues(client, layout, socket_timeout=socket_timeout)
     raise InvalidSettings(
-        f"there are no slot queues for {connection.as_uri()}: a broker must be Redis or Valkey"
+        f"celery-sticky has no slot queues for {connection.as_uri()}: the broker must be Redis or Valkey"
         " (redis://, rediss://, redis+socket://, sentinel://) or memory://"
     )

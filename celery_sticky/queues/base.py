@@ -1,8 +1,8 @@
-"""What a broker driver must do for slot queues: fence them, move messages atomically, settle them under the fence.
+"""The contract of a broker driver for slot queues: fence them, move messages atomically, settle under the fence.
 
-A driver object is used by one thread (the courier), except `wake`, which any thread may call. A message is either in
-its queue, in flight (fetched, not settled), deferred (waits for its time), dead (buried with a reason) or gone (acked).
-`BrokerUnavailable` from a verb means: it may or may not have happened; open the slots again with the next count.
+One thread (the courier) uses a driver object; any thread may call `wake`. A message is either in its queue, in flight
+(fetched, not settled), deferred (waiting for its time), dead (buried with a reason) or gone (acked). If a method raises
+`BrokerUnavailable`, the broker may or may not have acted: open the slots again with the next count.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
 
 @dataclass(frozen=True, slots=True)
 class Guarantees:
-    """What this driver can promise, as data: printed by `celery sticky doctor` and in the docs table."""
+    """A driver's guarantees as data: printed by `celery sticky doctor` and in the docs table."""
 
     fenced: bool
-    """Nothing a former owner fetches or settles counts."""
+    """The broker ignores fetches and dispositions of a former owner."""
     ordered: bool
-    """Unsettled messages go back to the front of their queue in their original order."""
+    """Unsettled messages return to the front of their queue in their original order."""
     atomic: bool
-    """A message is never outside queue and in-flight record at once, however its reader dies."""
+    """A message is always in its queue or in flight, even if its reader dies."""
     deferred: bool
-    """A message waits for its time in the broker."""
+    """A message can wait in the broker for its time."""
     moves: bool = False
-    """A message goes from one queue of a keyspace to another in one step (`Act.MOVE`)."""
+    """A message can go from one queue of a keyspace to another in one step (`Act.MOVE`)."""
 
 
 class Tenure(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Tenure(Struct, frozen=True):
     open_count: int
 
     def trip(self, number: int) -> str:
-        """Return the name of one request under this tenure: no other request has it, whatever the broker forgets.
+        """Return a name for one request under this tenure, which is unique even if the broker loses data.
 
         `number` counts the requests of one reader.
         """
@@ -54,20 +54,20 @@ class Tenure(Struct, frozen=True):
 
 
 class Tag(Struct, frozen=True, order=True):
-    """Names one delivery for good.
+    """The permanent name of one delivery.
 
-    A broker that comes back with an older copy of its data counts from a lower number again, perhaps under the same
+    A broker that returns with an older copy of its data counts from a lower number again, perhaps under the same
     opening. A number alone would then name two messages, and the acknowledgement of one would delete the other.
     """
 
     number: int
-    """Grows with every delivery of the slot: its order is the order of fetching."""
+    """Grows with every delivery of the slot, so tags are ordered by fetch."""
     trip: str
-    """Names the request that fetched it (`Tenure.trip`)."""
+    """The name of the request that fetched it (`Tenure.trip`)."""
 
 
 class Outcome(StrEnum):
-    """How a delivery is settled. `MARK` (it is about to start) and `UNMARK` (it did not) do not settle it."""
+    """The kind of a disposition. `MARK` counts a start before it happens, `UNMARK` takes it back; neither settles."""
 
     ACK = "ack"
     DEFER = "defer"
@@ -75,38 +75,38 @@ class Outcome(StrEnum):
     COUNT_START = "mark"
     UNCOUNT_START = "unmark"
     MOVE = "move"
-    """Settled here, and at the back of another queue of the keyspace: one step, where the driver moves."""
+    """Settle here and add to the back of another queue of the keyspace: one step, if the driver's `moves` is true."""
 
 
 class Disposition(Struct, frozen=True):
-    """What is to become of one delivery."""
+    """The disposition of one delivery."""
 
     outcome: Outcome
     tenure: Tenure
     tag: Tag
     due: float = 0.0
-    """DEFER: seconds since the epoch when the message goes to the back of its queue; its place is where it came due."""
+    """DEFER: when the message goes to the back of its queue, in seconds since the epoch; that time sets its place."""
     body: bytes | None = None
-    """DEFER, MOVE: the envelope that takes its place (a retry with new arguments); None keeps the old one."""
+    """DEFER, MOVE: the envelope that replaces the old one (a retry with new arguments); None keeps the old one."""
     info: str = ""
     """BURY: a JSON object, kept with the message, with at least `reason`, `task`, `id`, `key`, `at` (seconds)."""
     to: Slot = 0
-    """MOVE: where the message goes, in the priority list it came from."""
+    """MOVE: the queue that the message goes to; it keeps its priority."""
     starts: int = 0
-    """MARK, UNMARK: which counted start it is about, from 1. Said twice it counts once."""
+    """MARK, UNMARK: the number of the counted start, from 1. A repeated request counts once."""
 
 
 class Delivery(Struct, frozen=True):
-    """One message as fetched."""
+    """One message as it was fetched."""
 
     tenure: Tenure
     tag: Tag
     priority: int
     """The priority list the message came from (0, 3, 6 or 9)."""
     body: bytes
-    """The envelope as the publisher wrote it, untouched."""
+    """The envelope exactly as the publisher wrote it."""
     attempts: int | None
-    """Starts marked so far, or None for a message never found in flight at a change of owner: it needs no mark."""
+    """Starts counted so far; None if no change of owner ever found the message in flight: it needs no counting."""
 
 
 class Want(Struct, frozen=True):
@@ -123,37 +123,37 @@ class Fetched:
     deliveries: list[Delivery] = field(default_factory=list)
     """In order within each slot."""
     confirmed: list[Disposition] = field(default_factory=list)
-    """Verdicts that took place."""
+    """Dispositions that were applied."""
     refused: list[Disposition] = field(default_factory=list)
-    """Verdicts of a former tenure, or of a tag no longer in flight: nothing happened."""
+    """Dispositions of a former tenure, or of a tag no longer in flight: nothing happened."""
     counted_starts: dict[tuple[str, Slot, Tag], int] = field(default_factory=dict)
-    """(keyspace, slot, tag) -> starts marked, this one included, for each confirmed MARK."""
+    """(keyspace, slot, tag) -> starts counted so far, including this one, for each confirmed MARK."""
     drained: set[tuple[str, Slot]] = field(default_factory=set)
-    """Wanted slots (keyspace, slot) whose queue is empty now; `idle` names those of them that get a message."""
+    """Wanted slots (keyspace, slot) whose queue is empty now; `idle` returns those of them that get a message."""
     lost: set[tuple[str, Slot]] = field(default_factory=set)
-    """Wanted slots whose fence is not this tenure any more."""
+    """Wanted slots whose fence belongs to another tenure now."""
     broken: dict[tuple[str, Slot], str] = field(default_factory=dict)
-    """Slots (keyspace, slot) of which a record cannot be used -> which and why; the others are not held up."""
+    """Slots (keyspace, slot) with an unusable record -> which and why; the other slots are served."""
     failed: list[tuple[Disposition, str]] = field(default_factory=list)
-    """Verdicts that could not be carried out, and why (a broken record, no memory): send them again later."""
+    """Dispositions that could not be applied, and why (an unusable record, no memory): send them again later."""
     due: dict[tuple[str, Slot], float] = field(default_factory=dict)
-    """Wanted slots with deferred messages -> when the next comes due, seconds since the epoch."""
+    """Wanted slots with deferred messages -> when the next is due, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How much stands in a slot queue."""
+    """The number of messages in a slot queue."""
 
     waiting: int
     deferred: int
     in_flight: int
     oldest: float | None
-    """When the message that is next was sent, by its stamp (seconds since the epoch).
+    """When the next message was sent, by its stamp (seconds since the epoch).
 
-    None: there is no such message, it has no stamp, or the messages of this queue are too big to be read for it.
+    None if there is no next message, it has no stamp, or the messages of this queue are too big to read it.
     """
     broken: str = ""
-    """Which record of the slot cannot be used, and why; the counts are 0 then."""
+    """Which record of the slot is unusable, and why; the counts are then 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Dead:
     id: str
     """`<slot>-<tag>`, unique in its keyspace."""
     info: str
-    """The JSON object given when it was buried."""
+    """The JSON object that was passed when it was buried."""
     body: bytes | None = None
     """The envelope; None in a list."""
 
@@ -174,67 +174,67 @@ class SlotQueues(Protocol):
     guarantees: Guarantees
 
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-        """Set the slot's fence to `tenure`, bring its queue in order, and return which of `keep` are in flight.
+        """Set the slot's fence to `tenure`, put its queue in order, and return which tags of `keep` are in flight.
 
         Deliveries in flight go back to the front of the queue (of the priority list they came from) in their original
-        order, except those whose tag is in `keep`, which stay in flight and can be settled under the new tenure. A tag
-        that is not returned is settled already, or the broker has lost what it knew of that delivery: the message may
-        be delivered again.
+        order. Those whose tag is in `keep` stay in flight and can be settled under the new tenure. A tag that is not
+        returned is settled already, or the broker has lost its record of that delivery: the message may be delivered
+        again.
 
-        Those that go back from another incarnation are suspects: they may have been started. Each later delivery of a
-        suspect says how often it was marked (`Delivery.attempts`), until it is acked, buried or deferred: a deferred
+        Messages that go back from another incarnation are suspects: they may have been started. Each later delivery of
+        a suspect carries its counted starts (`Delivery.attempts`), until it is acked, buried or deferred: a deferred
         message did not kill its worker.
 
         Raises:
             Fenced: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
                 and at least this open count. Nothing changed.
-            SlotBroken: a record of the slot cannot be used; open again later, with the next count.
-            BrokerUnavailable: it may have happened; open again with the next count.
+            SlotBroken: a record of the slot is unusable; open again later, with the next count.
+            BrokerUnavailable: the slot may be open; open again with the next count.
         """
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
-        """Settle `verdicts`, then bring what `wants` asks for: one round trip, each message moved atomically.
+        """Apply `verdicts`, then fetch for `wants`: one round trip, each message moved atomically.
 
-        Within a slot messages come in priority order (0 first), then in the order in which the broker took them.
-        Deferred messages whose time is not after `now` (seconds since the epoch) first go to the back of their queue.
+        Within a slot messages come in priority order (0 first), then in the order in which the broker received them.
+        Deferred messages that are due at `now` (seconds since the epoch) first go to the back of their queue.
 
-        What one round trip does is bounded in bytes and time: it may bring fewer than wanted where messages are big or
-        many come due at once, but brings something while there is anything; such a slot is not `drained`. The order is
-        kept: what came due earlier than another message was published or came due is brought before it.
+        One round trip is bounded in bytes and time. If messages are big, or many are due at once, it may bring fewer
+        than wanted, but brings something while there is anything; such a slot is not `drained`. The order holds: a
+        message that came due before another was published or came due is brought first.
 
         Raises:
             BrokerUnavailable: any part of it may have happened; open the slots again.
         """
 
     def idle(self, timeout: float) -> set[tuple[str, Slot]]:
-        """Wait until a drained slot may have a message, `wake` is called, or `timeout` seconds are over.
+        """Wait until a drained slot may have a message, `wake` is called, or `timeout` seconds have passed.
 
-        Returns the slots (keyspace, slot) to look at: each drained one that may have got a message since. A slot is
-        named once, then not again before a `fetch` found it drained again. With a timeout of 0 it only looks. Deferred
-        messages do not end it: wait no longer than to the next `Fetched.due`.
+        Return the drained slots (keyspace, slot) that may have received a message since. A slot is returned once, then
+        not again until a `fetch` finds it drained again. With a timeout of 0 it only checks. Deferred messages do not
+        end the wait: wait no longer than until the next `Fetched.due`.
 
         Raises:
             BrokerUnavailable: the connection broke; open the slots again.
         """
 
     def wake(self) -> None:
-        """Make an `idle` under way, or the next one, return at once. Any thread may call this."""
+        """Make the current `idle`, or the next one, return at once. Any thread may call this."""
 
     def close_slot(self, tenure: Tenure) -> None:
-        """Stop waiting for this slot in `idle`. What is in flight stays so until the next `open`."""
+        """Stop waiting for this slot in `idle`. Its deliveries stay in flight until the next `open`."""
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """Return how much stands in these slots, whoever owns them; no bodies are read that could be big."""
+        """Return the number of messages in these slots, whoever owns them; possibly big bodies are not read."""
 
     def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """List buried messages of a keyspace without their bodies, oldest first.
 
-        At most `limit` (None: all) of those that were buried after the one with the id `after` ("": from the first).
-        This and the other verbs for buried messages raise `SlotBroken` if a record of them cannot be used.
+        Return at most `limit` (None: all) of those buried after the one with the id `after` ("": from the first).
+        This and the other methods for buried messages raise `SlotBroken` if one of their records is unusable.
         """
 
     def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:
-        """Return a buried message with its body, or None if there is no such one."""
+        """Return a buried message with its body, or None if this id does not exist."""
 
     def dead_count(self, keyspace: str) -> int:
         """Return how many messages of a keyspace are buried."""
@@ -242,28 +242,28 @@ class SlotQueues(Protocol):
     def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
         """Drop the oldest buried messages: those beyond `limit` (0: no limit), and those buried before a time.
 
-        One bounded step: returns how many were dropped, and there may be more to drop if that is not 0. `before` is in
-        seconds since the epoch and compared with `at` of the message's info.
+        Drop one bounded batch and return its size; there may be more to drop unless it is 0. `before` is in seconds
+        since the epoch and is compared with `at` of the message's info.
         """
 
     def requeue(self, keyspace: str, dead_id: str) -> bool:
-        """Put a buried message at the back of its slot queue, its marks forgotten; False if there is no such one."""
+        """Requeue a buried message at the back of its slot queue without counted starts; False if the id is unknown."""
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
-        """Delete a buried message for ever; False if there is no such one."""
+        """Delete a buried message for good; False if this id does not exist."""
 
     def close(self) -> None:
-        """Let go of every connection. May be called twice."""
+        """Close every connection. May be called twice."""
 
 
 def sent_at(body: bytes | None) -> float | None:
-    """Return when a message was sent (seconds since the epoch), where its stamp tells; the rest is not read."""
+    """Return when a message was sent (seconds since the epoch) from its stamp; the rest is not parsed."""
     found = _SENT_AT.search(body) if body is not None else None
     return float(found[1]) if found is not None else None
 
 
 def dead_slot(dead_id: str) -> Slot | None:
-    """Return the slot of a buried message by its id; None: it is no such id."""
+    """Return the slot in a buried message's id, or None if the id is malformed."""
     slot, _, tag = dead_id.rpartition("-")
     if not (tag.isascii() and tag.isdigit()):
         return None

@@ -1,6 +1,6 @@
-"""Slot queues in the memory of one process: what the contract means, in plain Python, and a test double.
+"""Slot queues in the memory of one process: the contract in plain Python, and a test double.
 
-A `MemoryBroker` is what a server would be; any number of `MemoryQueues` are its clients.
+A `MemoryBroker` takes the place of a server; any number of `MemoryQueues` are its clients.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Slot:
     """The left end is the front."""
     flight: dict[Tag, _Message] = field(default_factory=dict)
     deferred: list[tuple[float, int, _Message]] = field(default_factory=list)
-    """Due time, number of the delivery, message; sorted."""
+    """Due time, delivery number, message; sorted."""
 
     @property
     def waiting(self) -> list[_Message]:
@@ -57,7 +57,7 @@ class _Slot:
 
 
 class MemoryBroker:
-    """Where messages stand. Its lock makes each verb of its clients one step."""
+    """The messages. Its lock makes each method of its clients one step."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = prefix
@@ -66,11 +66,11 @@ class MemoryBroker:
         self.dead: dict[str, dict[str, tuple[str, _Message]]] = {}
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
-        """Put a message at the back of a slot queue, given by name or as (keyspace, slot)."""
+        """Add a message to the back of a slot queue, given by name or as (keyspace, slot)."""
         if isinstance(queue, str):
             slot = slot_of_queue(queue, self.prefix)
             if slot is None:
-                raise ValueError(f"{queue!r} is no slot queue")
+                raise ValueError(f"{queue!r} is not a slot queue")
             queue = slot
         step = STEPS[bisect(STEPS, max(priority, 0)) - 1]
         with self.changed:
@@ -87,12 +87,12 @@ class MemoryBroker:
 
 @cache
 def process_broker(prefix: str) -> MemoryBroker:
-    """Return the broker that all of this process shares."""
+    """Return the broker that the whole process shares."""
     return MemoryBroker(prefix)
 
 
 class MemoryQueues:
-    """A client of a `MemoryBroker`; see `SlotQueues` for what each verb does."""
+    """A client of a `MemoryBroker`; see `SlotQueues` for each method."""
 
     guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
 
@@ -103,7 +103,7 @@ class MemoryQueues:
         self._woken = False
 
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-        """Fence the slot, then put back what is in flight, last fetched first."""
+        """Set the fence, then put back deliveries in flight, last fetched first."""
         with self.broker.changed:
             slot = self.broker.slot(tenure.keyspace, tenure.slot)
             fence = slot.fence
@@ -120,7 +120,7 @@ class MemoryQueues:
             return tuple(slot.flight)
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
-        """Settle, then bring."""
+        """Settle, then fetch."""
         fetched = Fetched()
         self._trips += 1
         with self.broker.changed:
@@ -145,24 +145,24 @@ class MemoryQueues:
             return ready
 
     def wake(self) -> None:
-        """End this client's `idle`."""
+        """Interrupt this client's `idle`."""
         with self.broker.changed:
             self._woken = True
             self.broker.changed.notify_all()
 
     def close_slot(self, tenure: Tenure) -> None:
-        """Forget that the slot was drained under this tenure."""
+        """Stop waiting for the slot under this tenure."""
         slot_id = (tenure.keyspace, tenure.slot)
         if self._drained.get(slot_id) == tenure:
             del self._drained[slot_id]
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """Count."""
+        """See `SlotQueues.depth`."""
         with self.broker.changed:
             return {number: _depth(self.broker.slot(keyspace, number)) for number in slots}
 
     def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
-        """List in the order of burial."""
+        """See `SlotQueues.dead`."""
         with self.broker.changed:
             found = [Dead(name, info) for name, (info, _) in self.broker.dead.get(keyspace, {}).items()]
         names = [one.id for one in found]
@@ -170,18 +170,18 @@ class MemoryQueues:
         return found[start:] if limit is None else found[start : start + limit]
 
     def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:
-        """Look it up."""
+        """See `SlotQueues.dead_message`."""
         with self.broker.changed:
             found = self.broker.dead.get(keyspace, {}).get(dead_id)
             return Dead(dead_id, found[0], found[1].body) if found is not None else None
 
     def dead_count(self, keyspace: str) -> int:
-        """Count."""
+        """See `SlotQueues.dead_count`."""
         with self.broker.changed:
             return len(self.broker.dead.get(keyspace, {}))
 
     def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
-        """Drop from the oldest on, until one may stay."""
+        """See `SlotQueues.trim_dead`."""
         with self.broker.changed:
             found = self.broker.dead.get(keyspace, {})
             dropped = 0
@@ -194,7 +194,7 @@ class MemoryQueues:
             return dropped
 
     def requeue(self, keyspace: str, dead_id: str) -> bool:
-        """Put it back, its marks forgotten."""
+        """See `SlotQueues.requeue`."""
         with self.broker.changed:
             slot, found = dead_slot(dead_id), self.broker.dead.get(keyspace, {}).pop(dead_id, None)
             if slot is None or found is None:
@@ -204,12 +204,12 @@ class MemoryQueues:
             return True
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
-        """Forget it."""
+        """See `SlotQueues.drop`."""
         with self.broker.changed:
             return self.broker.dead.get(keyspace, {}).pop(dead_id, None) is not None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no connection."""
 
     def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
         tenure, tag = disposition.tenure, disposition.tag

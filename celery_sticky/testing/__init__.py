@@ -1,1 +1,1 @@
-"""For tests of celery-sticky and of what is built with it: what happened, and whether it kept the promises."""
+"""For tests of celery-sticky and of applications that use it: recorded histories, and checks of its promises."""

@@ -1,6 +1,6 @@
-"""Nothing outlives its owner: a small process that kills what was put in its care when the owner is gone.
+"""A small process that kills the processes and removes the files in its care once their owner is gone.
 
-It holds the read end of a pipe; however the owner ends (kill -9 included), the pipe closes. Servers and workers have no
+It holds the read end of a pipe, which closes however the owner ends (kill -9 included). Servers and workers have no
 parent-death signal of their own to rely on.
 """
 
@@ -20,7 +20,7 @@ from typing import IO, Any
 from celery_sticky.testing.processes import kill_session, stat
 
 TIMEOUT = 5.0
-"""Seconds a server may take to answer when its keys are to be deleted."""
+"""Seconds that a server may take to answer when its keys are deleted."""
 
 
 class Guard:
@@ -49,19 +49,19 @@ class Guard:
         return found.started
 
     def forget(self, leader: int) -> None:
-        """The session is known to be over."""
+        """Drop a session that is known to be over."""
         self._tell({"leader": leader})
 
     def remove(self, directory: Path) -> None:
-        """Delete this directory in the end."""
+        """Delete this directory when the owner is gone."""
         self._tell({"remove": str(directory)})
 
     def clear(self, url: str, prefix: str) -> None:
-        """Delete every key that begins with `prefix`, at the server that a Kombu URL names, in the end."""
+        """Delete every key that starts with `prefix` at the server of a Kombu URL when the owner is gone."""
         self._tell({"clear": url, "prefix": prefix})
 
     def close(self) -> None:
-        """Kill what is still in care and end the guard. May be called twice."""
+        """Kill everything in care and end the guard. May be called twice."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait(timeout=30)
@@ -73,7 +73,7 @@ class Guard:
 
 
 def serve(lines: IO[str]) -> None:
-    """Keep the list that `lines` tells; when they end, kill every session on it and remove what is to be removed."""
+    """Maintain the list that `lines` describes; at their end kill every session on it and do the chores."""
     care: dict[int, dict[str, Any]] = {}
     chores: list[dict[str, Any]] = []
     for line in lines:
@@ -90,7 +90,7 @@ def serve(lines: IO[str]) -> None:
             _remove(order["directory"])
     for order in chores:
         if "clear" in order:
-            with contextlib.suppress(Exception):  # the server is gone: so are the keys, or out of reach
+            with contextlib.suppress(Exception):  # the server is gone or out of reach, and possibly the keys with it
                 delete_keys(order["clear"], order["prefix"])
     for order in chores:
         if "remove" in order:
@@ -98,7 +98,7 @@ def serve(lines: IO[str]) -> None:
 
 
 def delete_keys(url: str, prefix: str) -> None:
-    """Delete every key that begins with `prefix`, at the server that a Kombu URL names."""
+    """Delete every key that starts with `prefix` at the server of a Kombu URL."""
     from kombu import Connection
 
     from celery_sticky.redis_clients import client_from_connection, close_client

@@ -1,4 +1,4 @@
-"""What happened: the events of a history, their form in a file, and the runs they make.
+"""Recorded histories: their events, their file format, and the runs that they contain.
 
 A history is a list of events with times of one host's CLOCK_MONOTONIC. Nothing here does I/O.
 """
@@ -16,24 +16,24 @@ class MalformedHistory(ValueError):
 
 
 class Kind(StrEnum):
-    """What an event tells."""
+    """The kind of an event."""
 
     PUBLISHED = "published"
     UNSURE = "unsure"
-    """Sending failed in a way that does not tell whether the broker took the task."""
+    """Sending failed, and the broker may or may not have taken the task."""
     REFUSED = "refused"
     """Sending was refused before the broker was asked."""
     WITHDRAWN = "withdrawn"
-    """A job, which goes on until it is stopped, is wanted no more."""
+    """A job was stopped: it runs until then."""
     START = "start"
     END = "end"
     ALIVE = "alive"
-    """A process shows that it is there; of no key."""
+    """A sign of life of a process; has no key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened. Those of sending have no worker, run, slot or epoch."""
+    """One event. Events of sending have no worker, run, slot or epoch."""
 
     kind: Kind
     key: str
@@ -45,7 +45,7 @@ class Event:
     pid: int = 0
     worker: str = ""
     run: str = ""
-    """Joins the END of a run to its START."""
+    """Connects the END of a run with its START."""
     keyspace: str = "default"
     slot: int | None = None
     epoch: int | None = None
@@ -53,25 +53,25 @@ class Event:
     finished: bool = True
     """END: False if the task did not finish (it raised, or asked for a retry)."""
     sender: int = 0
-    """Of sending: which of several senders; numbers of one key are of all its senders together."""
+    """Of sending: the number of the sender; tasks of one key are numbered across all its senders."""
     sent: int = 0
-    """PUBLISHED: when sending began, as `at` tells when the broker had accepted it; 0: not known."""
+    """PUBLISHED: when sending began (`at` is when the broker had accepted the task); 0: not known."""
 
     @property
     def task(self) -> tuple[str, str, int]:
-        """What tells tasks apart: keyspace, key, number. A resent task has another id and is still the same task."""
+        """The identity of a task: keyspace, key, number. A resent task has another id and is still the same task."""
         return self.keyspace, self.key, self.n
 
     def record(self) -> str:
-        """Return the event as it stands in a history file: a line of JSON between two line ends."""
+        """Return the event's form in a history file: a line of JSON between two line ends."""
         return "\n" + json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def parse(text: str) -> list[Event]:
     """Return the events of a history file.
 
-    A SIGKILL can cut a write short where it crosses a page of memory: a torn record is known by having no empty line
-    after it (or no line end at all) and is left out, for its process died before going on.
+    A SIGKILL can cut a write short at a boundary of memory pages. Such a torn record has no empty line after it (or no
+    line end at all). It is left out, because its process died before it continued.
 
     Raises:
         MalformedHistory: a whole line is not an event; the message has its number.
@@ -97,7 +97,7 @@ class Execution:
 
     start: Event
     until: int
-    """When it ended or, where that is not known, the last moment at which it surely still ran."""
+    """When it ended or, if that is not known, the last moment at which it certainly still ran."""
     ended: bool
     finished: bool
 

@@ -1,7 +1,7 @@
-"""Judging what happened: a recorded history goes in, every broken promise comes out.
+"""The checker of recorded histories: it finds every broken promise.
 
-The judge only accuses where the history proves it: a run that never wrote its end counts as over at its process's last
-known sign of life, or at its death where the caller knows when that was.
+It reports only what the history proves. A run without a recorded end counts as over at its process's last known sign of
+life, or at its death if the caller knows that time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Inversion:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A task that ran more than once, in `runs` runs of which `finished` finished. Not a broken promise by itself."""
+    """A task that ran more than once: `runs` runs, of which `finished` finished. Not a broken promise by itself."""
 
     keyspace: str
     key: str
@@ -43,7 +43,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class StaleStart:
-    """A run that started under an epoch lower than one already seen for its slot, or for its key where it has none."""
+    """A run under a lower epoch than one already seen for its slot, or for its key if it has no slot."""
 
     start: Event
     newest: int
@@ -51,7 +51,7 @@ class StaleStart:
 
 @dataclass(frozen=True, slots=True)
 class SharedEpoch:
-    """Two workers ran tasks of one slot, or key, under one epoch."""
+    """Two workers ran tasks of one slot, or of one key, under the same epoch."""
 
     keyspace: str
     slot: Slot
@@ -61,7 +61,7 @@ class SharedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a history proves."""
+    """The facts that a history proves."""
 
     published: int
     finished: int
@@ -81,7 +81,7 @@ class Judgement:
         return not (self.lost or self.overlaps or self.inversions or self.stale or self.shared)
 
     def describe(self, limit: int = 5) -> str:
-        """Return the figures and the first `limit` of each broken promise, one a line."""
+        """Return the figures and the first `limit` violations of each promise, one per line."""
         counts = (
             f"{self.published} published, {self.finished} finished in {self.runs} runs of {self.keys} keys: "
             f"{len(self.lost)} lost, {len(self.overlaps)} overlapping, {len(self.inversions)} out of order, "
@@ -106,12 +106,12 @@ def judge(
     buried: Collection[str] = (),
     unordered: Collection[str] = (),
 ) -> Judgement:
-    """Return what a history proves.
+    """Return the facts that a history proves.
 
     Args:
         events: in any order; events of one instant count in the order given.
         deaths: process id -> when it died (CLOCK_MONOTONIC nanoseconds): the end of the runs it left open.
-        buried: ids of tasks in the dead queue: they are accounted for.
+        buried: ids of tasks in the dead queue: these are not lost.
         unordered: keys whose tasks need not start in order (ETA, retries).
     """
     ordered = sorted(events, key=lambda event: event.at)
@@ -136,7 +136,7 @@ def judge(
 def takeovers(events: Iterable[Event], worker: str, since: int) -> dict[tuple[str, int], int]:
     """Return how long each slot that `worker` ran before `since` stood still: (keyspace, slot) -> nanoseconds.
 
-    Counted from `since` (the kill) to the first start on another worker; a slot with no such start is left out.
+    The time runs from `since` (the kill) to the first start on another worker; slots without such a start are left out.
     """
     starts = sorted((e for e in events if e.kind is Kind.START and e.slot is not None), key=lambda event: event.at)
     last = {(e.keyspace, e.slot): e.worker for e in starts if e.at < since}
@@ -173,10 +173,10 @@ Task = tuple[str, str, int]
 def _inversions(
     runs: Iterable[Execution], published: Mapping[Task, Event], unsure: Collection[Task]
 ) -> Iterable[Inversion]:
-    """Find tasks that first ran after one that the broker must have taken later.
+    """Find tasks that first ran after a task that the broker must have received later.
 
-    Of one sender, that is one with a higher number. Of two, one whose sending began after the other was accepted. Where
-    the sender does not know whether, and so when, the broker took a task, nothing is said of it.
+    For one sender, that is a task with a higher number. For two senders, it is a task whose sending began after the
+    other was accepted. Tasks are skipped if the sender does not know whether, and so when, the broker received them.
     """
     for group in _by_key(runs):
         first: dict[Task, Event] = {}
@@ -209,7 +209,7 @@ def _duplicates(runs: Iterable[Execution]) -> Iterable[Duplicate]:
 
 
 def _slot(event: Event) -> Slot:
-    """Return what the event's epochs are of: its slot, or where it has none, its key."""
+    """Return the scope of the event's epochs: its slot, or its key if it has no slot."""
     return event.slot if event.slot is not None else job_place(event.key)
 
 

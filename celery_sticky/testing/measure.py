@@ -1,4 +1,4 @@
-"""Figures taken from a history, the views seen meanwhile and the log of slots."""
+"""Figures from a history, the observed views and the log of slots."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def quantile(values: Iterable[float], q: float) -> float:
 
 
 def figures(values: Iterable[float]) -> str:
-    """Return median, p99 and maximum, in milliseconds, with how many there are."""
+    """Return median, p99 and maximum in milliseconds, and the number of values."""
     ordered = list(values)
     p50, p99 = quantile(ordered, 0.5), quantile(ordered, 0.99)
     return f"p50 {p50 * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms, max {max(ordered) * 1000:.0f} ms, N = {len(ordered)}"
 
 
 def opened_after(events: Iterable[SlotEvent], since: int, slots: Collection[int]) -> dict[int, float]:
-    """Return after how many seconds each of the slots was opened by somebody, for the first time since `since`."""
+    """Return the seconds from `since` until each of the slots was first opened by some worker."""
     opened: dict[int, float] = {}
     for event in sorted(events, key=lambda e: e.at):
         if event.what == "gained" and event.at >= since and event.slot in slots:
@@ -35,7 +35,7 @@ def opened_after(events: Iterable[SlotEvent], since: int, slots: Collection[int]
 
 
 def handovers(events: Iterable[SlotEvent]) -> list[float]:
-    """Return for how many seconds each slot that changed hands was with nobody: from lost here to gained there."""
+    """Return the seconds that each slot that changed hands was with nobody: from lost here to gained there."""
     lost: dict[int, SlotEvent] = {}
     gaps = []
     for event in sorted(events, key=lambda e: e.at):
@@ -47,13 +47,13 @@ def handovers(events: Iterable[SlotEvent]) -> list[float]:
 
 
 def changed_owner(views: Sequence[View]) -> set[int]:
-    """Return the slots whose owner is another name in some later view than in the first."""
+    """Return the slots whose owner in some later view differs from the first view."""
     first = views[0]
     return {slot for view in views[1:] for slot in range(view.slots) if view.owner[slot] != first.owner[slot]}
 
 
 def longest_pause(events: Iterable[Event], slots: Collection[int], since: int, until: int) -> float:
-    """Return the longest time, in seconds, in which nothing of these slots, taken together, was running."""
+    """Return the longest time in seconds in which no task of all these slots was running."""
     moments = [
         (e.at, 1 if e.kind is Kind.START else -1) for e in events if e.slot in slots and e.kind is not Kind.PUBLISHED
     ]
@@ -70,7 +70,7 @@ def longest_pause(events: Iterable[Event], slots: Collection[int], since: int, u
 
 
 def steps_back(events: Iterable[Event]) -> list[Event]:
-    """Return the starts of tasks of which a later one of the same key had started before: `m1 m2 m1`."""
+    """Return the starts of tasks after a later task of the same key had started: `m1 m2 m1`."""
     newest: dict[str, int] = {}
     back = []
     for event in sorted((e for e in events if e.kind is Kind.START), key=lambda e: e.at):

@@ -1,4 +1,4 @@
-"""Processes of one session (setsid), read from /proc; nothing here touches a process it was not given."""
+"""Processes of one session (setsid), read from /proc; this module touches only processes that it is given."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What /proc says of a process."""
+    """The state of a process by /proc."""
 
     pid: int
     state: str
     parent: int
     session: int
     started: int
-    """Clock ticks since boot: pid and start time together name a process for ever."""
+    """Clock ticks since boot: pid and start time together identify a process for good."""
 
 
 def stat(pid: int) -> Stat | None:
-    """Return what is known of `pid`, or None if there is no such process."""
+    """Return the state of `pid`, or None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -34,7 +34,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def running(pid: int) -> bool:
-    """Return whether the process exists and is more than a zombie."""
+    """Return whether the process exists and is not a zombie."""
     found = stat(pid)
     return found is not None and found.state not in "ZX"
 
@@ -46,19 +46,19 @@ def _all() -> Iterator[Stat]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the direct children of `pid` that run, oldest first."""
+    """Return the running direct children of `pid`, oldest first."""
     found = [s for s in _all() if s.parent == pid and s.state not in "ZX"]
     return [s.pid for s in sorted(found, key=lambda s: (s.started, s.pid))]
 
 
 def in_session(leader: int) -> list[int]:
-    """Return every running process of the session that `leader` began, also when the leader is gone."""
+    """Return the running processes of the session that `leader` started, even if the leader is gone."""
     found = [s for s in _all() if s.session == leader and s.state not in "ZX"]
     return [s.pid for s in sorted(found, key=lambda s: (s.started, s.pid))]
 
 
 def kill_session(leader: int, started: int) -> None:
-    """SIGKILL every process of a session, unless its id belongs to a later process now."""
+    """SIGKILL every process of a session, unless the leader's id belongs to a later process now."""
     now = stat(leader)
     if now is not None and now.started != started:
         return
@@ -75,7 +75,7 @@ def kill_session(leader: int, started: int) -> None:
 def wait_gone(pids: Iterable[int], timeout: float) -> dict[int, int]:
     """Wait until none of `pids` runs; return when each was first seen gone, in CLOCK_MONOTONIC nanoseconds.
 
-    Those that still run after `timeout` seconds are not in the answer.
+    Processes that still run after `timeout` seconds are not in the result.
     """
     waiting, gone = set(pids), dict[int, int]()
     deadline = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""A TCP proxy before a server, for faults of the network: cut, silent, healed."""
+"""A TCP proxy before a server, for network faults: cut, silent, healed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Line:
             thread.start()
 
     def reset(self) -> None:
-        """Throw both ends out."""
+        """Reset both ends."""
         self._dead = True
         for end in self._sockets:
             with suppress(OSError):
@@ -36,7 +36,7 @@ class _Line:
             end.close()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):  # an end is gone: so is the other one
+        with suppress(OSError):  # one end is gone, and the other one with it
             while data := source.recv(65536):
                 while self.silent and not self._dead:
                     time.sleep(0.02)
@@ -47,7 +47,7 @@ class _Line:
 
 
 class Proxy:
-    """Listens on a loopback port and passes everything on, unless told not to."""
+    """Listens on a loopback port and forwards everything, unless told otherwise."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._to = (host, port)
@@ -60,49 +60,49 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """The address as Celery takes it."""
+        """The address in Celery's form."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> Proxy:
-        """Begin to let connections in."""
+        """Start to accept connections."""
         self._thread.start()
         return self
 
     def silence(self) -> None:
-        """Pass nothing on, and close nothing: what is sent waits here and arrives late, when it is healed."""
+        """Forward nothing and close nothing: sent data waits here and arrives late, after `heal`."""
         with self._lock:
             self._silent = True
             self._hush(silent=True)
 
     def strand(self) -> None:
-        """Be silent on the connections there are; new ones are as good as ever."""
+        """Silence the present connections; new ones work."""
         with self._lock:
             self._hush(silent=True)
 
     def lead(self, port: int) -> None:
-        """Lead new connections to another port, as a name does that moves; those there are stay with the old one."""
+        """Connect new connections to another port, like a name that moves; present ones stay with the old port."""
         with self._lock:
             self._to = (self._to[0], port)
 
     def cut(self) -> None:
-        """Reset every connection, and refuse new ones."""
+        """Reset every connection and refuse new ones."""
         with self._lock:
             self._refuses = True
             self._reset()
 
     def reset(self) -> None:
-        """Reset every connection; new ones are welcome."""
+        """Reset every connection; new ones are accepted."""
         with self._lock:
             self._reset()
 
     def heal(self) -> None:
-        """Pass everything on again."""
+        """Forward everything again."""
         with self._lock:
             self._silent = self._refuses = False
             self._hush(silent=False)
 
     def teardown(self) -> None:
-        """Leave no connection behind. May be called twice."""
+        """Close every connection. May be called twice."""
         self._ended = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts

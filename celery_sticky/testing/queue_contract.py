@@ -1,11 +1,11 @@
-"""What every queue driver must do, as tests. Subclass `QueueContract`, override its `broker` fixture, run pytest.
+"""The contract of queue drivers as tests. Subclass `QueueContract`, override its `broker` fixture, run pytest.
 
     class TestMyQueues(QueueContract):
         @pytest.fixture
         def broker(self):
             return MyBroker()          # .driver() -> a new driver;  .publish(keyspace, slot, body, priority)
 
-The broker is empty at the start of each test. Every test speaks of one sentence of `celery_sticky.queues.base`.
+The broker is empty at the start of each test. Every test checks one sentence of `celery_sticky.queues.base`.
 """
 
 from __future__ import annotations
@@ -18,4 +18,4 @@ __all__ = ["Broker", "QueueContract"]
 
 
 class QueueContract(FenceContract, SettleContract):
-    """All of it."""
+    """The whole contract."""

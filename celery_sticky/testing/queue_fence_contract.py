@@ -1,4 +1,4 @@
-"""The contract of queue drivers, first part: fetching, fencing, recovering in order."""
+"""The contract of queue drivers, first part: fetching, fencing, recovery in order."""
 
 from __future__ import annotations
 
@@ -197,10 +197,10 @@ class FenceContract(QueueFixtures):
         settle(queues, ack(first))
         keep = [first.tag, second.tag, third.tag, unknown(third)]
         assert sorted(queues.open(AGAIN, keep)) == [second.tag, third.tag]
-        assert not queues.open(NEXT, ()), "nothing was to be kept"
+        assert not queues.open(NEXT, ()), "there was nothing to keep"
 
     def test_a_tag_names_the_delivery_of_one_opening_and_no_other(self, queues: SlotQueues, publish: Publish) -> None:
-        """A broker that lost its newest data gives numbers a second time: an opening tells such deliveries apart."""
+        """A broker that lost its newest data reuses numbers: the request in a tag tells such deliveries apart."""
         publish(b"1", b"2")
         first, _ = take(queues, FIRST).deliveries
         queues.open(AGAIN, ())
@@ -214,7 +214,7 @@ class FenceContract(QueueFixtures):
     def test_no_two_requests_of_one_opening_fetch_under_the_same_name(
         self, queues: SlotQueues, publish: Publish
     ) -> None:
-        """That data may have had the same opening, and the answer to a request after it may be lost."""
+        """The lost data may be of the same opening, and the answer to a later request may be lost."""
         publish(b"1", b"2")
         (first,) = take(queues, FIRST, limit=1).deliveries
         (second,) = take(queues, FIRST, limit=1).deliveries
@@ -231,7 +231,7 @@ class FenceContract(QueueFixtures):
         queues.open(AGAIN, [kept.tag])
         take(queues, AGAIN, limit=1)
         queues.open(NEXT, ())
-        # The kept one was fetched before the second fetch of the first.
+        # The kept message was fetched before the second fetch of the first one.
         assert bodies(take(queues, NEXT)) == [b"2", b"1", b"3"]
 
     def test_what_goes_back_from_the_same_incarnation_needs_no_mark(self, queues: SlotQueues, publish: Publish) -> None:
@@ -271,7 +271,7 @@ class FenceContract(QueueFixtures):
         queues.open(NEXT, ())
         (suspect,) = take(queues, NEXT).deliveries
         settle(queues, mark(suspect))
-        for _ in range(2):  # below none it does not go
+        for _ in range(2):  # it never falls below zero
             assert settle(queues, unmark(suspect)).confirmed == [unmark(suspect)]
         assert queues.depth("default", [7])[7].in_flight == 1
         assert settle(queues, mark(suspect)).counted_starts == {("default", 7, suspect.tag): 1}
@@ -281,7 +281,7 @@ class FenceContract(QueueFixtures):
     def test_a_mark_or_its_taking_back_that_is_said_twice_counts_once(
         self, queues: SlotQueues, publish: Publish
     ) -> None:
-        """The answer may have been lost: a message must not come nearer to its burial by that."""
+        """The answer may have been lost: the repeated request must not bring a message nearer to its burial."""
         publish(b"1")
         take(queues, FIRST)
         queues.open(NEXT, ())

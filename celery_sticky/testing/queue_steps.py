@@ -1,4 +1,4 @@
-"""The steps that the tests of `queue_contract` are made of: a broker, tenures, verdicts, a fetch."""
+"""The building blocks of the tests of `queue_contract`: a broker, tenures, dispositions, a fetch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, S
 
 NOW = 1_000_000.0
 LONG = 20.0
-"""Seconds that no test waits in full unless it fails."""
+"""Seconds that a test waits in full only if it fails."""
 SOON = 1.0
-"""Seconds within which a driver hears of a message by its ordinary way, not by a look now and then."""
+"""Seconds within which a driver learns of a message by its ordinary signal, not by an occasional check."""
 ODD = b'\x00\xff:{"body": "a:b"}\r\n'
 
 
@@ -25,7 +25,7 @@ class Broker(Protocol):
         """Return a new driver with a connection of its own."""
 
     def publish(self, keyspace: str, slot: int | str, body: bytes, priority: int = 0) -> None:
-        """Put a message in a slot queue as a sender does."""
+        """Add a message to a slot queue as a sender does."""
 
 
 Connect = Callable[[], SlotQueues]
@@ -47,37 +47,37 @@ HERE = ("default", 7)
 
 
 def ack(delivery: Delivery, under: Tenure | None = None) -> Disposition:
-    """Return the verdict that a delivery is done."""
+    """Return the disposition of a delivery that is done."""
     return Disposition(Outcome.ACK, under or delivery.tenure, delivery.tag)
 
 
 def defer(delivery: Delivery, due: float, body: bytes | None = None) -> Disposition:
-    """Return the verdict that a delivery has to wait."""
+    """Return the disposition of a delivery that must wait."""
     return Disposition(Outcome.DEFER, delivery.tenure, delivery.tag, due=due, body=body)
 
 
 def move(delivery: Delivery, to: int | str, body: bytes | None = None) -> Disposition:
-    """Return the verdict that a delivery goes to another queue."""
+    """Return the disposition of a delivery that goes to another queue."""
     return Disposition(Outcome.MOVE, delivery.tenure, delivery.tag, body=body, to=to)
 
 
 def bury(delivery: Delivery, info: str = "{}") -> Disposition:
-    """Return the verdict that a delivery is dead."""
+    """Return the disposition of a delivery that is dead."""
     return Disposition(Outcome.BURY, delivery.tenure, delivery.tag, info=info)
 
 
 def mark(delivery: Delivery, starts: int = 1) -> Disposition:
-    """Return the note that a delivery starts: its counted start of this number."""
+    """Return the request to count the start of a delivery as its start number `starts`."""
     return Disposition(Outcome.COUNT_START, delivery.tenure, delivery.tag, starts=starts)
 
 
 def unmark(delivery: Delivery, starts: int = 1) -> Disposition:
-    """Return the note that a marked delivery did not start."""
+    """Return the request to take back the counted start of a delivery that did not start."""
     return Disposition(Outcome.UNCOUNT_START, delivery.tenure, delivery.tag, starts=starts)
 
 
 def unknown(delivery: Delivery) -> Tag:
-    """Return a tag that names no delivery."""
+    """Return a tag that belongs to no delivery."""
     return replace(delivery.tag, number=delivery.tag.number + 1)
 
 
@@ -98,31 +98,31 @@ def take_all(queues: SlotQueues, under: Tenure, now: float = NOW) -> Fetched:
 
 
 def settle(queues: SlotQueues, *dispositions: Disposition) -> Fetched:
-    """Settle and fetch nothing."""
+    """Settle, and fetch nothing."""
     return queues.fetch([], dispositions, NOW)
 
 
 def bodies(fetched: Fetched) -> list[bytes]:
-    """Return what was brought."""
+    """Return the bodies of the fetched messages."""
     return [delivery.body for delivery in fetched.deliveries]
 
 
 def attempts(fetched: Fetched) -> dict[bytes, int | None]:
-    """Return how often each message brought was marked."""
+    """Return the counted starts of each fetched message."""
     return {delivery.body: delivery.attempts for delivery in fetched.deliveries}
 
 
 class QueueFixtures:
-    """What a test of the contract is given."""
+    """The fixtures of the contract's tests."""
 
     @pytest.fixture
     def broker(self) -> Any:
-        """Give one empty broker; override this."""
+        """Return one empty broker; override this."""
         raise NotImplementedError
 
     @pytest.fixture
     def connect(self, broker: Broker) -> Iterator[Connect]:
-        """Make drivers, closed at the end."""
+        """Create drivers that are closed at the end."""
         made: list[SlotQueues] = []
 
         def connect() -> SlotQueues:
@@ -136,14 +136,14 @@ class QueueFixtures:
 
     @pytest.fixture
     def queues(self, connect: Connect) -> SlotQueues:
-        """One driver with slot 7 opened for `FIRST`."""
+        """Return a driver with slot 7 opened for `FIRST`."""
         queues = connect()
         queues.open(FIRST, ())
         return queues
 
     @pytest.fixture
     def publish(self, broker: Broker) -> Publish:
-        """Publish bodies to slot 7."""
+        """Return a function that publishes bodies to slot 7."""
 
         def publish(*some: bytes, priority: int = 0) -> None:
             for body in some:

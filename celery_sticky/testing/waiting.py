@@ -1,4 +1,4 @@
-"""Waiting for a condition, the only kind of waiting tests do."""
+"""Waits for a condition: the only kind of waiting in the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def wait_until(predicate: Callable[[], T], timeout: float = 10.0, message: str =
     """Call `predicate` until its value is true and return that value.
 
     Raises:
-        AssertionError: `timeout` seconds passed; tells `message` and the last value.
+        AssertionError: `timeout` seconds passed; it has `message` and the last value.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -18,7 +18,7 @@ from celery_sticky.testing.waiting import wait_until
 
 
 class WorkerProcess:
-    """`celery -A … worker`, from start to teardown. It can be started again after it ended, under the same name."""
+    """`celery -A … worker`, from start to teardown. After its end it can be started again under the same name."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class WorkerProcess:
         self.env, self.args = dict(env or {}), tuple(args)
         self.log_path = directory / f"{name}.log"
         self.deaths: dict[int, int] = {}
-        """Process id -> when it was seen gone after `kill(SIGKILL)` or `kill_all`; what `judge` takes as `deaths`."""
+        """Process id -> when it was seen gone after `kill(SIGKILL)` or `kill_all`; the `deaths` of `judge`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0
         self._log_start = 0
@@ -51,7 +51,7 @@ class WorkerProcess:
     # -- Life ----------------------------------------------------------------------------------
 
     def start(self) -> WorkerProcess:
-        """Start the process; does not wait for it to be ready."""
+        """Start the process; do not wait until it is ready."""
         assert not self.alive, f"{self!r} runs already"
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
@@ -68,25 +68,25 @@ class WorkerProcess:
         return self
 
     def wait_ready(self, timeout: float = 60.0) -> WorkerProcess:
-        """Wait until the worker says that it is ready."""
+        """Wait until the worker logs that it is ready."""
         self.wait_for_log(r"\S+@\S+ ready\.", timeout)
         return self
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the worker's main process alone. After SIGKILL, wait until it is gone."""
+        """Send a signal to the worker's main process only. After SIGKILL, wait until it is gone."""
         os.kill(self.pid, number)
         if number == signal.SIGKILL:
             self._reap(timeout=10.0)
 
     def kill_all(self) -> None:
-        """SIGKILL the main process and every process of its session, as when the machine dies."""
+        """SIGKILL the main process and every process of its session, as if the machine died."""
         pids = processes.in_session(self.pid)
         processes.kill_session(self.pid, self._started)
         self._reap(timeout=10.0)
         self.deaths.update(processes.wait_gone(pids, timeout=10.0))
 
     def wait_gone(self, timeout: float = 10.0) -> None:
-        """Wait until the main process and all its children are gone, and note the times in `deaths`."""
+        """Wait until the main process and all its children are gone, and record the times in `deaths`."""
         pids = processes.in_session(self.pid)
         wait_until(lambda: self.returncode is not None, timeout, f"{self!r} ends")
         self.deaths.update(processes.wait_gone(pids, timeout))
@@ -101,7 +101,7 @@ class WorkerProcess:
     def thaw(self) -> None:
         """SIGCONT the main process and every process of its session."""
         for pid in processes.in_session(self.pid):
-            with suppress(ProcessLookupError):  # what goes on first may end others of them
+            with suppress(ProcessLookupError):  # a process that continues first may end others
                 os.kill(pid, signal.SIGCONT)
 
     def wait(self, timeout: float = 30.0) -> int:
@@ -127,7 +127,7 @@ class WorkerProcess:
         return self.wait(timeout)
 
     def teardown(self) -> None:
-        """Leave no process behind. May be called twice."""
+        """End every process. May be called twice."""
         if self._process is not None:
             processes.kill_session(self.pid, self._started)
             self._process.wait(timeout=10)
@@ -143,7 +143,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the main process runs (a frozen one does)."""
+        """Whether the main process runs; a frozen one does."""
         return self.returncode is None and self._process is not None
 
     @property
@@ -158,12 +158,12 @@ class WorkerProcess:
 
     @property
     def processes(self) -> list[int]:
-        """Every running process of the worker, orphaned children included."""
+        """Every running process of the worker, including orphaned children."""
         return processes.in_session(self.pid)
 
     @property
     def log(self) -> str:
-        """What the worker wrote since its last start."""
+        """The worker's log since its last start."""
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
@@ -199,6 +199,6 @@ class WorkerProcess:
         ]
 
     def _environment(self) -> dict[str, str]:
-        # CELERY_BROKER_URL and its like would come before what the app says.
+        # CELERY_BROKER_URL and similar variables would override the app's settings.
         own = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
         return {**own, "PYTHONUNBUFFERED": "1", "C_FORCE_ROOT": "1", **self.env}

@@ -113,7 +113,7 @@ def test_a_key_in_the_way_of_revokes_keeps_nobody_from_joining(
 ) -> None:
     store.refusals = [RecordUnusable("sticky:revoked is a string")]
     clerk.learn_revokes(store)
-    assert "without knowing what was revoked: sticky:revoked is a string" in caplog.text
+    assert "without knowing which tasks were revoked: sticky:revoked is a string" in caplog.text
     store.refusals = [StoreUnavailable("no answer")]
     with pytest.raises(StoreUnavailable):
         clerk.learn_revokes(store)

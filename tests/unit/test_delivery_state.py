@@ -285,7 +285,7 @@ def test_a_task_that_never_comes_to_an_end_is_marked_and_buried_at_the_limit(bro
     worker.state.again(worker.start()["a:1"], counted=True)
     worker.turn()
     worker.turn()
-    assert reasons(worker) == ["started 2 times and never came to an end: its process died each time"]
+    assert reasons(worker) == ["started 2 times and never finished: its process died each time"]
     assert sorted(worker.start()) == ["a:2"]
 
 
@@ -305,7 +305,7 @@ def test_where_a_message_may_start_twice_only_its_second_start_is_a_lone_one(bro
         for name, entry in survivor.start().items():
             ran.append(name)
             survivor.state.end(entry, ACK, NOW)
-    assert reasons(survivor) == ["started 2 times and never came to an end: its process died each time"]
+    assert reasons(survivor) == ["started 2 times and never finished: its process died each time"]
     assert sorted(ran) == ["a:2", "b:1"]
 
 
@@ -483,7 +483,7 @@ def test_a_refused_mark_leaves_a_death_counted() -> None:
             worker.state.again(entry, counted=True)
         worker.reconnect()
     assert runs == 3
-    assert reasons(worker) == ["started 3 times and never came to an end: its process died each time"]
+    assert reasons(worker) == ["started 3 times and never finished: its process died each time"]
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["its answer was lost", "it never arrived"])

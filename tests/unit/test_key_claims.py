@@ -252,7 +252,7 @@ def test_after_so_many_hops_a_message_is_buried(broker: MemoryBroker) -> None:
     worker.turn()
     assert standing(broker, OTHER) == ["z1"]
     (dead,) = worker.queues.dead(KS)
-    assert "do not agree" in json.loads(dead.info)["reason"]
+    assert "disagree" in json.loads(dead.info)["reason"]
     assert [(e.task_id, type(error)) for e, error in worker.delivery_state.refused] == [("z2", AssignmentFailed)]
 
 

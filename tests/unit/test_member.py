@@ -135,7 +135,7 @@ def test_an_unreachable_store_is_told_once_and_its_return_too(
     wait_until(lambda: outages(caplog), 10, "it is told")
     time.sleep(1.0)
     assert outages(caplog) == ["WARNING"]
-    assert "goes on until the lease ends in" in caplog.text
+    assert "continue until the lease ends in" in caplog.text
     server.restart()
     wait_until(lambda: len(outages(caplog)) > 1, 10, "it is told")
     assert outages(caplog) == ["WARNING", "INFO"]
@@ -160,7 +160,7 @@ def test_a_store_that_only_answers_is_not_back(
             "h pins",
             "'h pins', this worker is .* 'h'. Declare 'ks' here as one that directs keys by h pins. Or",
         ),
-        (8, "h", "made with 8 slots .* with 4 slots .* keeps its number of slots: give 'ks' 8 here"),
+        (8, "h", "created with 8 slots .* with 4 slots .* keeps its number of slots: give 'ks' 8 here"),
     ],
 )
 def test_a_worker_that_is_refused_says_which_keyspace_and_what_to_do(

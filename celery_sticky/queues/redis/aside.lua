@@ -1,8 +1,8 @@
--- Set the first message of a list aside, for a server that is out of memory: it refuses the plain commands for that.
+-- Set the first message of a list aside on a server that is out of memory and therefore refuses the plain commands.
 --
 -- KEYS  queue, list, key of the body
 -- ARGV  epoch, incarnation, open count, number, field, value of the field
--- Reply the body, or nil: the fence is another one's, or the list is empty
+-- Reply the body, or nil: another tenure holds the fence, or the list is empty
 
 -- include prelude
 

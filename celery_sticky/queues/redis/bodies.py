@@ -1,8 +1,8 @@
-"""Bodies too big for a script: each lies in a list of its own, and a reference to it goes through the scripts.
+"""Bodies too big for a script: each is stored in a list of its own, and the scripts handle a reference to it.
 
-Lua copies a body several times, 2 to 3 ms a megabyte, while the server does nothing else. So a big message is set aside
-by plain commands the first time it is fetched, which costs about what a plain pop of it does; from then on flight,
-deferred messages, dead messages and other queues hold its reference, and its body does not move any more.
+Lua copies a body several times, at 2 to 3 ms per megabyte, during which the server does nothing else. Plain commands
+therefore set a big message aside when it is first fetched, at about the cost of a plain pop. From then on its body
+stays in place: deliveries in flight, deferred messages, dead messages and other queues hold its reference.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
 
 BIG = 256 * 1024
-"""Bytes beyond which a body does not go through a script; the scripts say the same."""
+"""Bodies above this many bytes do not pass through a script; the scripts use the same limit."""
 REFERENCE = b"\0sticky-body:"
 END = 4096
-"""Bytes of either end of a body that name it."""
+"""Number of bytes at either end of a long body that enter its digest."""
 UNUSED_SECONDS = 3600
-"""How long an uploaded body stays that no script has taken."""
+"""Seconds until an uploaded body that no script has taken expires."""
 
 
 def referred(body: bytes) -> bytes | None:
-    """Return the key of the body that this one refers to, or None if it is a body itself."""
+    """Return the key of the body that this reference names, or None if it is a body itself."""
     return body.removeprefix(REFERENCE) if body.startswith(REFERENCE) else None
 
 
 def digest_of(body: bytes) -> str:
-    """Return the name of a message in the record of its counted starts, as the scripts do."""
+    """Return the message's name in the record of counted starts, computed as in the scripts."""
     if len(body) > 2 * END:
         body = b"%d:%b%b" % (len(body), body[:END], body[-END:])
     return hashlib.sha1(body, usedforsecurity=False).hexdigest()
@@ -50,14 +50,14 @@ def _parts(tenure: Tenure) -> list[bytes]:
 
 @dataclass(slots=True)
 class Upload:
-    """Verdicts whose bodies were stored, where those were big."""
+    """Dispositions whose big bodies are stored at the server."""
 
     said: list[Disposition] = field(default_factory=list)
-    """What to tell the script."""
+    """Dispositions to pass to the script."""
     originals: dict[int, Disposition] = field(default_factory=dict)
-    """`id` of a verdict that has a reference in the place of its body -> the verdict."""
+    """`id` of a disposition with a reference instead of its body -> the original disposition."""
     failed: list[tuple[Disposition, str]] = field(default_factory=list)
-    """What the server has no room for."""
+    """Dispositions whose body the server has no room for."""
 
 
 class Bodies:
@@ -68,14 +68,14 @@ class Bodies:
         self._aside = Script.load("aside")
 
     def read(self, body: bytes) -> bytes:
-        """Return a body, fetched if this is a reference; one that is gone is empty."""
+        """Return a body, fetched if this is a reference; empty if it is gone."""
         while (key := referred(body)) is not None:
             (found,) = self._server.wire.call(pack("LINDEX", key, 0))
             body = found if isinstance(found, bytes) else b""
         return body
 
     def read_all(self, deliveries: list[Delivery]) -> None:
-        """Put the bodies in the place of their references."""
+        """Replace references by their bodies."""
         for number, delivery in enumerate(deliveries):
             if delivery.body[0:1] == b"\0" and (key := referred(delivery.body)) is not None:
                 (found,) = self._server.wire.call(pack("LINDEX", key, 0))
@@ -83,7 +83,7 @@ class Bodies:
                 deliveries[number] = self._light(replace(delivery, body=body), key.decode())
 
     def upload(self, dispositions: Sequence[Disposition]) -> Upload:
-        """Store the big ones among the bodies that verdicts bring along."""
+        """Store the big bodies of dispositions."""
         upload = Upload()
         for disposition in dispositions:
             if disposition.body is None or len(disposition.body) <= BIG:
@@ -100,7 +100,7 @@ class Bodies:
         return upload
 
     def uploaded(self, upload: Upload, fetched: Fetched) -> None:
-        """Put the verdicts themselves into the answer, and delete the bodies that the script has not taken."""
+        """Restore the original dispositions in the answer, and delete bodies that the script has not taken."""
         own = upload.originals
         for disposition in (*fetched.refused, *(disposition for disposition, _ in fetched.failed)):
             if id(disposition) in own and (key := referred(disposition.body or b"")) is not None:
@@ -111,11 +111,11 @@ class Bodies:
         fetched.failed += upload.failed
 
     def set_aside(self, tenure: Tenure, list_key: str, trip: int) -> Delivery | None:
-        """Fetch the message in front of a list by plain commands, under the tenure's fence; None: nothing is there.
+        """Fetch the first message of a list by plain commands under the tenure's fence; None if there is none.
 
         Raises:
             SlotBroken: a record has a wrong type.
-            BrokerUnavailable: it may have happened.
+            BrokerUnavailable: it may have been fetched.
         """
         queue = self._layout.queue(tenure.keyspace, tenure.slot)
         seq = self._watch(tenure)
@@ -129,7 +129,7 @@ class Bodies:
         return self._light(Delivery(tenure, tag, priority, body, None), key) if body is not None else None
 
     def _watch(self, tenure: Tenure) -> int | None:
-        """Watch the fence, and return the number of the last delivery; None: it is not this tenure's, or unusable."""
+        """Watch the fence, return the last delivery's number; None if another tenure holds it or it is unusable."""
         queue = self._layout.queue(tenure.keyspace, tenure.slot)
         _, fence, kind = self._server.ask(
             pack("WATCH", f"{queue}:fence"),
@@ -143,9 +143,9 @@ class Bodies:
         return None
 
     def _light(self, delivery: Delivery, key: str) -> Delivery:
-        """Return the delivery with its body. One that was set aside and is small after all is put in its place again.
+        """Return the delivery with its body; put a body that was set aside but is small back into the record.
 
-        So is a reference that was: nothing else knows of references to references.
+        Do the same with a reference that was set aside: nothing else handles references to references.
         """
         if not 0 < len(delivery.body) <= BIG:
             return delivery

@@ -1,7 +1,7 @@
 -- One page of the buried messages of a keyspace without their bodies, oldest first.
 --
 -- KEYS  dead
--- ARGV  id of the last one seen ('': from the start), page size
+-- ARGV  id of the last message seen ('': from the start), page size
 -- Reply for each message, flat: id, info
 
 local dead = KEYS[1]

@@ -1,4 +1,4 @@
-"""The buried messages of a keyspace at the server: listed by pages, read one at a time, dropped in bounded steps."""
+"""The buried messages of a keyspace at the server: listed in pages, read one at a time, dropped in bounded batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from celery_sticky.queues.redis.server import Server
 
 PAGE = 200
 TRIM_STEP = 100
-"""Buried messages that are dropped in one go."""
+"""Most buried messages dropped by one request."""
 
 
 class DeadQueue:
-    """Used by one thread. Its verbs are those of `SlotQueues`."""
+    """The dead queues, with the methods of `SlotQueues`. Used by one thread."""
 
     def __init__(self, server: Server, layout: Layout, bodies: Bodies) -> None:
         self._server, self._layout, self._bodies = server, layout, bodies
@@ -46,7 +46,7 @@ class DeadQueue:
 
     @contextmanager
     def _about(self, keyspace: str) -> Iterator[None]:
-        """Name the key where the server does not."""
+        """Add the key's name to an error that does not have it."""
         try:
             yield
         except SlotBroken as error:

@@ -1,9 +1,9 @@
--- Part of fetch: deferred messages come back to their queue when their time has come.
+-- Part of fetch: deferred messages return to their queue when they are due.
 
-local WAKE = 256 -- deferred messages that are woken by one request
+local WAKE = 256 -- most deferred messages that one request wakes
 local woken = 0
 
--- A message that waited for its time has a priority that is no step any more: have its list looked into.
+-- A message that was deferred may have a priority that is no longer a step: have its list read too.
 local function note_former(queue, has, priority)
     for _, step in ipairs(steps) do
         if step == priority then
@@ -18,10 +18,10 @@ local function note_former(queue, has, priority)
     steps = steps_with(has.former)
 end
 
--- Move up to so many members that are due to the back of their lists; return whether all that are due were moved.
+-- Move due messages to the back of their lists, a bounded number; return whether all due ones were moved.
 local function wake_part(queue, from, to, ahead, has)
     local key = queue .. ':deferred'
-    local step = 8 -- of unknown size
+    local step = 8 -- small at first, since sizes are unknown
     while woken < WAKE and spent <= BUDGET do
         local members = redis.call('ZRANGEBYSCORE', key, from, to, 'LIMIT', 0, math.min(step, WAKE - woken))
         for _, member in ipairs(members) do
@@ -42,8 +42,8 @@ local function wake_part(queue, from, to, ahead, has)
     return redis.call('ZCOUNT', key, from, to) == 0
 end
 
--- More has come due than one request may wake. What stands in the queue now goes before it, what is published from now on
--- goes after it: the lists are renamed, which costs nothing, and filled up from the deferred ones by the next requests.
+-- More messages are due than one request may wake. Those in the queue now precede them, those published later follow:
+-- rename the lists, which costs nothing, and let the next requests fill the new ones from the deferred messages.
 local function cut(queue, has)
     for _, priority in ipairs(steps) do
         if redis.call('EXISTS', list(queue, priority)) == 1 then
@@ -64,11 +64,11 @@ local function end_cut(queue, has)
     has.cut = nil
 end
 
--- Return when the next one comes due ('': none is deferred). Those due before the cut come before what is in the lists.
+-- Return when the next message is due ('': none). Messages due before the cut precede those in the lists.
 local function wake_deferred(queue, has)
     local key = queue .. ':deferred'
     for _, priority in ipairs(steps) do
-        redis.call('LLEN', list(queue, priority)) -- a list of a wrong type fails here, before anything has moved
+        redis.call('LLEN', list(queue, priority)) -- fail on a list of a wrong type before anything has moved
     end
     if not has.cut and redis.call('ZCOUNT', key, '-inf', now) > WAKE then
         cut(queue, has)

@@ -1,9 +1,9 @@
--- How much stands in some slot queues. No body is read here: it may be big, and Lua copies it several times.
+-- Count the messages of some slot queues. No body is read here: it may be big, and Lua copies it several times.
 --
 -- KEYS  the queues
--- ARGV  separator, priority steps (JSON list of strings), bytes of a message up to which it may be read for its age
--- Reply for each queue, flat: waiting, deferred, in flight, the list whose front is next ('': none, or it may be big),
---       '' or why it cannot be told
+-- ARGV  separator, priority steps (JSON list of strings), most bytes of a message that may be read for its age
+-- Reply for each queue, flat: waiting, deferred, in flight, the list that holds the next message ('': none, or it may
+--       be big), '' or why the queue cannot be counted
 
 -- include prelude
 

@@ -1,10 +1,10 @@
-"""The slot queues of Redis and Valkey: each verb one script, an idle courier woken by the server.
+"""The slot queues of Redis and Valkey: one script per method; the server wakes an idle courier.
 
-Waking rests on what Redis calls client-side caching: the server pushes a message to a connection when a key that this
-connection has read is changed by another, once. So each drained slot's lists are read (`EXISTS`) once after they were
-popped empty, and then nothing is sent until one of them changes. Every `SWEEP_SECONDS` all are read again: that finds
-what a lost push would hide, and a server that is frozen or gone. Where the server or the access list refuses it, the
-lists are read again and again instead, with growing pauses.
+Waking uses Redis's client-side caching: when another client changes a key that this connection has read, the server
+pushes one message. So the driver reads a slot's lists (`EXISTS`) once after it has popped them empty, and then sends
+nothing until one of them changes. Every `SWEEP_SECONDS` it reads all of them again: this reveals lost pushes, and a
+server that is frozen or gone. If the server or its access list refuses pushes, the driver polls the lists with growing
+pauses.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ logger = logging.getLogger("celery_sticky.queues")
 
 SWEEP_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
-"""Seconds between two looks where the server does not push."""
+"""Seconds between two polls of a server that does not push: the first pause and the longest."""
 LOOKED_AT = 4
-"""Slots that are read in the same go as they are fetched from: so few are likely to be empty after it."""
+"""Up to this many slots are checked in the request that fetches from them: only then are they likely to be empty."""
 DEPTH_CHUNK = 64
 REFUSED, GOES_ON, FAILED = 0, 2, 3
-"""What an opening answers that has not come to its end."""
+"""Results of an opening that is not complete."""
 OPEN_STEP = 300
-"""Deliveries that are named to go back with one request."""
+"""Most deliveries that one request names to put back."""
 SMALL = 64 * 1024
-"""Bytes up to which a message is read to tell its age."""
+"""Messages up to this many bytes are read to find their age."""
 
 
 class RedisQueues:
-    """Every verb but `wake` is for one thread. It connects at the first request."""
+    """The driver. One thread calls its methods; `wake` is for any thread. It connects at the first request."""
 
     guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
 
@@ -68,7 +68,7 @@ class RedisQueues:
         self._wire = Wire(client, socket_timeout, self._empty.hear)
         self._checked_on = 0
         self._trips = 0
-        """Requests that brought something, or might have: part of the tags, so that none names two messages."""
+        """Number of fetch requests: part of the tags, so that no tag names two messages."""
         self._warned = False
         self._pause = FIRST_PAUSE
         self._next_check = 0.0
@@ -79,7 +79,7 @@ class RedisQueues:
 
     @property
     def pushed(self) -> bool:
-        """Whether the server wakes this driver (else it polls); known once it is connected."""
+        """Whether the server wakes this driver (otherwise it polls); known once it is connected."""
         return self._wire.tracking
 
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
@@ -100,7 +100,7 @@ class RedisQueues:
         if reply[1] and not self._warned:
             self._warned = True
             logger.warning(
-                "key %s holds messages of a priority that is none of priority_steps %s: they are fetched too. "
+                "key %s holds messages of a priority that is not in priority_steps %s; they are fetched too. "
                 "Give all senders and workers the same priority_steps",
                 cast(bytes, reply[1]).decode(),
                 list(self._layout.steps),
@@ -108,7 +108,7 @@ class RedisQueues:
         return [fields[cast(bytes, name).decode()] for name in reply[2:]]
 
     def _in_flight(self, queue: str, keep: Collection[str]) -> list[str]:
-        """Return the fields of all that goes back, the last fetched first. The fence is set: none is added any more."""
+        """Return the fields of deliveries to put back, last fetched first. The fence is set: none can be added."""
         (names,) = self._server.ask(pack("HKEYS", f"{queue}:flight"))
         fields = {name.decode() for name in cast(list[bytes], names)} - set(keep)
         return sorted(fields, key=lambda name: int(name.partition(":")[0]), reverse=True)
@@ -122,7 +122,7 @@ class RedisQueues:
         answers, left = list[Answer](), upload.said if upload else dispositions
         while not answers or left:
             count = split(left) if replacing else min(len(left), REQUEST_DISPOSITIONS)
-            last = count == len(left)  # what is wanted goes with the last verdicts, or if there are none
+            last = count == len(left)  # the wants go with the last dispositions, or alone
             answers.append(self._trip(wants if last else [], left[:count], now))
             left = [*answers[-1].later, *left[count:]]
             wants = [] if last else wants
@@ -164,7 +164,7 @@ class RedisQueues:
         return fetched
 
     def _set_aside(self, tenure: Tenure, name: str, fetched: Fetched) -> None:
-        """One of them a round trip: the others are asked for again."""
+        """Set one message aside per round trip; the others are requested again."""
         try:
             self._trips += 1
             delivery = self._bodies.set_aside(tenure, name, self._trips)
@@ -179,7 +179,7 @@ class RedisQueues:
             if disposition.outcome is Outcome.MOVE:
                 self._empty.got(
                     (disposition.tenure.keyspace, disposition.to)
-                )  # the server does not tell of our own changes
+                )  # the server does not announce our own changes
         if fetched.deliveries and not self._wire.tracking:
             self._pause = FIRST_PAUSE
             self._next_check = min(self._next_check, time.monotonic() + FIRST_PAUSE)
@@ -221,7 +221,7 @@ class RedisQueues:
         return depths
 
     def _fronts(self, lists: Sequence[bytes]) -> dict[bytes, bytes | None]:
-        """Return the message that is next in each of these lists."""
+        """Return the next message of each of these lists."""
         named = [name for name in lists if name]
         if not named:
             return {}
@@ -249,7 +249,7 @@ class RedisQueues:
         slot = dead_slot(dead_id)
         done = slot is not None and self._dead.requeue(keyspace, dead_id, slot)
         if done and slot is not None:
-            self._empty.got((keyspace, slot))  # the server does not tell of our own changes
+            self._empty.got((keyspace, slot))  # the server does not announce our own changes
         return done
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
@@ -261,7 +261,7 @@ class RedisQueues:
         self._wire.close()
 
     def _check(self, now: float) -> None:
-        """Read the lists of drained slots where that is due, and note those that are not empty."""
+        """Read the lists of drained slots that are due for it, and note those that are not empty."""
         anew = not self._wire.connected or self._wire.connects != self._checked_on
         everything = anew or now >= self._next_check
         if everything:

@@ -1,8 +1,8 @@
--- Delete buried messages for ever, a bounded number of them.
+-- Delete buried messages for good, a bounded number of them.
 --
 -- KEYS  dead
 -- ARGV  dead ids
--- Reply how many there were
+-- Reply the number of messages deleted
 
 -- include prelude
 

@@ -1,4 +1,4 @@
-"""Which slots are known to be empty, and what is heard of them. Pure: it sends nothing."""
+"""The slots known to be empty, and the server's messages about them. Pure: it sends nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_sticky.queues.redis.resp import Push
 
 
 class EmptySlots:
-    """Empty slots; `unchecked` are those of which the server would not tell yet if they got a message."""
+    """Empty slots. For those in `unchecked` the server would not yet announce a new message."""
 
     def __init__(self, layout: Layout) -> None:
         self.unchecked: set[SlotId] = set()
@@ -31,29 +31,29 @@ class EmptySlots:
         return self._slots.keys()
 
     def add(self, slot: SlotId, tenure: Tenure) -> None:
-        """A slot was found empty."""
+        """Add a slot that was found empty."""
         self._slots[slot] = tenure
         self.unchecked.add(slot)
         self._woken.discard(slot)
 
     def remove(self, slot: SlotId) -> None:
-        """Whether the slot is empty is not known, or does not matter any more."""
+        """Remove a slot that may not be empty, or does not matter any more."""
         self._slots.pop(slot, None)
         self.unchecked.discard(slot)
         self._woken.discard(slot)
 
     def release(self, slot: SlotId, tenure: Tenure) -> None:
-        """This tenure does not wait for the slot any more."""
+        """Stop waiting for the slot under this tenure."""
         if self._slots.get(slot) == tenure:
             self.remove(slot)
 
     def got(self, slot: SlotId) -> None:
-        """A slot may have got a message."""
+        """Note that an empty slot may have received a message."""
         if slot in self._slots:
             self._woken.add(slot)
 
     def hear(self, push: Push) -> None:
-        """Take what the server says of keys that changed; without keys it means all of them."""
+        """Process the server's message about changed keys; without keys it means all of them."""
         if len(push) != 2 or push[0] != b"invalidate":
             return
         if push[1] is None:
@@ -64,14 +64,14 @@ class EmptySlots:
                 self.got(slot)
 
     def take(self) -> set[SlotId]:
-        """Return the slots that may have got a message; they do not count as empty any more."""
+        """Return the slots that may have received a message; they no longer count as empty."""
         woken = set(self._woken)
         for slot in woken:
             self.remove(slot)
         return woken
 
     def request(self, slots: Collection[SlotId]) -> bytes:
-        """Return the request that counts the lists of these slots, and makes the server tell of changes."""
+        """Return the request that counts the lists of these slots and makes the server announce changes of them."""
         keys = [self._keys(slot) for slot in slots]
         count = len(keys) * len(self._layout.steps)
         return b"*%d\r\n$6\r\nEXISTS\r\n%b" % (count + 1, b"".join(keys))

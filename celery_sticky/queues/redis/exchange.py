@@ -1,4 +1,4 @@
-"""One round trip of `fetch`: verdicts and wants to script arguments, and the script's flat reply back again."""
+"""One round trip of `fetch`: converts dispositions and wants to script arguments, and the flat reply to an answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from celery_sticky.queues.redis.resp import Argument
 NOTHING_WANTED = -1
 NOT_NOW = -1
 REQUEST_BYTES = 1024 * 1024
-"""Bytes of bodies that one request carries."""
+"""Most bytes of bodies in one request."""
 REQUEST_DISPOSITIONS = 256
 
 
 @dataclass(slots=True)
 class TenurePart:
-    """What is said under one tenure."""
+    """The dispositions and the want under one tenure."""
 
     tenure: Tenure
     limit: int = NOTHING_WANTED
@@ -28,17 +28,17 @@ class TenurePart:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one trip."""
+    """The result of one round trip."""
 
     fetched: Fetched = field(default_factory=Fetched)
     later: list[Disposition] = field(default_factory=list)
-    """Verdicts that the script had no time for."""
+    """Dispositions that the script had no time for."""
     too_big: list[tuple[Tenure, str]] = field(default_factory=list)
-    """Lists in whose front stands a message too big for a script."""
+    """Lists whose first message is too big for a script."""
 
 
 def arrange(wants: Sequence[Want], dispositions: Sequence[Disposition]) -> list[TenurePart]:
-    """Sort what is to be said by tenure, in the order of the wants."""
+    """Group dispositions and wants by tenure, in the order of the wants."""
     parts = {want.tenure: TenurePart(want.tenure, max(want.limit, 0)) for want in wants}
     for disposition in dispositions:
         tenure = disposition.tenure
@@ -50,7 +50,7 @@ def arrange(wants: Sequence[Want], dispositions: Sequence[Disposition]) -> list[
 
 
 def split(dispositions: Sequence[Disposition]) -> int:
-    """Return how many of the verdicts go with one request: the rest would make it too long for a script."""
+    """Return how many of the dispositions fit into one request; more would make it too long for a script."""
     size = 0
     for number, disposition in enumerate(dispositions[:REQUEST_DISPOSITIONS]):
         size += len(disposition.body or b"")
@@ -60,7 +60,7 @@ def split(dispositions: Sequence[Disposition]) -> int:
 
 
 def arguments(parts: Sequence[TenurePart], layout: Layout, now: float, trip: int) -> list[Argument]:
-    """Return the arguments of the script for these parts."""
+    """Return the script arguments for these parts."""
     said: list[Argument] = [repr(now), layout.separator, layout.steps_json, trip]
     for part in parts:
         tenure = part.tenure
@@ -74,7 +74,7 @@ def arguments(parts: Sequence[TenurePart], layout: Layout, now: float, trip: int
 
 
 def field_of(tag: Tag) -> str:
-    """Return the field of a delivery in the hash of what is in flight."""
+    """Return the field of a delivery in the hash of deliveries in flight."""
     return f"{tag.number}:{tag.trip}"
 
 
@@ -95,7 +95,7 @@ def _say(said: list[Argument], disposition: Disposition, layout: Layout) -> None
 
 
 def read(parts: Sequence[TenurePart], reply: Sequence[object], trip: int) -> Answer:
-    """Return what the script answered to these parts on this trip."""
+    """Parse the script's reply to these parts on this trip."""
     answer, answers = Answer(), iter(reply)
     for part in parts:
         held = next(answers)

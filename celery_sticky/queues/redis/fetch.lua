@@ -1,19 +1,19 @@
--- Settle verdicts and move messages into flight, for any number of tenures at once, within a bounded time.
+-- Apply dispositions and move messages into flight, for any number of tenures at once, within a bounded time.
 --
 -- KEYS  the queue of each tenure
 -- ARGV  now, separator, priority steps (JSON list of strings), number of this trip, then for each tenure:
---       epoch, incarnation, open count, limit (-1: nothing wanted), number of verdicts, and for each verdict
+--       epoch, incarnation, open count, limit (-1: no fetch), number of dispositions, and for each disposition
 --         'a' .. field                              ack
 --         'm' .. field, starts                      mark
 --         'u' .. field, starts                      unmark
 --         'd' .. field, due, body ('': unchanged)   defer
 --         'b' .. field, dead key, dead id, info     bury
 --         'f' .. field, queue, body ('': unchanged) move there
---       where a field names a delivery: its number, ':', and incarnation, open count and trip that it was fetched with
--- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 (an error as text: nothing more for this tenure)
---       for each verdict: 0 refused, else 1 (a mark: starts marked so far), -1 not now: say it again, or an error as text
---       if wanted: an error as text, or 1 if the queue is empty now else 0, when the next deferred message comes due
---         ('': there is none), the list in whose front stands a message too big for a script ('': none),
+--       where a field names a delivery: its number, ':', and the incarnation, open count and trip that fetched it
+-- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 (or an error as text, and nothing more for it)
+--       for each disposition: 0 refused, else 1 (mark: starts counted so far), -1 not now: send it again, or an error
+--       if fetching: an error as text, or 1 if the queue is empty now else 0, when the next deferred message is due
+--         ('': there is none), the list whose first message is too big for a script ('': none),
 --         number of messages, number of the first, each message as '<priority>:<body>' or '<priority>,<marks>:<body>'
 
 local reply, answered = {}, 0
@@ -22,13 +22,13 @@ local function say(item)
     reply[answered] = item
 end
 
--- Most requests of a busy worker bring nothing but acks: they do not pay for the functions that others need, a closure each.
+-- Most requests of a busy worker carry only acks: do not create the closures that only other requests need.
 local function load_rest()
     -- include prelude
 
     local now, separator, configured = ARGV[1], ARGV[2], cjson.decode(ARGV[3])
-    local steps = configured -- those that the slot at hand has
-    local spent = 0 -- of the budget
+    local steps = configured -- the steps of the current slot
+    local spent = 0 -- bytes of the budget
 
     -- include notes
     -- include verdicts
@@ -37,7 +37,7 @@ local function load_rest()
 
     write_first()
     return {
-        arguments = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3}, -- of each verdict
+        arguments = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3}, -- number per disposition
         read_notes = read_notes,
         settle = settle_safely,
         take = take_safely,
@@ -63,7 +63,7 @@ for _, queue in ipairs(KEYS) do
     for _ = 1, ARGV[tenure + 4] do
         local act = string.sub(ARGV[at], 1, 1)
         if held then
-            -- Nearly always there is no more to it than this one record. An error is met again, and explained, there.
+            -- An ack nearly always concerns this one record only. An error is met again, and explained, in `settle`.
             local answer = act == 'a' and not (has and has.more) and redis.pcall('HDEL', flight, string.sub(ARGV[at], 2))
             if type(answer) ~= 'number' then
                 has = has or rest().read_notes(queue, false)

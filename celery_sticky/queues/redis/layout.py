@@ -1,25 +1,25 @@
-"""Where things are in Redis. Queues lie where stock Kombu publishes; everything of ours is named after its queue.
+"""The keys in Redis. Queues are where stock Kombu publishes; all other keys are named after their queue.
 
     <queue>                       list     messages of priority 0; the right end is the front
     <queue><sep>3 … 6 … 9         list     messages of the other priority steps
     <queue>:fence                 hash     epoch, incarnation, count: the tenure; seq: the number of the last delivery;
-                                           marks, deferred, big: there if the slot may have some;
-                                           opening: not all that was in flight is back in its queue yet;
+                                           marks, deferred, big: present if the slot may have some;
+                                           opening: present until all deliveries in flight are back in the queue;
                                            heavy, light: one of its messages was too big for a script, or was not;
-                                           former: priorities of lists that are no step any more;
+                                           former: priorities of lists that are no longer steps;
                                            cut: the time before which deferred messages come before the lists;
-                                           more: there if any of these after seq may be there
-    <list>:ahead                  list     while there is a cut: what comes before that list
+                                           more: present if any of the fields after seq may be present
+    <list>:ahead                  list     while there is a cut: messages that come before that list
     <queue>:flight                hash     <number>:<opening>.<trip> → <priority>:<body>
     <queue>:deferred              zset     <number>:<priority>:<body>, scored with its due time
     <queue>:marks                 hash     SHA-1 of a suspect's body (its ends, if long) → starts
     <queue>:body:…                list     one body that is too big for a script; its reference is in its place
-    <queue>:big                   set      keys of the bodies whose references stand in this slot
+    <queue>:big                   set      keys of the bodies whose references are in this slot
     <prefix>.<keyspace>:dead      hash     id → <priority>:<body>
     <prefix>.<keyspace>:dead:info hash     id → the JSON object given when it was buried
     <prefix>.<keyspace>:dead:order zset    id, scored with its position
 
-Bodies are never decoded or encoded anew. Only the fence outlives the messages: one small hash a slot.
+Bodies are never decoded or re-encoded. Only the fence outlives the messages: one small hash per slot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of one installation."""
+    """The key names of one installation."""
 
     prefix: str = DEFAULT_PREFIX
     key_prefix: str = ""
@@ -64,7 +64,7 @@ class Layout:
 
     @cached_property
     def steps_json(self) -> str:
-        """The priority steps as the scripts take them."""
+        """The priority steps in the form that the scripts expect."""
         return json.dumps([str(step) for step in self.steps])
 
     def queue(self, keyspace: str, slot: Slot) -> str:
@@ -72,15 +72,15 @@ class Layout:
         return self.key_prefix + queue_name(keyspace, slot, self.prefix)
 
     def lists(self, keyspace: str, slot: Slot) -> list[str]:
-        """Return the keys of the lists of a slot queue, one a priority step."""
+        """Return the list keys of a slot queue, one per priority step."""
         queue = self.queue(keyspace, slot)
         return [f"{queue}{self.separator}{step}" if step else queue for step in self.steps]
 
     def priority_of(self, keyspace: str, slot: Slot, list_key: str) -> int:
-        """Return the priority step of a list of a slot queue."""
+        """Return the priority step of a slot queue's list."""
         step = list_key.removesuffix(":ahead").removeprefix(self.queue(keyspace, slot)).removeprefix(self.separator)
         return int(step or 0)
 
     def dead(self, keyspace: str) -> str:
-        """Return the key of the buried messages of a keyspace."""
+        """Return the key of a keyspace's buried messages."""
         return f"{self.key_prefix}{self.prefix}.{keyspace}:dead"

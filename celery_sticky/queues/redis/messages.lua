@@ -1,11 +1,11 @@
--- Part of fetch: messages go from their queue into flight.
+-- Part of fetch: messages move from their queue into flight.
 
 local CHUNK = 500 -- Lua cannot unpack many thousand arguments at once
-local MESSAGE_COST = 1024 -- what a message costs beside its body
-local SAMPLES = 128 -- nodes of a list that are weighed, the newest ones; of a list with fewer the weight is exact
-local BULK = 2 * BUDGET -- bytes of a list up to which a part of it is popped at once, whatever the sizes in it
-local LIGHT = 32768 -- bytes of an average message of a list that weighs more, up to which the next ones are looked at here
-local PART = 8 -- messages of such a list that are looked at in one go
+local MESSAGE_COST = 1024 -- bytes charged for a message in addition to its body
+local SAMPLES = 128 -- newest nodes of a list that are measured; for a shorter list the weight is exact
+local BULK = 2 * BUDGET -- lists of at most this many bytes are popped in one go, whatever the sizes in them
+local LIGHT = 32768 -- a heavier list is read here if its average message has at most this many bytes
+local PART = 8 -- messages of such a list that are read in one go
 local brought = 0
 
 local function weight_of(name)
@@ -20,9 +20,9 @@ local function put(values, priority, body, has)
     spent = spent + MESSAGE_COST + (key and weight_of(key) or #body)
 end
 
--- Pop one part of a list after the other, as long as none is too big; return whether the slot has to stop here.
+-- Pop a list part by part until a message is too big; return whether the slot must stop here.
 local function pop_parts(name, priority, limit, values, has, most)
-    local part = 1 -- of unknown size
+    local part = 1 -- small at first, since sizes are unknown
     while #values < limit do
         if brought > 0 and spent > BUDGET then
             return true
@@ -49,10 +49,10 @@ local function pop_parts(name, priority, limit, values, has, most)
     return false
 end
 
--- Pop messages of one list; return whether the slot has to stop here: the budget is used up, or the next one is too big.
+-- Pop messages of one list; return whether the slot must stop here: the budget is used up, or the next one is too big.
 local function pop_list(name, priority, limit, values, has)
     local weight = redis.pcall('MEMORY', 'USAGE', name, 'SAMPLES', SAMPLES)
-    if type(weight) == 'table' then -- refused by an access list: what is not known is taken for light
+    if type(weight) == 'table' then -- an access list refuses the command: assume that the list is light
         return pop_parts(name, priority, limit, values, has, PART)
     elseif not weight then
         return false
@@ -76,7 +76,7 @@ local function pop_list(name, priority, limit, values, has)
     return pop_parts(name, priority, limit, values, has, light and not has.big and PART or 1)
 end
 
--- Whether any list but that of the first step may hold a message. Mostly none does.
+-- Return whether a list other than that of the first step may hold a message. Usually none does.
 local function has_others(queue, has)
     local others = {}
     for i = 2, #steps do
@@ -85,7 +85,7 @@ local function has_others(queue, has)
     return has.cut or (others[1] and redis.call('EXISTS', unpack(others)) > 0)
 end
 
--- Return what was popped, and whether every list was seen to its end.
+-- Return the popped messages, and whether every list was read to its end.
 local function pop(queue, limit, has)
     local values = {}
     for i, priority in ipairs(steps) do
@@ -133,7 +133,7 @@ local function with_marks(queue, value)
     return marks and string.match(value, '^%d+') .. ',' .. marks .. ':' .. body or value
 end
 
--- What an empty slot need not have. Marks and bodies of messages that left by another way (a purge) would stay for ever.
+-- Remove what an empty slot does not need. Marks and bodies of purged messages would otherwise stay forever.
 local function sweep(queue, has)
     if has.heavy or has.light then
         redis.call('HDEL', queue .. ':fence', 'heavy', 'light')
@@ -142,7 +142,7 @@ local function sweep(queue, has)
     if not (has.marks or has.big) or redis.call('EXISTS', queue .. ':flight', queue .. ':deferred') > 0 then
         return
     end
-    -- A message of a priority that is no step (any more) may stand in a list that nobody has looked at.
+    -- A message whose priority is not a step may be in a list that nobody has read.
     for priority = 1, 9 do
         local name = list(queue, tostring(priority))
         if redis.call('EXISTS', name, name .. ':ahead') > 0 then
@@ -156,7 +156,7 @@ local function sweep(queue, has)
     redis.call('HDEL', queue .. ':fence', 'marks', redis.call('EXISTS', queue .. ':big') == 0 and 'big' or 'marks')
 end
 
--- Nothing may fail once messages have left their list: what else is needed is touched before.
+-- Nothing may fail after messages have left their list: access every other key first, so that a wrong type fails here.
 local function touch(queue, has)
     redis.call('HLEN', has.flight)
     if has.marks then
@@ -165,7 +165,7 @@ local function touch(queue, has)
 end
 
 local function take(queue, limit, has, trip)
-    if spent > BUDGET then -- next time
+    if spent > BUDGET then -- the budget is used up: next time
         say(0)
         say('')
         say('')
@@ -175,7 +175,7 @@ local function take(queue, limit, has, trip)
     touch(queue, has)
     local due = has.deferred and wake_deferred(queue, has) or ''
     local values, seen = pop(queue, limit, has)
-    -- A list read by a script is watched by some servers for client-side caching: look only where it cannot be known.
+    -- Some servers track lists read by a script for client-side caching: read only if the answer is not known yet.
     local empty = (seen or is_empty(queue, has)) and (due == '' or tonumber(due) > tonumber(now))
     say(empty and 1 or 0)
     say(due)

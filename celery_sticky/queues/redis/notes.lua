@@ -1,10 +1,10 @@
--- Part of fetch: what the fence of a slot notes of it, and where its lists are.
+-- Part of fetch: the notes in a slot's fence, and the names of its lists.
 
 local function list(queue, priority)
     return list_of(queue, separator, priority)
 end
 
--- The fence notes what a slot may have (`has`): marks, deferred messages, big bodies. Most have none of it.
+-- The fence notes what a slot may have (`has`): marks, deferred messages, big bodies. Most slots have none of these.
 local function note(queue, has, name)
     if not has[name] then
         set_note(queue .. ':fence', name, 1)
@@ -12,7 +12,7 @@ local function note(queue, has, name)
     end
 end
 
--- Messages may stand in lists of steps that were configured before: these are looked into as well.
+-- Messages may be in lists of earlier priority steps: these lists are read as well.
 local function steps_with(former)
     local every = cjson.decode(former)
     for _, priority in ipairs(configured) do
@@ -22,7 +22,7 @@ local function steps_with(former)
     return every
 end
 
--- Return what the slot has. `more`: its fence notes something.
+-- Return the notes of the slot. `more`: its fence has some.
 local function read_notes(queue, more)
     local has = {queue = queue, flight = queue .. ':flight', more = more, whole = true}
     if more then

@@ -1,11 +1,11 @@
--- Set the fence of one slot queue to a tenure and put what is in flight back where it came from, a bounded part at a time.
+-- Set the fence of one slot queue to a tenure and put deliveries in flight back into their lists, in bounded parts.
 --
 -- KEYS  queue
--- ARGV  separator, priority steps (JSON list of strings), epoch, incarnation, open count, number of deliveries that stay
---       in flight and their fields, then the fields of those that go back next, the last fetched first
--- Reply {1, list} and which of the fields that stay were found; the list is one of a priority that is no step any more
+-- ARGV  separator, priority steps (JSON list of strings), epoch, incarnation, open count, number of deliveries that
+--       stay in flight and their fields, then the fields of the deliveries to put back next, last fetched first
+-- Reply {1, list} and the fields to keep that were found; the list has a priority that is no longer a step
 --       ('': there is none): such lists are fetched from too;
---       {2, n}: not all is back, nothing is fetched before. Of those named to go back the first n are: name the others;
+--       {2, n}: not all are back, so nothing can be fetched yet; the first n of those named are: name the others;
 --       {0, epoch, incarnation} of the fence that refuses; {3, error}
 
 -- include prelude
@@ -16,7 +16,7 @@ local queue, separator, steps = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
 local epoch, incarnation, count = ARGV[3], ARGV[4], ARGV[5]
 local fence_key, flight_key = queue .. ':fence', queue .. ':flight'
 local STAY = 6 + tonumber(ARGV[6])
-local FEW = 256 -- in flight: so many are looked through here
+local FEW = 256 -- up to this many deliveries in flight are sorted here
 
 local function refused(fence)
     local held = tonumber(fence[1]) or -1
@@ -31,7 +31,7 @@ local function number_of(field)
 end
 
 local function set_fence(fence)
-    -- Those of another incarnation may have been started. An opening that was broken off leaves the rest to the next.
+    -- Deliveries to another incarnation may have been started. An interrupted opening leaves this note to the next one.
     local suspects = fence[4] == 'suspects' or (fence[2] and fence[2] ~= incarnation)
     redis.call('HDEL', fence_key, 'marks', 'deferred', 'big', 'former')
     set_note(fence_key, 'opening', suspects and 'suspects' or 'plain')
@@ -39,7 +39,7 @@ local function set_fence(fence)
     return suspects
 end
 
--- Return the fields of what goes back, the last fetched first, and of what stays.
+-- Return the fields to put back, last fetched first, and the fields to keep.
 local function in_flight()
     local keep, kept, back = {}, {}, {}
     for i = 7, STAY do
@@ -53,7 +53,7 @@ local function in_flight()
     return back, kept
 end
 
--- The right end of a list is its front: pushed last, the first fetched comes to stand in front.
+-- The right end of a list is its front: the first fetched is pushed last, and so becomes the first again.
 local function put_back(field, suspects, ahead)
     local value = redis.call('HGET', flight_key, field)
     if not value then
@@ -67,7 +67,7 @@ local function put_back(field, suspects, ahead)
     redis.call('HDEL', flight_key, field)
 end
 
--- Whoever changes `priority_steps` leaves messages in lists that are none of the new steps.
+-- A change of `priority_steps` leaves messages in lists that are not among the new steps.
 local function note_former_steps()
     local known, former, found = {}, {}, ''
     for _, priority in ipairs(steps) do
@@ -95,7 +95,7 @@ local function open()
     if not going_on then
         suspects = set_fence(fence)
     end
-    redis.call('HLEN', queue .. ':marks') -- what has a wrong type fails here, before anything has moved
+    redis.call('HLEN', queue .. ':marks') -- fail on a wrong type before anything has moved
     local bytes, ahead = 0, fence[5] and ':ahead' or ''
     local function put_back_all(fields)
         for i, field in ipairs(fields) do
@@ -117,7 +117,7 @@ local function open()
         return {2, 0}
     end
     redis.call('HDEL', fence_key, 'opening')
-    -- Spares each fetch a look into what hardly any slot has, and `more` a look at these notes; `fetch` keeps them up.
+    -- These notes spare each fetch from checking rare keys, and `more` from reading the notes; `fetch` maintains them.
     for _, name in ipairs({'marks', 'deferred', 'big'}) do
         if redis.call('EXISTS', queue .. ':' .. name) == 1 then
             set_note(fence_key, name, 1)

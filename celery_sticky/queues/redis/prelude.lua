@@ -1,14 +1,14 @@
--- What the scripts share.
+-- Functions and constants that the scripts share.
 --
--- No script reads or moves a body of more than BIG bytes: Lua copies it several times, 2 to 3 ms a megabyte. A bigger one
--- lies in a list of its own, `<queue>:body:…`, and a reference to it goes through queue, flight, deferred and dead.
+-- No script reads or moves a body of more than BIG bytes: Lua copies it several times, at 2 to 3 ms per megabyte. A
+-- bigger one has a list of its own, `<queue>:body:…`; queue, flight, deferred and dead hold a reference to it.
 
 local BIG = 262144
-local BUDGET = 524288 -- bytes that one script reads, 2 to 5 ms; what is left over comes with the next request
+local BUDGET = 524288 -- bytes that one script reads, 2 to 5 ms; the rest comes with the next request
 local REFERENCE = '\0sticky-body:'
 
--- A server that is out of memory lets a script write nothing that may grow until it has written something else. None of
--- these scripts grows what is stored by more than a few bytes a message, and all of them lead to messages that go.
+-- A server that is out of memory lets a script write nothing that may grow until it has written something else. Each of
+-- these scripts grows the stored data by at most a few bytes per message, and all of them help messages to leave.
 local function write_first()
     redis.call('DEL', KEYS[1] .. ':nothing')
 end
@@ -21,8 +21,8 @@ local function body_of(value)
     return string.sub(value, string.find(value, ':', 1, true) + 1)
 end
 
--- Name a message in the record of its counted starts. SHA-1 in Lua takes 5 ms a megabyte, so of a long body only both
--- ends are taken: an envelope has the id of its task and the number of its publishing there.
+-- Return a message's name in the record of counted starts. SHA-1 in Lua takes 5 ms per megabyte, so for a long body
+-- only its ends are hashed: they contain the task's id and the number of its publishing.
 local END = 4096
 local function digest_of(body)
     if #body > 2 * END then
@@ -31,22 +31,22 @@ local function digest_of(body)
     return redis.sha1hex(body)
 end
 
--- Return the key of the body that a body refers to, or nil.
+-- Return the key of the body that a reference names, or nil.
 local function referred(body)
     if string.sub(body, 1, #REFERENCE) == REFERENCE then
         return string.sub(body, #REFERENCE + 1)
     end
 end
 
--- What a fence may note of its slot. Most fences note nothing, and have no `more`: a fetch then looks no further.
+-- The notes that a fence may have of its slot. Most fences have none, and no `more`: a fetch then checks no further.
 local MORE = {'opening', 'marks', 'deferred', 'big', 'heavy', 'light', 'cut', 'former'}
 
--- Every note goes through here: without `more` nobody would see it.
+-- Set every note through this function: without `more` nobody would read it.
 local function set_note(fence, name, value)
     redis.call('HSET', fence, name, value, 'more', 1)
 end
 
--- Take `more` away from a fence that notes nothing any more.
+-- Remove `more` from a fence that has no notes left.
 local function note_less(fence)
     local notes = redis.call('HMGET', fence, unpack(MORE))
     for i = 1, #MORE do
@@ -57,7 +57,7 @@ local function note_less(fence)
     redis.call('HDEL', fence, 'more')
 end
 
--- Bodies whose reference stands in a slot are registered there: what a purge leaves behind is found by that.
+-- Register a body whose reference is in a slot, so that a sweep finds the bodies that a purge leaves behind.
 local function register_body(queue, key)
     redis.call('SADD', queue .. ':big', key)
     set_note(queue .. ':fence', 'big', 1)
@@ -67,7 +67,7 @@ local function text_of(err)
     return type(err) == 'table' and tostring(err.err) or tostring(err)
 end
 
--- Return the error with the key it is about: a server says only that some key has a wrong type.
+-- Return the error with its key: a server says only that some key has a wrong type.
 local function explained(err, queue, separator, steps, others)
     local wanted = {{queue .. ':fence', 'hash'}, {queue .. ':flight', 'hash'}, {queue .. ':deferred', 'zset'},
                     {queue .. ':marks', 'hash'}, {queue .. ':big', 'set'}}
@@ -89,7 +89,7 @@ local function explained(err, queue, separator, steps, others)
     return text_of(err)
 end
 
-local MOST_REFERENCE = 1024 -- bytes: longer values are no reference, and need not be read to know that
+local MOST_REFERENCE = 1024 -- bytes: longer values are not references, and need not be read to know that
 
 local function drop_dead(dead, id)
     local key = redis.call('HSTRLEN', dead, id) <= MOST_REFERENCE and redis.call('HGET', dead, id)

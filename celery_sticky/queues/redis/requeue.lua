@@ -1,4 +1,4 @@
--- Put a buried message at the back of its slot queue.
+-- Requeue a buried message at the back of its slot queue.
 --
 -- KEYS  dead, queue
 -- ARGV  separator, dead id

@@ -1,7 +1,7 @@
-"""The Redis protocol, as little of it as the driver needs: requests to bytes, bytes to replies.
+"""The part of the Redis protocol that the driver needs: requests to bytes, bytes to replies.
 
-redis-py connects and logs in; from then on we read and write ourselves. That is 2 to 3 times cheaper a message, and the
-messages a server pushes on its own account can be read without a request.
+redis-py connects and logs in; afterwards this module reads and writes. It costs a half to a third as much per message,
+and it can read messages that the server pushes without a request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ServerError(Exception):
 
 
 class Push(list[object]):
-    """What the server says unasked."""
+    """A message that the server sends without a request."""
 
 
 def pack(*arguments: Argument) -> bytes:
@@ -32,7 +32,7 @@ def pack(*arguments: Argument) -> bytes:
 
 
 class Reader:
-    """Reads replies from a socket; waits at most the socket's own timeout for more bytes."""
+    """Reads replies from a socket; waits for more bytes up to the socket's own timeout."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -41,14 +41,14 @@ class Reader:
 
     @property
     def has_more(self) -> bool:
-        """Whether something was received that is not read yet."""
+        """Whether received bytes are still unread."""
         return self._at < len(self._data)
 
     def read(self) -> object:
         """Return the next reply: bytes, str (a status), int, float, bool, None, list, Push or ServerError.
 
         Raises:
-            OSError: the connection is broken, silent or does not speak the protocol.
+            OSError: the connection is broken or silent, or does not speak the protocol.
         """
         line = self._line()
         kind, rest = line[:1], line[1:]
@@ -62,7 +62,7 @@ class Reader:
         return self._read_rare(kind, rest)
 
     def _items(self, count: int) -> list[object]:
-        """Return the next so many replies; the common kinds are read without a call for each."""
+        """Return the next `count` replies; common kinds are parsed inline for speed."""
         items: list[object] = []
         for _ in range(count):
             data, at = self._data, self._at
@@ -121,7 +121,7 @@ class Reader:
         return data
 
     def _take_in_pieces(self, size: int) -> bytes:
-        # Joined once, when all is here: a body that comes in a thousand pieces is not copied a thousand times.
+        # Join once at the end: a body that comes in a thousand pieces is not copied a thousand times.
         pieces = [self._data[self._at : self._at + size]]
         missing = size - len(pieces[0])
         self._data, self._at = self._data[self._at + len(pieces[0]) :], 0

@@ -1,6 +1,6 @@
-"""The Lua scripts beside this file, each one atomic verb; a script's own head says what it takes and answers.
+"""The Lua scripts beside this file, each one atomic method; the head of a script says what it takes and returns.
 
-A line `-- include <name>` stands for the text of `<name>.lua`.
+A line `-- include <name>` is replaced by the text of `<name>.lua`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ def _text(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script and the name under which a server remembers it."""
+    """One script and the digest under which a server caches it."""
 
     source: bytes
     digest: str
 
     @classmethod
     def load(cls, verb: str) -> Self:
-        """Read `<verb>.lua`, with what it includes."""
+        """Read `<verb>.lua` with its includes."""
         source = _INCLUDE.sub(lambda found: _text(found[1]), _text(verb)).encode()
         return cls(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 
     def request(self, keys: Sequence[Argument], arguments: Sequence[Argument]) -> bytes:
-        """Return the request that runs the script where the server remembers it."""
+        """Return the request that runs the script by its digest, for a server that has it cached."""
         return pack("EVALSHA", self.digest, len(keys), *keys, *arguments)
 
     def full_request(self, keys: Sequence[Argument], arguments: Sequence[Argument]) -> bytes:
-        """Return the request that carries the script itself: the server remembers it from then on."""
+        """Return the request that carries the script itself; the server caches it."""
         return pack("EVAL", self.source, len(keys), *keys, *arguments)

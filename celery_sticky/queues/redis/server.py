@@ -1,4 +1,4 @@
-"""Requests and scripts over the driver's one connection, and what the server's refusals mean."""
+"""Sends requests and scripts over the driver's one connection, and turns the server's refusals into errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from celery_sticky.redis_errors import describe
 
 
 class Server:
-    """Used by one thread."""
+    """The server's end of the connection. Used by one thread."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
 
     def run(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> Sequence[object]:
-        """Run a script that answers a list.
+        """Run a script that returns a list.
 
         Raises:
             SlotBroken: a key has a wrong type.
@@ -28,20 +28,20 @@ class Server:
         return cast(Sequence[object], self.run_one(script, keys, said))
 
     def run_one(self, script: Script, keys: Sequence[Argument], said: Sequence[Argument]) -> object:
-        """Run a script that answers one thing; raises as `run`."""
+        """Run a script that returns one value; raises as `run`."""
         return self.call(script, keys, said)[0]
 
     def call(
         self, script: Script, keys: Sequence[Argument], said: Sequence[Argument], after: Sequence[bytes] = ()
     ) -> list[object]:
-        """Return the replies to a script and to what is asked after it; its own alone if it had to be sent again."""
+        """Return the replies to a script and to the requests `after` it; only its own if it had to be sent again."""
         replies = self.wire.call(script.request(keys, said), *after)
         if isinstance(replies[0], ServerError) and str(replies[0]).startswith("NOSCRIPT"):
             replies = self.wire.call(script.full_request(keys, said))
         return [self.answered(reply) for reply in replies]
 
     def ask(self, *requests: bytes) -> list[object]:
-        """Send requests in one go; raises as `run` if one is refused."""
+        """Send requests together and return their replies; raises as `run` if one is refused."""
         return [self.answered(reply) for reply in self.wire.call(*requests)]
 
     def answered(self, reply: object) -> object:
@@ -49,6 +49,6 @@ class Server:
         if isinstance(reply, ServerError) and "WRONGTYPE" in str(reply):
             raise SlotBroken(str(reply))
         if isinstance(reply, ServerError):
-            self.wire.drop()  # it may be a replica now: connecting anew asks Sentinel again
+            self.wire.drop()  # the server may be a replica now: a new connection asks Sentinel again
             raise BrokerUnavailable(f"Redis: {describe(str(reply))}")
         return reply

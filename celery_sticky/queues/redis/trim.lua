@@ -1,7 +1,7 @@
 -- Drop the oldest buried messages, a bounded number at a time.
 --
 -- KEYS  dead
--- ARGV  how many may stay (0: any number), the time before which none stays, how many to drop at most
+-- ARGV  how many may stay (0: any number), the time before which none stays, most messages to drop
 -- Reply the number dropped
 
 -- include prelude

@@ -1,8 +1,8 @@
--- Part of fetch: what a verdict does to a delivery.
+-- Part of fetch: the effect of a disposition on its delivery.
 
-local VERDICT_COST = 512 -- what a verdict without a body costs, in bytes read
+local VERDICT_COST = 512 -- cost of a disposition without a body, in bytes read
 
--- A new body too big for a script was uploaded before and expires unless it is accepted here.
+-- A new body that is too big for a script was uploaded before; it expires unless it is accepted here.
 local function accept_body(body, queue)
     local key = referred(body)
     if key then
@@ -26,7 +26,7 @@ local function defer(queue, field, value, at)
     if given then
         accept_body(body, queue)
     end
-    -- The number makes the member unique and orders what comes due at the same time.
+    -- The number makes the member unique and orders messages that are due at the same time.
     local member = string.format('%016d:%s:', tonumber(string.match(field, '^%d+')), priority) .. body
     redis.call('ZADD', queue .. ':deferred', ARGV[at + 1], member)
     return given
@@ -57,7 +57,7 @@ local function move(queue, value, at)
     return given
 end
 
--- Said again, because the first answer was lost, a mark or its taking back changes nothing.
+-- Setting the count, instead of adding to it, makes a repeated request harmless when the first answer was lost.
 local function count_start(queue, act, value, starts)
     local marks, body = queue .. ':marks', digest_of(body_of(value))
     local counted = tonumber(redis.call('HGET', marks, body)) or 0

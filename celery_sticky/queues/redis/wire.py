@@ -1,6 +1,6 @@
-"""The driver's one connection: requests and replies, what the server pushes in between, and waiting for either.
+"""The driver's one connection: requests and replies, messages that the server pushes, and waiting for either.
 
-A broken connection is dropped at once; the next request makes a new one. No request is ever sent twice.
+A broken connection is dropped at once; the next request opens a new one. No request is ever sent twice.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from celery_sticky.redis_clients import close_client, translate_errors
 
 
 class Wire:
-    """Used by one thread, except `wake`."""
+    """The connection. Used by one thread, except `wake`."""
 
     def __init__(self, client: redis.Redis, socket_timeout: float, on_push: Callable[[Push], None]) -> None:
         self.tracking = False
-        """Whether the server says when a key that was read changes."""
+        """Whether the server announces changes of keys that were read."""
         self.connects = 0
-        """How many connections were made so far."""
+        """Number of connections opened so far."""
         self._client = client
         self._timeout = socket_timeout
         self._on_push = on_push
-        # Connected by redis-py, then only its socket is used; that has no public name and no types.
+        # redis-py connects; afterwards only its socket is used, which has no public name and no types.
         self._connection: Any = client.connection_pool.make_connection()
         self._sock: socket.socket | None = None
         self._reader: Reader | None = None
@@ -44,7 +44,7 @@ class Wire:
         return self._sock is not None
 
     def call(self, *requests: bytes) -> list[object]:
-        """Send requests in one go and return their replies; a refused one's reply is a `ServerError`.
+        """Send requests together and return their replies; the reply to a refused request is a `ServerError`.
 
         Raises:
             BrokerUnavailable: no connection, or it broke: each request may have been carried out or not.
@@ -57,7 +57,7 @@ class Wire:
             return replies
 
     def wait(self, timeout: float) -> bool:
-        """Wait for something pushed or a `wake`, at most `timeout` seconds; return whether `wake` was called.
+        """Wait at most `timeout` seconds for a pushed message or a `wake`; return whether `wake` was called.
 
         Raises:
             BrokerUnavailable: the connection broke.
@@ -65,8 +65,8 @@ class Wire:
         if self._sock is None or self._reader is None:
             return self._waker.wait(timeout, None)[0]
         if timeout <= 0 and self._looked and not self._has_bytes(self._sock, self._reader):
-            # Straight after a request: what was pushed before its reply has been read with it. A busy courier asks
-            # this between any two requests, so it is spared the system calls of a wait.
+            # Right after a request: messages pushed before its reply were read with it. A busy courier calls this
+            # between any two requests, so spare it the system calls of a wait.
             self._looked = False
             return False
         self._looked = False
@@ -78,17 +78,17 @@ class Wire:
             return woken
 
     def wake(self) -> None:
-        """Make a `wait` under way, or the next one, return at once. Any thread may call this."""
+        """Make the current `wait`, or the next one, return at once. Any thread may call this."""
         self._waker.wake()
 
     def drop(self) -> None:
-        """Give the connection up; what was sent on it may still be carried out."""
+        """Close the connection; requests sent on it may still be carried out."""
         self._sock = self._reader = None
         with contextlib.suppress(redis.RedisError, OSError):
             self._connection.disconnect()
 
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Close connection, client and waker. May be called twice."""
         self.drop()
         close_client(self._client)
         self._waker.close()
@@ -110,7 +110,7 @@ class Wire:
         return self._sock, self._reader
 
     def _ask_for_tracking(self, sock: socket.socket, reader: Reader) -> bool:
-        """Old servers, proxies and access lists refuse one or the other: then the driver polls."""
+        """Return whether tracking is on. Old servers, proxies and access lists may refuse: then the driver polls."""
         for request in (pack("HELLO", 3), pack("CLIENT", "TRACKING", "ON", "NOLOOP")):
             sock.sendall(request)
             if isinstance(self._reply(reader), ServerError):
@@ -126,19 +126,19 @@ class Wire:
         while True:
             said = reader.read()
             if not isinstance(said, Push):
-                raise ConnectionError(f"the server answered what was not asked: {said!r:.80}")
+                raise ConnectionError(f"the server sent a reply without a request: {said!r:.80}")
             self._on_push(said)
             if not self._has_bytes(sock, reader):
                 return
 
     @staticmethod
     def _has_bytes(sock: socket.socket, reader: Reader) -> bool:
-        # Bytes that TLS has decrypted already do not make the socket readable.
+        # Bytes that TLS has already decrypted do not make the socket readable.
         return reader.has_more or (isinstance(sock, ssl.SSLSocket) and sock.pending() > 0)
 
 
 class _Guard:
-    """Whatever goes wrong in the middle of a request leaves the connection out of step: drop it."""
+    """Drops the connection on any error during a request, since replies would then be out of step."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -157,14 +157,14 @@ class _Guard:
 
 
 def _selector() -> selectors.BaseSelector:
-    # For two sockets and one look, poll(2) is one system call, and epoll five. A monkey-patched process has its own.
+    # For two sockets and one check, poll(2) takes one system call, epoll five. A monkey-patched process has its own.
     if selectors.DefaultSelector is getattr(selectors, "EpollSelector", None):
         return selectors.PollSelector()
     return selectors.DefaultSelector()
 
 
 class _Waker:
-    """Ends a wait from another thread through a pair of sockets: the one way that every event loop can wait for."""
+    """Ends a wait from another thread through a pair of sockets, which every event loop can wait for."""
 
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
@@ -172,8 +172,8 @@ class _Waker:
         self._far.setblocking(False)
 
     def wait(self, timeout: float, other: socket.socket | None) -> tuple[bool, bool]:
-        """Wait until `wake` was called or `other` can be read; return which."""
-        # Made anew each time: a selector kept for long breaks when the event loop of a monkey-patched process changes.
+        """Wait until `wake` is called or `other` is readable; return which."""
+        # A new selector each time: a long-lived one breaks when the event loop of a monkey-patched process changes.
         with _selector() as selector:
             selector.register(self._near, selectors.EVENT_READ)
             if other is not None:
@@ -186,7 +186,7 @@ class _Waker:
         return woken, other in ready
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody waits
+        with contextlib.suppress(OSError):  # buffer full: already awake; closed: nobody waits
             self._far.send(b"w")
 
     def close(self) -> None:

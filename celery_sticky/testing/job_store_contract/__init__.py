@@ -1,4 +1,4 @@
-"""What every job store must do, as tests: a driver's own tests subclass `JobStoreContract`, as with `StoreContract`."""
+"""The job store contract as tests: a driver's own tests subclass `JobStoreContract`, as with `StoreContract`."""
 
 from celery_sticky.testing.job_store_contract.admissions import AdmissionContract
 from celery_sticky.testing.job_store_contract.notes import NoteContract
@@ -23,4 +23,4 @@ class JobStoreContract(
     JobSignalContract,
     JobFaultContract,
 ):
-    """All of it."""
+    """The whole contract."""

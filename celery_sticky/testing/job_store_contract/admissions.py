@@ -1,4 +1,4 @@
-"""The job store contract: what is admitted, and how it is written down."""
+"""The job store contract: admission of jobs, and their records."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 
@@ -17,12 +17,12 @@ from celery_sticky.testing.job_store_contract.steps import SLOT, SUCCESS, OpenJo
 from celery_sticky.testing.store_contract.server import Opening
 
 ODD = ["a:b", "a", ":", "b:c", "1:a", "a=b", "", "n\0l", '["a","b"]', "schlüssel 🔑", "\n", "\x7f/\\"]
-"""Names, keys and ids: what is between two of them must not be taken for what is in one."""
+"""Names, keys and ids whose concatenations must not be mistaken for one another."""
 PAYLOADS = [b"[]", b"{}", b"null", b"1e400", b"9223372036854775808", b'{"a": [ ], "b":1.0}', '"🔑\\u0000"'.encode()]
 
 
 class AdmissionContract(Opening[JobStore]):
-    """What is admitted, and how it is written down."""
+    """Admission of jobs, and their records."""
 
     def test_a_new_store_is_empty(self, store: JobStore) -> None:
         assert list(store.records()) == []

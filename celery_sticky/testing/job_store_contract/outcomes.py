@@ -1,4 +1,4 @@
-"""The job store contract: how a start went, for those who wait and those who ask again."""
+"""The job store contract: the outcome of a start, for callers that wait or ask again."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 
@@ -20,7 +20,7 @@ OTHERS = [steps.job(name="other"), steps.job(key="other"), steps.job(payload=b"o
 
 
 class OutcomeContract(Opening[JobStore]):
-    """How a start went, for those who wait and those who ask again."""
+    """The outcome of a start, for callers that wait or ask again."""
 
     @pytest.mark.parametrize(
         ("report", "outcome"),

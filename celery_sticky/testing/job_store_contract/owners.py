@@ -1,4 +1,4 @@
-"""The job store contract: who may write, and what owners reserve."""
+"""The job store contract: who may write, and how owners reserve starts."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 
@@ -19,7 +19,7 @@ Begin = Callable[[JobStore, NewJob], NewJob]
 
 
 class OwnerContract(Opening[JobStore]):
-    """Who may write, and what owners reserve."""
+    """Who may write, and how owners reserve starts."""
 
     def test_an_epoch_that_is_as_high_opens_again_and_a_higher_one_too(self, store: JobStore, other: JobStore) -> None:
         store.open(SLOT, EPOCH)

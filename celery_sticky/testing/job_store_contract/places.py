@@ -1,4 +1,4 @@
-"""The job store contract: the places of keys, where keys are placed."""
+"""The job store contract: the places of keys in a placed keyspace."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 
@@ -29,7 +29,7 @@ def there(store: JobStore) -> set[str]:
 
 
 class PlaceContract(Opening[JobStore]):
-    """The places of keys: as slots are, but that nothing is left of one without records."""
+    """The places of keys: they act like slots, except that nothing is left of a place without records."""
 
     def test_a_job_lives_in_the_place_of_its_key_as_in_a_slot(self, store: JobStore, other: JobStore) -> None:
         other.watch(0)
@@ -57,7 +57,7 @@ class PlaceContract(Opening[JobStore]):
         assert found.revisions == {"=a": steps.revision(store, "=a"), "=b": steps.revision(store, "=b")}
         assert store.places(found.revision) is None
         steps.queued(store, steps.job("d5", key="k2"))
-        assert store.places(found.revision) is None, "a slot is none of them"
+        assert store.places(found.revision) is None, "a slot is not a place"
 
     def test_every_change_in_a_place_is_seen(self, store: JobStore) -> None:
         new = steps.queued(store, placed())
@@ -85,7 +85,7 @@ class PlaceContract(Opening[JobStore]):
         store.open(PLACE, EPOCH - 1)
         steps.queued(store, placed("d2"))
         assert steps.notes(store, PLACE) == [] and steps.revision(store, PLACE) > known, (
-            "a revision does not come again"
+            "a revision is never used again"
         )
         with pytest.raises(Fenced):
             store.reserve(PLACE, EPOCH, "w1", ["d2"])

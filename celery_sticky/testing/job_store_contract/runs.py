@@ -1,4 +1,4 @@
-"""The job store contract: what becomes of a job when its owner reports on a run."""
+"""The job store contract: the effect of an owner's report on a job."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 
@@ -13,7 +13,7 @@ from celery_sticky.testing.store_contract.server import Opening
 
 
 class RunContract(Opening[JobStore]):
-    """What becomes of a job when its owner reports on a run."""
+    """The effect of an owner's report on a job."""
 
     def test_a_job_that_has_started_runs_and_is_no_longer_fresh(self, store: JobStore) -> None:
         steps.starting(store)

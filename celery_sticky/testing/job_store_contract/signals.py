@@ -1,4 +1,4 @@
-"""The job store contract: what `watch` hears and `look` sees, and a server that goes and comes back."""
+"""The job store contract: signals of `watch`, results of `look`, and a server that fails and comes back."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 
@@ -22,7 +22,7 @@ FAR = SLOT + 1
 
 
 class JobSignalContract(WatchContract[JobStore]):
-    """What `watch` hears and `look` sees."""
+    """The signals of `watch` and the results of `look`."""
 
     def test_an_admission_a_note_and_a_stop_are_heard(self, store: JobStore, other: JobStore) -> None:
         other.watch(0)
@@ -139,7 +139,7 @@ class JobSignalContract(WatchContract[JobStore]):
 
 
 class JobFaultContract(Opening[JobStore]):
-    """A server that goes and comes back."""
+    """A server that fails and comes back."""
 
     def test_a_broken_subscription_is_told_once_and_then_made_anew(
         self, server: StoreServer[JobStore], store: JobStore, other: JobStore

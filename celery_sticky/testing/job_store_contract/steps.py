@@ -1,4 +1,4 @@
-"""The words the contract's tests are written in: a job, and the steps of its life."""
+"""Helpers of the contract's tests: a job, and the steps of its life."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OpenJobs = Callable[..., JobStore]
 T = TypeVar("T")
 
 SLOT, EPOCH = 3, 7
-"""Where jobs are, and who owns them, unless a test says otherwise."""
+"""The slot of jobs and the epoch of its owner, unless a test says otherwise."""
 SUCCESS = DispatchOutcome()
 
 
 def job(id: str = "d1", name: str = "feed", key: str = "k", slot: Slot = SLOT, payload: bytes = b'{"n":1}') -> NewJob:  # noqa: A002
-    """Return a job to be admitted."""
+    """Return a job to dispatch."""
     return NewJob(name, key, slot, id, payload)
 
 
@@ -42,7 +42,7 @@ def ask(
 
 
 def queued(store: JobStore, new: NewJob | None = None, *, ttl: float = 60) -> NewJob:
-    """Have a job admitted."""
+    """Dispatch a job that must be admitted."""
     new = new or job()
     assert ask(store, new, ttl=ttl) == (Admission.ADMITTED, None)
     return new
@@ -55,7 +55,7 @@ def reserved(store: JobStore, *ids: str, slot: Slot = SLOT, epoch: int = EPOCH) 
 
 
 def starting(store: JobStore, new: NewJob | None = None) -> NewJob:
-    """Have a job admitted, and its start reserved."""
+    """Have a job admitted and its start reserved."""
     new = queued(store, new)
     reserved(store, new.id, slot=new.slot)
     return new
@@ -69,41 +69,41 @@ def settle(
     epoch: int = EPOCH,
     ttl: float = 60,
 ) -> None:
-    """Write down what became of runs."""
+    """Report on runs."""
     store.settle(slot, epoch, reports, notes, outcome_ttl=ttl)
 
 
 def started(job_id: str = "d1") -> Report:
-    """Its start returned."""
+    """Return the report of a start that succeeded."""
     return Report(job_id, RunResult.STARTED)
 
 
 def failed(job_id: str = "d1", error: str = "boom") -> Report:
-    """Its start raised, or it ended with an error."""
+    """Return the report of a start that raised, or of a run that ended with an error."""
     return Report(job_id, RunResult.FAILED, error)
 
 
 def ended(job_id: str = "d1", error: str = "") -> Report:
-    """It has stopped."""
+    """Return the report of a run that ended."""
     return Report(job_id, RunResult.ENDED, error)
 
 
 def running(store: JobStore, new: NewJob | None = None) -> NewJob:
-    """Have a job admitted and started."""
+    """Create a job that is admitted and started."""
     new = starting(store, new)
     settle(store, started(new.id), slot=new.slot)
     return new
 
 
 def failing(store: JobStore, new: NewJob | None = None) -> NewJob:
-    """Have a job that ran and then failed."""
+    """Create a job that ran and then failed."""
     new = running(store, new)
     settle(store, failed(new.id), slot=new.slot)
     return new
 
 
 def stopping(store: JobStore, new: NewJob | None = None, *, fresh: bool = False) -> NewJob:
-    """Have a job that is to stop; `fresh`: before its start has settled."""
+    """Create a job that was told to stop; `fresh`: before its start settled."""
     new = starting(store, new) if fresh else running(store, new)
     assert store.stop(new.slot, new.name, new.key)
     assert record(store, new.id).state is JobState.STOPPING
@@ -111,7 +111,7 @@ def stopping(store: JobStore, new: NewJob | None = None, *, fresh: bool = False)
 
 
 def record(store: JobStore, job_id: str = "d1") -> JobRecord:
-    """Return the record of an id."""
+    """Return the record with this id."""
     (found,) = [record for record in store.records() if record.id == job_id]
     return found
 
@@ -134,13 +134,13 @@ def note(store: JobStore, payload: bytes = b"{}", *, to: NewJob | None = None, l
 
 
 def notes(store: JobStore, slot: Slot = SLOT) -> list[bytes]:
-    """Return the payloads of the notes that wait, the oldest first."""
+    """Return the payloads of the waiting notes, oldest first."""
     seen = store.look({slot: 0})
     return [note.payload for note in seen[slot].notes] if slot in seen else []
 
 
 def at_once(open_store: OpenJobs, verbs: Sequence[Callable[[JobStore], T]]) -> list[T]:
-    """Let clients of their own do these at the same time; return what each has got."""
+    """Run these calls at the same time, each with a client of its own; return their results."""
     clients = [open_store() for _ in verbs]
     line = threading.Barrier(len(verbs))
 

@@ -1,4 +1,4 @@
-"""The job store contract: jobs that are wanted no more, and keyspaces that are shut down."""
+"""The job store contract: stopping jobs, and shutting keyspaces down."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 
@@ -18,7 +18,7 @@ BEGUN = [steps.starting, steps.running, steps.failing]
 
 
 class StopContract(Opening[JobStore]):
-    """Jobs that are wanted no more, and keyspaces that are shut down."""
+    """Stopping jobs, and shutting keyspaces down."""
 
     def test_a_stop_before_the_start_removes_the_job_and_its_notes_and_says_so(
         self, store: JobStore, other: JobStore

@@ -1,4 +1,4 @@
-"""What every store must do, as tests: a driver's own test file subclasses `StoreContract` and says how to reach it.
+"""The contract of stores as tests: a driver's own test file subclasses `StoreContract` and overrides `server`.
 
 class TestMine(StoreContract):
     @pytest.fixture
@@ -14,4 +14,4 @@ __all__ = ["AnyStore", "StoreContract", "StoreServer", "first_view", "hear", "jo
 
 
 class StoreContract(DocumentContract, SignalContract, FaultContract):
-    """All of it."""
+    """The whole contract."""

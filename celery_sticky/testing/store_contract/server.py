@@ -1,4 +1,4 @@
-"""How the contract reaches a store, and the words its tests are written in."""
+"""How the contract reaches a store, and helpers of its tests."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Heard = TypeVar("Heard", covariant=True)
 
 
 class Watching(Protocol[Heard]):
-    """What every kind of store has."""
+    """The methods of every kind of store."""
 
     def watch(self, timeout: float) -> Collection[Heard]:
         """Wait for signals."""
 
     def wake(self) -> None:
-        """End a watch."""
+        """Interrupt a watch."""
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
 
 
 AnyStore = TypeVar("AnyStore", bound=Watching[Any])
-"""The kind of store: the same servers are asked for every kind."""
+"""The kind of store: the same servers serve every kind."""
 OpenStore = Callable[..., Store]
 TIMEOUT = 10.0
-"""Seconds after which something that should happen has not."""
+"""Seconds to wait for an expected event before the test fails."""
 
 
 class StoreServer(Generic[AnyStore]):
-    """A server under test. What a driver's tests cannot do to theirs, they leave as it is here."""
+    """A server under test. Drivers leave a method as it is here if their tests cannot do it to their server."""
 
     def connect(self, keyspace: str, prefix: str) -> AnyStore:
-        """Make a new store object."""
+        """Return a new store object."""
         raise NotImplementedError
 
     def cut(self) -> None:
@@ -48,15 +48,15 @@ class StoreServer(Generic[AnyStore]):
         pytest.skip("these tests may not break this server's connections")
 
     def stop(self) -> None:
-        """Make it answer nobody."""
+        """Make the server answer nobody."""
         pytest.skip("these tests may not stop this server")
 
     def restart(self) -> None:
-        """Bring it back (stop it first if it runs) with its data and another run id."""
+        """Bring the server back with its data and another run id; stop it first if it runs."""
         pytest.skip("these tests may not restart this server")
 
     def wipe(self) -> None:
-        """Make it lose all its data, and run on."""
+        """Make the server lose all its data and continue."""
         pytest.skip("these tests may not wipe this server")
 
 
@@ -76,7 +76,7 @@ def joined(store: Store, view: View, name: str) -> View:
 
 
 def hear(store: Watching[Heard], wanted: object) -> list[Heard]:
-    """Watch until `wanted` comes; return all that came."""
+    """Watch until `wanted` arrives; return everything that arrived."""
     deadline = time.monotonic() + TIMEOUT
     heard: list[Heard] = []
     while wanted not in heard:
@@ -87,7 +87,7 @@ def hear(store: Watching[Heard], wanted: object) -> list[Heard]:
 
 
 def revived(verb: Callable[[], object]) -> None:
-    """Call a verb until it works."""
+    """Call a method until it works."""
     deadline = time.monotonic() + TIMEOUT
     while True:
         try:
@@ -104,12 +104,12 @@ class Opening(Generic[AnyStore]):
 
     @pytest.fixture
     def server(self) -> StoreServer[AnyStore]:
-        """Make the server under test: to be overridden."""
-        raise NotImplementedError("say how to reach the server")
+        """Return the server under test; override this."""
+        raise NotImplementedError("override the `server` fixture to say how to reach the server")
 
     @pytest.fixture
     def open_store(self, server: StoreServer[AnyStore]) -> Iterator[Callable[..., AnyStore]]:
-        """Open any number of stores: `open_store(keyspace, prefix)`."""
+        """Return a function that opens any number of stores: `open_store(keyspace, prefix)`."""
         stores: list[AnyStore] = []
 
         def open_store(keyspace: str = "default", prefix: str = "one") -> AnyStore:

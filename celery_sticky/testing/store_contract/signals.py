@@ -1,4 +1,4 @@
-"""The store contract: what `watch` hears, and a server that goes and comes back."""
+"""The store contract: the signals of `watch`, and a server that fails and comes back."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 
@@ -28,7 +28,7 @@ from celery_sticky.testing.store_contract.watching import WatchContract
 
 
 class SignalContract(WatchContract[Store]):
-    """What `watch` hears."""
+    """The signals of `watch`."""
 
     def test_others_hear_a_change_and_a_heartbeat(self, store: Store, other: Store) -> None:
         other.watch(0)
@@ -69,7 +69,7 @@ class SignalContract(WatchContract[Store]):
 
 
 class FaultContract(Opening[Store]):
-    """A server that goes and comes back."""
+    """A server that fails and comes back."""
 
     def test_a_broken_subscription_is_told_once_and_then_made_anew(
         self, server: StoreServer[Store], store: Store, other: Store

@@ -1,4 +1,4 @@
-"""What is the same for every kind of store: how long `watch` waits, and what ends it."""
+"""The part that is the same for every kind of store: how long `watch` waits, and what ends it."""
 
 # ruff: noqa: D102  (a test's name is its sentence)
 

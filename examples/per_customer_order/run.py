@@ -1,4 +1,4 @@
-"""Two workers charge the orders of six customers; one is killed in the middle. Exit status 1 if a promise is broken."""
+"""Charge the orders of six customers with two workers and kill one halfway. Exit with 1 if a promise is broken."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Orders of a customer are charged one at a time and in order; each charge is written into a journal."""
+"""Charge the orders of each customer one at a time, in order; write each charge to a journal."""
 
 import os
 import time
@@ -12,7 +12,7 @@ app = Celery("shop", broker=os.environ.get("BROKER_URL", "redis://localhost:6379
 app.conf.update(
     broker_transport_options={"global_keyprefix": os.environ.get("KEY_PREFIX", "per-customer-order:")},
     task_ignore_result=True,
-    sticky_lease_ttl=3.0,  # short, so that the example is: a dead worker's customers move after 4 s
+    sticky_lease_ttl=3.0,  # short, to keep the example short: a dead worker's customers move after 4 s
     sticky_lease_margin=0.8,
     sticky_settle=0.5,
 )

@@ -1,4 +1,4 @@
-"""Sends five pages of four tenants, and shows which worker ran them."""
+"""Send five pages for each of four tenants, and show which worker ran them."""
 
 import sys
 

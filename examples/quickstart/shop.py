@@ -1,4 +1,4 @@
-"""An app with one keyed task and one that is not."""
+"""An app with a keyed task and an unkeyed one."""
 
 import os
 import time

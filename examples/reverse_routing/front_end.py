@@ -1,4 +1,4 @@
-"""A front end: a Celery worker that holds WebSocket clients. It pins their ids, so what is sent to them comes here."""
+"""A front end: a Celery worker that holds WebSocket clients. It pins their ids, so their tasks run here."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ app = Celery("front_end", broker=redis, backend=redis)
 app.conf.update(
     broker_transport_options=prefix,
     result_backend_transport_options=prefix,
-    sticky_lease_ttl=3.0,  # short, so that the example is: what waits at a dead front end moves after 4 s
+    sticky_lease_ttl=3.0,  # short, to keep the example short: a dead front end's texts move after 4 s
     sticky_lease_margin=0.8,
     sticky_settle=0.5,
 )
@@ -29,16 +29,16 @@ sticky = Sticky(app)
 sticky.keyspace(Keyspace("clients", pins=True, unpinned="refuse"))
 
 connections: dict[str, ServerConnection] = {}
-"""Client -> its connection, if this process holds it."""
+"""The connections that this process holds, by client."""
 changing = asyncio.Lock()
-"""Connections and pins change together."""
+"""Held while a connection and its pin change together."""
 
 
 @app.task(
     key="client",
     keyspace="clients",
     bind=True,
-    autoretry_for=(KeyError, ConnectionClosed, TimeoutError),  # it has just left: the retry goes where it is then
+    autoretry_for=(KeyError, ConnectionClosed, TimeoutError),  # it has just left; the retry goes to its new front end
     default_retry_delay=1,
 )
 def push(self, client, text):
@@ -50,31 +50,31 @@ def push(self, client, text):
 async def deliver(connection: ServerConnection, text: str) -> None:
     async with asyncio.timeout(5):
         await connection.send(text)
-        await (await connection.ping())  # what is sent on a connection comes in order: the answer says that both came
+        await (await connection.ping())  # a connection keeps order: the pong confirms the text too
 
 
 async def hold(connection: ServerConnection) -> None:
-    """Hold a client, whose first message is its id, until it goes."""
+    """Hold a client until it disconnects. Its first message is its id."""
     with suppress(ConnectionClosed):
         client = await connection.recv()
         try:
             async with changing:
-                connections[client] = connection  # before the pin: something may be sent to it at once
+                connections[client] = connection  # before the pin: a task may arrive at once
                 await asyncio.to_thread(sticky.pin, client, "clients", take=True)
             await connection.send("welcome")
             async for _ in connection:
-                pass  # what clients say is of no interest here
+                pass  # ignore messages from clients
         except (NotAMember, StoreUnavailable):
             await connection.close(1013, "try again later")
         finally:
             async with changing:
-                if connections.get(client) is connection:  # else it has come back already
+                if connections.get(client) is connection:  # else it has already reconnected
                     del connections[client]
                     await asyncio.to_thread(sticky.unpin, client, "clients")
 
 
 async def pin_again(clients: frozenset[str]) -> None:
-    """Pin again what we hold: another front end has taken these, or this worker had lost its lease."""
+    """Pin the clients that we still hold: another front end took their pins, or this worker lost its lease."""
     for client in clients:
         connection = connections.get(client)
         if connection is None:
@@ -84,7 +84,7 @@ async def pin_again(clients: frozenset[str]) -> None:
                 if connections.get(client) is connection:
                     await asyncio.to_thread(sticky.pin, client, "clients")
         except (PinnedElsewhere, NotAMember, StoreUnavailable):
-            await connection.close(1013, "try again later")  # or it is elsewhere, and this connection is a dead one
+            await connection.close(1013, "try again later")  # the client may be elsewhere and this connection dead
 
 
 async def serve_clients() -> None:
@@ -95,7 +95,7 @@ async def serve_clients() -> None:
             Path(os.environ["PORT_FILE"]).write_text(str(server.sockets[0].getsockname()[1]))
 
         @worker_shutting_down.connect(weak=False)
-        def close(**_):  # clients go to another front end, while this one finishes its tasks
+        def close(**_):  # clients go to another front end while this one finishes its tasks
             loop.call_soon_threadsafe(server.close)
 
         @pins_lost.connect(weak=False)

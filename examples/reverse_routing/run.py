@@ -1,4 +1,4 @@
-"""Sends to six WebSocket clients at two front ends, while they move. Exit status 1 if a text is lost or astray."""
+"""Send to six WebSocket clients at two front ends while they move. Exit with 1 if a text is lost or misdelivered."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def wait(what: str, happened: Callable[[], bool], seconds: float = 60) -> None:
 
 
 class Client:
-    """A WebSocket client, and what it was sent."""
+    """A WebSocket client, and the texts that it received."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Client:
         self.received: list[str] = []
 
     def connect(self, port: int) -> None:
-        """Connect, again if it was connected, and wait until the front end has it."""
+        """Connect or reconnect, and wait until the front end has accepted the client."""
         old = self.connection
         wait(f"a front end takes {self.name}", lambda: self._is_taken(port))
         if old is not None:
@@ -63,12 +63,12 @@ class Client:
                 self.connection = connection
                 connection.send(self.name)
                 for text in connection:
-                    if text == "welcome":  # not always the first: it is pinned before
+                    if text == "welcome":  # not always first: the client is pinned before it
                         welcome.set()
                         answered.set()
                     else:
                         self.received.append(text)
-            answered.set()  # the front end has said that it cannot have it now
+            answered.set()  # the front end has refused the client
 
         threading.Thread(target=listen, daemon=True).start()
         return answered.wait(10) and welcome.is_set()
@@ -83,7 +83,7 @@ def main(folder: Path) -> int:
     sent: dict[str, list[str]] = {name: [] for name in CLIENTS}
 
     def send(names: Iterable[str], text: str) -> dict[str, AsyncResult]:
-        """Send to clients by their names: nothing here knows where they are."""
+        """Send to clients by name, without knowing their front ends."""
         for name in names:
             sent[name].append(f"{text}, {name}")
         return {name: push.delay(name, sent[name][-1]) for name in names}
@@ -124,7 +124,7 @@ def main(folder: Path) -> int:
             raise SystemExit("gus is nowhere, and could be sent to")
         print("to gus, who is nowhere: refused")
 
-        time.sleep(0.5)  # for what should not arrive
+        time.sleep(0.5)  # time for texts that should not arrive
     finally:
         for worker in front_ends.values():
             worker.terminate()
@@ -134,7 +134,7 @@ def main(folder: Path) -> int:
             for key in server.scan_iter(f"{prefix}*"):
                 server.delete(key)
 
-    # As a set: a text that was on its way when its front end was killed is sent again.
+    # Compare sets: a text that was on its way when its front end was killed may arrive twice.
     wrong = [name for name in CLIENTS if set(clients[name].received) != set(sent[name])]
     for name in wrong:
         print(f"{name} was sent {sent[name]} and received {clients[name].received}")

@@ -1,4 +1,4 @@
-"""Two workers sync six tenants; a tenant goes, one comes, a worker is killed. Exit status 1 if a promise is broken."""
+"""Sync six tenants with two workers: remove one, add one, kill a worker. Exit with 1 if a promise is broken."""
 
 import os
 import subprocess
@@ -76,7 +76,7 @@ def main(folder: Path) -> int:
 
 
 def judged(events: list) -> int:
-    """Look whether a tenant was ever synced twice at a time; a killed sync wrote no end."""
+    """Print and return whether two syncs of a tenant ever overlapped; a killed sync has no end event."""
     starts = [event for event in events if event.kind == "start"]
     ends = {event.run: event.at for event in events if event.kind == "end"}
     twice = [

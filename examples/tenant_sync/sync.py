@@ -1,4 +1,4 @@
-"""One background sync for each tenant in the file `TENANTS`, wherever in the fleet; each is written into a journal."""
+"""One background sync for each tenant in the file `TENANTS`, on any worker; each writes its runs to a journal."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from celery_sticky.testing.recorder import Recorder
 app = Celery("sync", broker=os.environ.get("BROKER_URL", "redis://localhost:6379/0"))
 app.conf.update(
     broker_transport_options={"global_keyprefix": os.environ.get("KEY_PREFIX", "tenant-sync:")},
-    sticky_lease_ttl=3.0,  # short, so that the example is: a dead worker's syncs move after 4 s
+    sticky_lease_ttl=3.0,  # short, to keep the example short: a dead worker's syncs move after 4 s
     sticky_lease_margin=0.8,
     sticky_settle=0.5,
 )
@@ -26,11 +26,11 @@ journal = Recorder(os.environ.get("JOURNAL", "journal.jsonl"))
 async def sync(job: Job):
     with journal.run(job.key, job.attempt, job.id, worker=job.worker, epoch=job.epoch):
         job.started()
-        while True:  # until it is cancelled: the tenant has gone, or its slot moves
-            await asyncio.sleep(0.2)  # here it would fetch what is new
+        while True:  # until it is cancelled, because the tenant is gone or its slot moves
+            await asyncio.sleep(0.2)  # a real sync would fetch new data here
 
 
 @sticky.schedule("tenants", every=1, job="sync")
 def wanted():
-    """The controller: one worker asks, once a second, which tenants there are."""
+    """Return the current tenants; one worker calls this once a second."""
     return tenants.read_text().split()

@@ -31,6 +31,7 @@ from celery_sticky.keys import (
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.message import KEY_HEADER, KEYSPACE_HEADER, STAMP_HEADER, Stamp
 from celery_sticky.one_server import check_one_server
+from celery_sticky.queues import check_broker
 from celery_sticky.settings import Settings
 
 _NOT_GIVEN: Final = ("not given",)
@@ -81,7 +82,7 @@ class StickyRouter:
         Raises:
             InvalidKey: the task's key is missing, or cannot be one.
             InvalidTask: what the task says of its key cannot be used.
-            InvalidSettings: the app's broker is a list of servers.
+            InvalidSettings: the app's broker is a list of servers, or one that has no slot queues.
             RoutingConflict: the task is keyed, and the caller, or the task itself, names another destination.
             StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: its keyspace directs keys to workers, and where
                 this one goes cannot be told.
@@ -234,7 +235,9 @@ def install(
     make = amqp.Router  # called for the first publish and by `app.conf.update(task_routes=...)` (celery/app/amqp.py)
 
     def check() -> None:
-        check_one_server(app.connection_for_write())
+        connection = app.connection_for_write()
+        check_one_server(connection)
+        check_broker(connection)
 
     def make_router(*args: Any, **kwargs: Any) -> StickyRouter:
         return StickyRouter(make(*args, **kwargs), tasks, settings, placement_of=placement_of, check=check)

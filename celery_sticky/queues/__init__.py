@@ -34,6 +34,7 @@ __all__ = [
     "Tag",
     "Tenure",
     "Want",
+    "check_broker",
     "open_queues",
 ]
 
@@ -47,22 +48,36 @@ def open_queues(connection: Connection, *, prefix: str, socket_timeout: float) -
         InvalidSettings: there is no driver for this broker, or its transport options cannot be used.
         MissingDependency: the client library is not installed.
     """
-    from kombu.transport.memory import Transport as MemoryTransport
-
-    if issubclass(connection.get_transport_cls(), MemoryTransport):
+    check_broker(connection)
+    if _is_memory(connection):
         from celery_sticky.queues.memory import MemoryQueues, process_broker
 
         return MemoryQueues(process_broker(prefix))
+    from celery_sticky.queues.redis import Layout, RedisQueues
+    from celery_sticky.redis_clients import client_from_connection
 
-    from celery_sticky.redis_clients import client_from_connection, is_redis
+    layout = Layout.of(connection, prefix)
+    client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
+    return RedisQueues(client, layout, socket_timeout=socket_timeout)
 
-    if is_redis(connection):
-        from celery_sticky.queues.redis import Layout, RedisQueues
 
-        layout = Layout.of(connection, prefix)
-        client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
-        return RedisQueues(client, layout, socket_timeout=socket_timeout)
-    raise InvalidSettings(
-        f"celery-sticky has no slot queues for {connection.as_uri()}: the broker must be Redis or Valkey"
-        " (redis://, rediss://, redis+socket://, sentinel://) or memory://"
-    )
+def check_broker(connection: Connection) -> None:
+    """Refuse a broker at which there are no slot queues: nobody would fetch a keyed message there. It sends nothing.
+
+    Raises:
+        InvalidSettings: there is no driver for this broker.
+    """
+    from celery_sticky.redis_clients import is_redis
+
+    if not _is_memory(connection) and not is_redis(connection):
+        raise InvalidSettings(
+            f"celery-sticky has no slot queues for {connection.as_uri()}: the broker of keyed tasks must be Redis or "
+            "Valkey (redis://, rediss://, redis+socket://, sentinel://) or memory://. Change broker_url, or leave out "
+            "key= to send the task to an ordinary queue"
+        )
+
+
+def _is_memory(connection: Connection) -> bool:
+    from kombu.transport.memory import Transport as MemoryTransport
+
+    return issubclass(connection.get_transport_cls(), MemoryTransport)

@@ -272,6 +272,26 @@ def test_a_list_of_brokers_is_refused_at_the_first_keyed_send(broker: Any) -> No
     assert app.amqp.router.route({}, "keyed", ("x",), {})["queue"].name.startswith("sticky.")
 
 
+@pytest.mark.parametrize("broker", ["amqp://guest:secret@127.0.0.1:1//", "filesystem://"])
+def test_a_broker_without_slot_queues_is_refused_at_the_first_keyed_send(broker: str) -> None:
+    app = Celery("elsewhere", broker=broker, set_as_current=False)
+    Sticky(app)
+
+    @app.task(name="keyed", key="k", shared=False)
+    def keyed(k: str) -> None: ...
+
+    @app.task(name="plain", shared=False)
+    def plain() -> None: ...
+
+    for _ in range(2):
+        with pytest.raises(
+            InvalidSettings, match=r"(amqp|filesystem)://.*must be Redis or Valkey.*broker_url"
+        ) as refused:
+            keyed.apply_async(("x",))
+    assert "secret" not in str(refused.value)
+    assert app.amqp.router.route({}, plain.name, (), {})["queue"].name == "celery"
+
+
 def test_eager_and_apply_run_in_place(app: Any, broker: Broker) -> None:
     seen = []
 

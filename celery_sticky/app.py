@@ -1,4 +1,4 @@
-"""The one place where the rooms are wired together: `Sticky(app)`."""
+"""`Sticky(app)`: the entry point that connects a Celery app to all parts of the package."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Sticky:
     sticky = Sticky(app)
     ```
 
-    In an app factory: `sticky = Sticky()`, and later `sticky.init_app(app)`. Any number of `Sticky` objects for one
-    app are alike: the app is wired once.
+    In an app factory, create `sticky = Sticky()` and call `sticky.init_app(app)` later. An app is wired once; all
+    `Sticky` objects for one app are equivalent.
     """
 
     def __init__(self, app: Any = None) -> None:
@@ -43,14 +43,14 @@ class Sticky:
             self.init_app(app)
 
     def init_app(self, app: Any) -> None:
-        """Wire an app, unless it is wired already. Its configuration is not read yet."""
+        """Wire an app, unless it is wired already. This does not read the app's configuration."""
         wired = getattr(app, _ATTRIBUTE, None)
         if wired is None:
             wired = Wiring(app)
             setattr(app, _ATTRIBUTE, wired)
             router.install(app, wired.tasks, lambda: wired.settings, wired.lookup.of)
-            # Celery calls the fixups of an app when it makes it, also when it makes it from a pickle: so an app sent
-            # to a spawned process is wired there.
+            # Celery calls an app's fixups whenever it creates the app, also when it unpickles it. So an app that is
+            # sent to a spawned process is wired there too.
             app.fixups = {*app.fixups, f"{__name__}:{Sticky.__name__}"}
             _take_part(app)
         wired.declared.add(self._declared)
@@ -66,18 +66,18 @@ class Sticky:
             StickyError: the app is not wired.
         """
         if getattr(app, _ATTRIBUTE, None) is None:
-            raise StickyError(f"{app!r} does not use celery-sticky: write `sticky = Sticky(app)` where it is made")
+            raise StickyError(f"{app!r} does not use celery-sticky: add `sticky = Sticky(app)` where the app is made")
         return cls(app)
 
     @property
     def wiring(self) -> Wiring:
-        """What belongs to the app.
+        """The app's settings, tasks, jobs and clients.
 
         Raises:
-            StickyError: no app was given yet.
+            StickyError: `init_app` was not called yet.
         """
         if self._wired is None:
-            raise StickyError("no app yet: call `sticky.init_app(app)` first")
+            raise StickyError("this Sticky object has no app: call `sticky.init_app(app)` first")
         return self._wired
 
     @property
@@ -92,10 +92,10 @@ class Sticky:
 
     @property
     def settings(self) -> Settings:
-        """The app's settings, read from `app.conf` when first asked for.
+        """The app's settings, read from `app.conf` on first access.
 
         Raises:
-            InvalidSettings: one of them is unknown or cannot be used.
+            InvalidSettings: a setting is unknown or invalid.
         """
         return self.wiring.settings
 
@@ -103,16 +103,16 @@ class Sticky:
 
     @property
     def jobs(self) -> Jobs:
-        """Dispatch, stop, list jobs; from any process."""
+        """The client that dispatches, stops and lists jobs. It works in any process."""
         return self.wiring.jobs
 
     def job(self, name: str, *, keyspace: str = DEFAULT_KEYSPACE) -> Callable[[_Handler], _Handler]:
         """Declare a job: a coroutine function that takes a `Job`, or a subclass of `JobHandler`.
 
-        May be used before `init_app`.
+        This works before `init_app` too.
 
         Raises:
-            InvalidJob: it is neither, or the name is taken, empty or too long.
+            InvalidJob: the handler is neither, or the name is taken, empty or too long.
         """
 
         def declare(handler: _Handler) -> _Handler:
@@ -124,12 +124,13 @@ class Sticky:
     def schedule(
         self, name: str, *, every: float, job: str | None = None, keyspace: str | None = None
     ) -> Callable[[_Function], _Function]:
-        """Declare a function that one worker calls every so many seconds, and that says which keys should have a job.
+        """Declare a function that returns the keys that should have a job. One worker calls it every `every` seconds.
 
-        It returns the keys, or a mapping of key to payload, or a `Plan`. `job` is the job's name; None: the schedule's.
+        The function returns keys, a mapping of key to payload, or a `Plan`. `job` is the name of the job; the default
+        is the schedule's name.
 
         Raises:
-            InvalidJob: the name is taken, or the interval is no number of seconds, 0.1 at least.
+            InvalidJob: the name is taken, or the interval is not a number of seconds of at least 0.1.
         """
 
         def declare(function: _Function) -> _Function:
@@ -139,10 +140,10 @@ class Sticky:
         return declare
 
     def ticker(self, name: str, *, every: float, keyspace: str = DEFAULT_KEYSPACE) -> Callable[[_Function], _Function]:
-        """Declare a function that one worker of the keyspace calls in each period of so many seconds.
+        """Declare a function that one worker of the keyspace calls once in each period of `every` seconds.
 
         Raises:
-            InvalidJob: the name is taken, or the interval is no number of seconds, 0.1 at least.
+            InvalidJob: the name is taken, or the interval is not a number of seconds of at least 0.1.
         """
 
         def declare(function: _Function) -> _Function:
@@ -151,10 +152,10 @@ class Sticky:
 
         return declare
 
-    # -- keyspaces that direct keys ------------------------------------------------------------
+    # -- placed keyspaces ----------------------------------------------------------------------
 
     def keyspace(self, keyspace: Keyspace) -> Keyspace:
-        """Declare a keyspace that has more to it than a name, and return it. May be used before `init_app`."""
+        """Declare a keyspace with options of its own, and return it. This works before `init_app` too."""
         if self._wired is None:
             self._keyspaces.append(keyspace)
         else:
@@ -162,15 +163,15 @@ class Sticky:
         return keyspace
 
     def pin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE, *, take: bool = False) -> None:
-        """Have the tasks and jobs of a key come to this worker, for as long as it keeps its lease, or until `unpin`.
+        """Send the tasks and jobs of a key to this worker until `unpin`, or until the worker loses its lease.
 
-        In a worker only: its main process, a child of its pool, its job host. May be repeated.
+        Call this only inside a worker: in its main process, a pool child or the job host. It may be called again.
 
         Raises:
-            PinnedElsewhere: another live worker has pinned the key; with `take` it is taken from there.
-            NotAMember: this process belongs to no worker that takes part in the keyspace now.
-            InvalidSettings: keys of this keyspace cannot be pinned.
-            StoreUnavailable: it may or may not be pinned.
+            PinnedElsewhere: another live worker has pinned the key. With `take` the pin is taken from that worker.
+            NotAMember: this process does not belong to a worker that takes part in the keyspace now.
+            InvalidSettings: the keyspace does not allow pins.
+            StoreUnavailable: the key may or may not be pinned.
         """
         wiring, text = self.wiring, key_text(key)
         placed = self.settings.placed_keyspace(check_keyspace(keyspace))
@@ -179,11 +180,11 @@ class Sticky:
         wiring.lookup.pin(placed, wiring.worker, text, take=take)
 
     def unpin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
-        """Let a key go; False if this worker has not pinned it.
+        """Remove this worker's pin from a key; return False if this worker has not pinned it.
 
         Raises:
-            InvalidSettings: keys of this keyspace cannot be pinned.
-            StoreUnavailable: it may or may not be pinned.
+            InvalidSettings: the keyspace does not allow pins.
+            StoreUnavailable: the key may or may not be pinned.
         """
         placed = self.settings.placed_keyspace(check_keyspace(keyspace))
         return self.wiring.lookup.unpin(placed, self.wiring.worker, key_text(key))
@@ -191,24 +192,26 @@ class Sticky:
     def worker_for(self, key: Key, keyspace: str) -> str | None:
         """Return the node name of the worker that a key of a placed keyspace belongs to now, as a sender sees it.
 
-        None: it belongs to a slot that nobody owns.
+        Return None if the key belongs to a slot without an owner.
 
         Raises:
-            InvalidSettings: the keyspace does not direct keys.
+            InvalidSettings: the keyspace is not a placed keyspace.
             StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: see `apply_async`.
         """
         placed = self.settings.placed_keyspace(check_keyspace(keyspace))
         if placed is None:
-            raise InvalidSettings(f"keyspace {keyspace!r} does not direct keys: its slots have owners")
+            raise InvalidSettings(f"keyspace {keyspace!r} is not a placed keyspace: its keys belong to slots")
         return self.wiring.lookup.worker_for(placed, key_text(key))
 
     # -- keys ----------------------------------------------------------------------------------
 
     def owns(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
-        """Whether this worker owns the key now: its slot is open here and the lease is trusted. False elsewhere.
+        """Return True if this worker owns the key now: its slot is open here and the lease is trusted.
+
+        Outside a worker the answer is False.
 
         Raises:
-            InvalidKey: it cannot be a key.
+            InvalidKey: the value cannot be a key.
         """
         lease, placed = self.wiring.lease, self.settings.placed_keyspace(keyspace)
         if placed is not None:
@@ -220,7 +223,7 @@ class Sticky:
         """Return the slot of a key in this app's keyspace.
 
         Raises:
-            InvalidKey: it cannot be a key.
+            InvalidKey: the value cannot be a key.
         """
         return slot_for(key, self.settings.slots_of(keyspace))
 
@@ -228,7 +231,7 @@ class Sticky:
         """Return the name of the queue that this app sends a key's tasks to.
 
         Raises:
-            InvalidKey: it cannot be a key, or the keyspace's name cannot be one.
+            InvalidKey: the value cannot be a key, or the keyspace's name is invalid.
         """
         if (placed := self.settings.placed_keyspace(keyspace)) is not None:
             return queue_name(keyspace, self.wiring.lookup.of(placed, key_text(key)), self.settings.key_prefix)
@@ -236,7 +239,7 @@ class Sticky:
 
 
 def _take_part(app: Any) -> None:
-    """Add our steps and options to the app's workers. By name: other processes need not import a worker."""
+    """Add our bootsteps and options to the app's workers, by name: other processes must not import worker code."""
     app.steps["worker"].add("celery_sticky.bootsteps.membership:Membership")
     app.steps["consumer"].add("celery_sticky.bootsteps.delivery:Delivery")
     app.steps["consumer"].add("celery_sticky.bootsteps.loop_check:LoopCheck")
@@ -249,11 +252,11 @@ _KEYSPACES_OPTION = CeleryOption(
     ("--sticky-keyspaces",),
     metavar="NAMES",
     help_group="Sticky Options",
-    help="Take part in these keyspaces only, with commas between them.",
+    help="Take part in these keyspaces only (comma-separated).",
 )
 _WITHOUT_OPTION = CeleryOption(
     ("--without-sticky",),
     is_flag=True,
     help_group="Sticky Options",
-    help="Take part in no keyspace: consume ordinary queues only.",
+    help="Take part in no keyspace; consume ordinary queues only.",
 )

@@ -1,107 +1,107 @@
-"""Every error of the package on one page: a leaf for each thing the caller can do about it.
+"""Every error of the package, grouped by what the caller can do about it.
 
-The first line of a docstring is the default message.
+The first line of a class docstring is the default message.
 """
 
 from __future__ import annotations
 
 
 class StickyError(Exception):
-    """celery-sticky could not do what was asked."""
+    """celery-sticky could not complete the request."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip().splitlines()[0])
 
 
-# -- Mend the call -----------------------------------------------------------------------------
+# -- Fix the call ------------------------------------------------------------------------------
 
 
 class InvalidKey(StickyError, ValueError):
-    """The task's key is missing, empty, too long or of a type that has no one text form."""
+    """The task's key is missing, empty, too long or of a type that is not accepted as a key."""
 
 
 class RoutingConflict(StickyError, ValueError):
-    """A keyed task goes to the queue of its slot: do not name another queue, exchange or routing key."""
+    """A keyed task goes to the queue of its slot: remove the other queue, exchange or routing key."""
 
 
 class NotPinned(StickyError, LookupError):
-    """No live worker has pinned the key, and its keyspace says `unpinned="refuse"`."""
+    """No live worker has pinned the key, and its keyspace refuses unpinned keys (`unpinned="refuse"`)."""
 
 
-# -- Mend the code or the settings -------------------------------------------------------------
+# -- Fix the code or the settings --------------------------------------------------------------
 
 
 class InvalidTask(StickyError, TypeError):
-    """The `key` of a task names no argument of it, or is not something a key can be taken with."""
+    """The `key` of a task is neither the name of one of its arguments nor a function of them."""
 
 
 class InvalidJob(StickyError, TypeError):
-    """A job's name or handler cannot be used, or its name is another job's."""
+    """A job's name or handler is invalid, or another job has the same name."""
 
 
 class InvalidSettings(StickyError, ValueError):
-    """A `sticky_*` setting is unknown or has a value that cannot be used."""
+    """A `sticky_*` setting is unknown or has an invalid value."""
 
 
 class AssignmentFailed(StickyError, RuntimeError):
-    """The `assign` function of a keyspace raised, or returned none of the workers it was given."""
+    """The `assign` function of a keyspace raised, or did not return one of the workers it was given."""
 
 
 class MissingDependency(StickyError, ImportError):
     """A client library is not installed."""
 
 
-# -- Jobs: what became of a request ------------------------------------------------------------
+# -- Jobs: the outcome of a request ------------------------------------------------------------
 
 
 class InvalidPayload(StickyError, ValueError):
-    """A job's payload is no JSON, or too long."""
+    """A job's payload is not JSON, or too long."""
 
 
 class JobExists(StickyError):
-    """A job of this name and key is wanted already."""
+    """A job with this name and key is already dispatched."""
 
 
 class JobConflict(StickyError, ValueError):
-    """The id of a dispatch was used for another job or payload."""
+    """The id of the dispatch was already used for another job or payload."""
 
 
 class JobFailed(StickyError):
-    """The start of the job has failed: it is wanted no more."""
+    """The job failed to start and was removed."""
 
 
 class NoSuchJob(StickyError, LookupError):
-    """No job of this name and key is wanted."""
+    """There is no job with this name and key."""
 
 
 class KeyspaceFull(StickyError):
-    """Too many jobs wait for their start, or too many notifications for their job: try later."""
+    """Too many jobs wait to start, or too many notifications wait for their job: try again later."""
 
 
 class KeyspaceClosed(StickyError):
-    """The jobs of this keyspace were shut down, and not reopened."""
+    """The jobs of this keyspace were shut down and have not been reopened."""
 
 
 class DispatchTimeout(StickyError, TimeoutError):
-    """The job has not started within the time allowed; it may still do so."""
+    """The job did not start in time; it may still start."""
 
     def __init__(self, name: str, key: str, job_id: str, timeout: float) -> None:
         super().__init__(
-            f"job {name!r} of key {key!r} has not started within {timeout:g} s and may still do so: "
-            f"is a worker up that has it? Repeat the dispatch with id={job_id!r} to learn what came of it, or stop it"
+            f"job {name!r} of key {key!r} did not start within {timeout:g} s; it may still start. Check that a worker "
+            f"with this job is running. Repeat the dispatch with id={job_id!r} to get its outcome, or stop the job"
         )
         self.id = job_id
 
 
 class ShutdownTimeout(StickyError, TimeoutError):
-    """Jobs have not stopped within the time allowed."""
+    """The jobs did not stop in time."""
 
 
 # -- The worker refuses to start ---------------------------------------------------------------
 
 
 class RefusedToStart(StickyError, RuntimeError):
-    """This worker may not take part in the keyspace."""
+    """This worker cannot take part in the keyspace."""
 
 
 class NameTaken(RefusedToStart):
@@ -109,37 +109,37 @@ class NameTaken(RefusedToStart):
 
 
 class KeyspaceMismatch(RefusedToStart):
-    """The keyspace was made with other slots, hash or assignment than this process is configured with."""
+    """The keyspace has another number of slots, hash or placement than this process is configured with."""
 
 
 # -- Try again ---------------------------------------------------------------------------------
 
 
 class StoreUnavailable(StickyError, ConnectionError):
-    """The store did not answer: whether the last write took place is not known."""
+    """The store did not answer: the last write may or may not have taken effect."""
 
 
 class StoreRefused(StoreUnavailable):
-    """The store answered, and refused the request."""
+    """The store answered and refused the request."""
 
 
 class RecordUnusable(StoreRefused):
-    """A key in the store holds what celery-sticky has not written: move it away."""
+    """A key in the store holds a value that celery-sticky did not write: move that key away."""
 
 
 class BrokerUnavailable(StickyError, ConnectionError):
-    """The broker did not answer: whether the last request took place is not known."""
+    """The broker did not answer: the last request may or may not have taken effect."""
 
 
 class NoWorker(StickyError):
-    """No live worker takes part in the keyspace: there is none to assign the key to."""
+    """No live worker takes part in the keyspace, so the key cannot be assigned."""
 
 
-# -- You lost ----------------------------------------------------------------------------------
+# -- Another worker has it ---------------------------------------------------------------------
 
 
 class Fenced(StickyError):
-    """The slot's queue, or its jobs, are fenced for another tenure."""
+    """The slot's queue or its jobs are fenced for another tenure."""
 
     def __init__(self, epoch: int, incarnation: str) -> None:
         super().__init__(f"the slot is fenced at epoch {epoch}" + (f" for {incarnation}" if incarnation else ""))
@@ -148,7 +148,7 @@ class Fenced(StickyError):
 
 
 class SlotBroken(StickyError, RuntimeError):
-    """A record of one slot queue cannot be used: it has a wrong type, or the server refuses a command for it."""
+    """A record of one slot queue is unusable: it has the wrong type, or the server refuses a command on it."""
 
 
 class PinnedElsewhere(StickyError):
@@ -156,10 +156,10 @@ class PinnedElsewhere(StickyError):
 
 
 class NotAMember(StickyError, RuntimeError):
-    """This process belongs to no worker that takes part in the keyspace now."""
+    """This process does not belong to a worker that takes part in the keyspace now."""
 
 
-# -- Mend the store, or upgrade -----------------------------------------------------------------
+# -- Repair the store, or upgrade --------------------------------------------------------------
 
 
 class DocumentDamaged(StickyError, ValueError):
@@ -167,4 +167,4 @@ class DocumentDamaged(StickyError, ValueError):
 
 
 class DocumentTooNew(StickyError, ValueError):
-    """A newer release wrote the ownership document: upgrade this one, and do not write over it."""
+    """A newer release wrote the ownership document: upgrade celery-sticky here, and do not overwrite the document."""

@@ -1,7 +1,7 @@
-"""Which tasks are keyed, and how the key of one is taken from its arguments.
+"""Keyed tasks, and how a task's key is taken from its arguments.
 
-A task is keyed by its class attribute `key`: the name of an argument, or a function of the arguments. Tasks are only
-looked at here, Celery itself is not needed.
+A task is keyed if it has the class attribute `key`: the name of an argument, or a function of the arguments. This
+module only inspects tasks; it does not need Celery.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """What a keyed task says of its key."""
+    """Key, keyspace and serial option of a keyed task."""
 
     task: str
     keyspace: str
     serial: bool
     source: str
-    """What the key is taken from, as error messages call it."""
+    """Source of the key, as worded in error messages."""
     take: Arguments
 
     def key_text(self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:
         """Return the key of a call with these arguments.
 
         Raises:
-            InvalidKey: it is missing or cannot be a key, or the task's key function failed.
+            InvalidKey: the key is missing or invalid, or the task's key function failed.
         """
         try:
             key = self.take(args or (), kwargs or {})
@@ -45,10 +45,10 @@ class KeySpec:
         return self.check(key)
 
     def check(self, key: Key) -> str:
-        """Return the text of a key this task was given.
+        """Return the text form of a key that this task was given.
 
         Raises:
-            InvalidKey: it cannot be a key.
+            InvalidKey: the value cannot be a key.
         """
         try:
             return key_text(key)
@@ -58,11 +58,11 @@ class KeySpec:
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """Finds an argument without binding the whole call, which would cost more than all else the sender does."""
+    """Finds one argument of a call. Binding the whole call would cost more than all other work of the sender."""
 
     name: str
     index: int | None
-    """Where it stands among the positional arguments; None: by keyword only."""
+    """Position among the positional arguments; None if the argument is keyword-only."""
     default: Any
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -74,12 +74,12 @@ class _Argument:
 
 
 def compile_spec(task: Any) -> KeySpec | None:
-    """Return what a task says of its key, or None for a task without one.
+    """Return the key spec of a task, or None for a task without a key.
 
     Raises:
-        InvalidTask: its `key`, `keyspace` or `serial` cannot be used.
+        InvalidTask: the task's `key`, `keyspace` or `serial` is invalid.
     """
-    # Statically: read off the task, a function would come back bound to it.
+    # `getattr` would return a function bound to the task.
     key = inspect.getattr_static(task, "key", None)
     if key is None:
         return None
@@ -89,7 +89,7 @@ def compile_spec(task: Any) -> KeySpec | None:
     except InvalidKey as exc:
         raise InvalidTask(f"task {name!r}: {exc}") from exc
     if not isinstance(serial, bool):
-        raise InvalidTask(f"task {name!r}: serial is {serial!r}, it must be True or False")
+        raise InvalidTask(f"task {name!r}: serial is {serial!r}; it must be True or False")
     if isinstance(key, str):
         return KeySpec(name, keyspace, serial, f"its key, the argument {key!r}", _argument(task, name, key))
     return KeySpec(name, keyspace, serial, "its key function", _function(name, key))
@@ -103,7 +103,7 @@ def _argument(task: Any, task_name: str, name: str) -> _Argument:
         return _Argument(name, None, _ABSENT)
     if parameter is None or parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
         having = ", ".join(parameters) or "none"
-        raise InvalidTask(f"task {task_name!r}: its key {name!r} is none of its arguments; it has: {having}")
+        raise InvalidTask(f"task {task_name!r}: its key {name!r} is not one of its arguments; it has: {having}")
     positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
     default = _ABSENT if parameter.default is inspect.Parameter.empty else parameter.default
     return _Argument(name, list(parameters).index(name) if positional else None, default)
@@ -113,11 +113,11 @@ def _function(task_name: str, key: Any) -> Arguments:
     function = key.__func__ if isinstance(key, staticmethod) else key
     if not callable(function):
         raise InvalidTask(
-            f"task {task_name!r}: its key is a {type(key).__name__}; it must be the name of an argument, or a function"
+            f"task {task_name!r}: its key is a {type(key).__name__}; it must be the name of an argument or a function"
         )
     if not isinstance(key, staticmethod) and _first_parameter(function) in ("self", "cls"):
         raise InvalidTask(
-            f"task {task_name!r}: its key function is called with the task's arguments alone, without `self`; "
+            f"task {task_name!r}: its key function gets the task's arguments only, without `self`; "
             "write `key = lambda order: order['customer']`, or put @staticmethod above `def key(order)`"
         )
 
@@ -130,16 +130,16 @@ def _function(task_name: str, key: Any) -> Arguments:
 def _first_parameter(function: Callable[..., Any]) -> str | None:
     try:
         return next(iter(inspect.signature(function).parameters), None)
-    except ValueError:  # a builtin that does not tell its signature
+    except ValueError:  # some builtins have no signature
         return None
 
 
 class KeyedTasks:
-    """The key specs of an app's tasks, each worked out once. Any thread may use it."""
+    """The key specs of an app's tasks, each computed once. Any thread may use it."""
 
     def __init__(self, registry: Callable[[], Mapping[str, Any]]) -> None:
         self._registry = registry
-        # Two threads may work out the same spec; the later one wins, and they are equal.
+        # Two threads may compute the same spec. The results are equal, so it does not matter which one stays.
         self._specs: dict[str, tuple[Any, KeySpec | None]] = {}
 
     def spec_of(self, task: Any) -> KeySpec | None:
@@ -149,12 +149,12 @@ class KeyedTasks:
             InvalidTask: see `compile_spec`.
         """
         known = self._specs.get(task.name)
-        if known is None or known[0] is not task:  # the name may have been registered anew
+        if known is None or known[0] is not task:  # another task may have been registered under this name
             known = self._specs[task.name] = (task, compile_spec(task))
         return known[1]
 
     def spec_for(self, name: str) -> KeySpec | None:
-        """Return the spec of the task registered under a name, or None if it has no key or there is no such task.
+        """Return the spec of the task registered under a name; None if it has no key or does not exist.
 
         Raises:
             InvalidTask: see `compile_spec`.
@@ -163,7 +163,7 @@ class KeyedTasks:
         return None if task is None else self.spec_of(task)
 
     def all(self) -> Mapping[str, KeySpec]:
-        """Return the specs of all registered keyed tasks, by name: looking at them all checks them all.
+        """Return the specs of all registered keyed tasks, by name. This checks every task.
 
         Raises:
             InvalidTask: see `compile_spec`.

@@ -1,6 +1,7 @@
-"""From a key to its slot queue: key -> bytes -> hash -> slot -> queue name.
+"""The mapping from a key to its slot queue: key -> bytes -> hash -> slot -> queue name.
 
-Everything here is pure and the same on every platform, Python version and process: no clock, no I/O, no `hash()`.
+Everything here is pure and gives the same result on every platform, Python version and process: it uses no clock, no
+I/O and no `hash()`.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from celery_sticky.errors import InvalidKey
 Key = str | bytes | int | UUID
 
 Slot = int | str
-"""Where something stands in a keyspace: the number of a slot; `@<worker>`, a worker's worker queue; or `=<key>`, where
-the jobs of a placed key are written down."""
+"""A place in a keyspace: the number of a slot; `@<worker>`, a worker queue; or `=<key>`, which holds the job records
+of a key in a placed keyspace."""
 
 SlotId = tuple[str, Slot]
-"""Keyspace and slot, or the name of a worker queue."""
+"""Keyspace and slot, or keyspace and the place of a worker queue."""
 
 KeyId = tuple[str, str]
 """Keyspace and key."""
 
 WORKER_QUEUE = "@"
-"""What the name of a worker queue begins with."""
+"""Prefix of the place of a worker queue."""
 KEYED = "="
-"""What the place of a placed key's jobs begins with."""
+"""Prefix of the place that holds a key's jobs in a placed keyspace."""
 
 MAX_KEY_BYTES = 1024
 DEFAULT_SLOTS = 256
@@ -37,19 +38,19 @@ DEFAULT_KEYSPACE = "default"
 DEFAULT_PREFIX = "sticky"
 
 HASH_NAME = "murmur3-x64-128-low/jump/1"
-"""Name and version of the key -> slot function; a worker compares it with the one its keyspace was made with."""
+"""Name and version of the key -> slot function. A worker compares it with the one in its keyspace's document."""
 
 _KEYSPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TAKEN = "a key is a str, bytes, int or UUID"
-_COMPOSE = 'make one text of the parts, as in f"{a}:{b}"'
+_COMPOSE = 'join the parts into one text, as in f"{a}:{b}"'
 
 
 def key_bytes(key: Key) -> bytes:
-    """Return the bytes a key stands for.
+    """Return the bytes that represent a key.
 
-    Text is taken as it is, without Unicode normalisation. `42` and `"42"` are one key, a UUID and its lower-case text
-    with dashes are one key. Subclasses count as their base type, except enum members: what their text is depends on
-    the Python version.
+    Text is used as it is, without Unicode normalisation. `42` and `"42"` are the same key, and so are a UUID and its
+    lower-case text with dashes. Subclasses count as their base type. Enum members are refused, because their text
+    depends on the Python version.
 
     Raises:
         InvalidKey: the key is empty, too long, not valid Unicode, or of another type.
@@ -58,15 +59,15 @@ def key_bytes(key: Key) -> bytes:
     if not data:
         raise InvalidKey(f"the key is empty; {_TAKEN}")
     if len(data) > MAX_KEY_BYTES:
-        raise InvalidKey(f"the key has {len(data)} bytes, at most {MAX_KEY_BYTES} are allowed; use a digest of it")
+        raise InvalidKey(f"the key has {len(data)} bytes; at most {MAX_KEY_BYTES} are allowed; use a digest of it")
     return data
 
 
 def _encode(key: object) -> bytes:
-    # The base type's own methods: a subclass that overrides `encode` or `__str__` must not change the slot.
+    # These call the base type's methods: a subclass that overrides `encode` or `__str__` must not change the slot.
     match key:
         case Enum():
-            raise InvalidKey(f"the key is a member of {type(key).__name__}; give its .value")
+            raise InvalidKey(f"the key is a member of {type(key).__name__}; use its .value")
         case bool():
             raise InvalidKey(f"the key is a bool; {_TAKEN}: {_COMPOSE}")
         case str():
@@ -96,22 +97,22 @@ def _encode_int(key: int) -> bytes:
 
 def _advice(key: object) -> str:
     if hasattr(key, "__index__"):
-        return "give int(key)"
+        return "use int(key)"
     if isinstance(key, bytearray | memoryview):
-        return "give bytes(key)"
+        return "use bytes(key)"
     return _COMPOSE
 
 
 def key_text(key: Key) -> str:
-    """Return the key as it travels in a message, where only text can.
+    """Return the key as text, the form in which messages carry it.
 
     Raises:
-        InvalidKey: as `key_bytes`, or the key is bytes that are not valid UTF-8.
+        InvalidKey: see `key_bytes`; or the key is bytes that are not valid UTF-8.
     """
     try:
         return key_bytes(key).decode()
     except UnicodeDecodeError as exc:
-        raise InvalidKey(f"the key is bytes that are not valid UTF-8 (at byte {exc.start}); give key.hex()") from exc
+        raise InvalidKey(f"the key is bytes that are not valid UTF-8 (at byte {exc.start}); use key.hex()") from exc
 
 
 def hash_key(data: bytes) -> int:
@@ -129,27 +130,27 @@ def slot_for(key: Key, slots: int = DEFAULT_SLOTS) -> int:
 
 
 def queue_name(keyspace: str, slot: Slot, prefix: str = DEFAULT_PREFIX) -> str:
-    """Return the name of a slot's queue, or of a worker queue."""
+    """Return the name of a slot queue or of a worker queue."""
     return f"{prefix}.{keyspace}.{slot}"
 
 
 def worker_queue(worker: str) -> str:
-    """Return what the worker queue of a worker is called in its keyspace."""
+    """Return the place of a worker's queue in its keyspace."""
     return WORKER_QUEUE + worker
 
 
 def job_place(key: str) -> str:
-    """Return where the jobs of a key stand in a keyspace that directs keys."""
+    """Return the place that holds the jobs of a key in a placed keyspace."""
     return KEYED + key
 
 
 def key_of(place: str) -> str:
-    """Return the key whose jobs stand in this place."""
+    """Return the key whose jobs this place holds."""
     return place.removeprefix(KEYED)
 
 
 def slot_of_queue(queue: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, Slot] | None:
-    """Return keyspace and slot of a queue by its name; None: it is not one of ours."""
+    """Return keyspace and slot of a queue by its name, or None if it is not one of our queues."""
     lead, _, rest = queue.partition(".")
     keyspace, _, slot = rest.partition(".")
     if lead != prefix or _KEYSPACE.fullmatch(keyspace) is None:
@@ -171,15 +172,15 @@ def queue_for(
 
 
 def is_slot_queue(name: str, prefix: str = DEFAULT_PREFIX) -> bool:
-    """Tell whether a queue name is that of some slot or worker queue, of whatever keyspace."""
+    """Return True if this is the name of a slot queue or a worker queue of any keyspace."""
     return slot_of_queue(name, prefix) is not None
 
 
 def check_keyspace(name: object) -> str:
-    """Return the name if it can be a keyspace's.
+    """Return the name if it is valid as the name of a keyspace.
 
     Raises:
-        InvalidKey: it has other characters, or more than 64 of them.
+        InvalidKey: the name contains other characters, or is not 1 to 64 characters long.
     """
     if not isinstance(name, str) or not _KEYSPACE.fullmatch(name):
         raise InvalidKey(f"keyspace {name!r}: a keyspace's name is 1 to 64 letters, digits, '_' or '-'")

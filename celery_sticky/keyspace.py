@@ -1,6 +1,6 @@
-"""Where a key belongs in a keyspace that directs keys: to the worker that pinned it, or that a function names.
+"""The placement of a key in a placed keyspace: the worker that pinned it, or the one that `assign` returns.
 
-Pure: no store, no clock. In a plain keyspace none of this is used: there a key belongs to its slot.
+This module is pure: it uses no store and no clock. Plain keyspaces do not use it; there a key belongs to its slot.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MOST_SLOTS = 65536
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A live worker as an `assign` function is given it."""
+    """A live worker, as passed to an `assign` function."""
 
     name: str
     """Its node name, as in `celery -n`."""
     joined: int = 0
-    """Grows from one that joined to the next: an order, not a time."""
+    """Grows with each worker that joins: an order, not a time."""
     weight: int = 1
     attributes: Mapping[str, str] = field(default_factory=dict, compare=False)
     """`sticky_attributes` of that worker, and `version`."""
@@ -38,13 +38,13 @@ Assign = Callable[[str, Sequence[Worker]], Any]
 def jump(key: str, workers: Sequence[Worker]) -> Worker:
     """Hash the key onto the live workers, oldest first: `Keyspace(name, assign=jump)`.
 
-    Simple, and dear: when a worker in the middle of ten leaves, half of all keys move.
+    This is simple but moves many keys: when a worker in the middle of ten leaves, half of all keys move.
     """
     return workers[jump_hash(hash_key(key.encode()), len(workers))]
 
 
 class Unpinned(StrEnum):
-    """Where a key goes that no live worker has pinned."""
+    """Destination of a key that no live worker has pinned."""
 
     SLOT = "slot"
     REFUSE = "refuse"
@@ -52,7 +52,7 @@ class Unpinned(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """A keyspace and how it directs keys; `Keyspace("name")` alone is a plain one.
+    """A keyspace and the placement of its keys; `Keyspace("name")` alone is a plain keyspace.
 
     ```python
     Keyspace("sessions", assign=lambda key, workers: workers[0], version="2")
@@ -60,20 +60,21 @@ class Keyspace:
     ```
 
     Raises:
-        InvalidSettings: something in it cannot be used, or does not go together.
+        InvalidSettings: a value is invalid, or two values contradict each other.
     """
 
     name: str
     slots: int | None = None
     """None: `sticky_slots`."""
     assign: Assign | None = None
-    """Called as `assign(key, workers)`, returns one of the workers or its name."""
+    """Called as `assign(key, workers)`; returns one of the workers, or its name."""
     pins: bool = False
     """Whether workers may pin keys."""
     unpinned: str = Unpinned.SLOT
     """`slot`: a key without a pin goes to its slot's owner (or where `assign` says); `refuse`: it cannot be sent to."""
     version: str = ""
-    """Of the function: change it with what the function returns, and workers of two versions do not mix."""
+    """Version of the `assign` function. Change it whenever the function's results change: workers of different
+    versions then cannot share the keyspace."""
 
     def __post_init__(self) -> None:
         try:
@@ -93,41 +94,41 @@ class Keyspace:
         if self.unpinned not in tuple(Unpinned):
             raise InvalidSettings(f"{who}: unpinned is {self.unpinned!r}: it must be 'slot' or 'refuse'")
         if self.unpinned == Unpinned.REFUSE and not self.pins:
-            raise InvalidSettings(f"{who}: unpinned='refuse' goes with pins=True only")
+            raise InvalidSettings(f"{who}: unpinned='refuse' needs pins=True")
         if self.assign is not None and not (self.version or getattr(self.assign, "__qualname__", "")):
-            raise InvalidSettings(f"{who}: its assign function has no name by which versions are told: give version=…")
+            raise InvalidSettings(f"{who}: its assign function has no name to identify it by: set version=…")
 
     @property
     def placed(self) -> bool:
-        """Whether keys go to workers, not only to slots."""
+        """Whether this is a placed keyspace: its keys can go to single workers, not only to slots."""
         return self.pins or self.assign is not None
 
     @property
     def assignment(self) -> str:
-        """What the assign function is called."""
+        """Name of the `assign` function, with the version if there is one."""
         name = str(getattr(self.assign, "__qualname__", type(self.assign).__name__))
         return f"{name}@{self.version}" if self.version else name
 
     @property
     def placed_by(self) -> str:
-        """What directs its keys, for people."""
+        """Description of how its keys are placed, for people."""
         return " and ".join((*(("pins",) if self.pins else ()), *((self.assignment,) if self.assign else ())))
 
     @property
     def hash_name(self) -> str:
-        """What is written down in the keyspace's document: who is configured with another one is kept out."""
+        """Name of the placement, stored in the keyspace's document. Workers with another name may not take part."""
         assigned = f" assign={self.assignment}" if self.assign is not None else ""
         return HASH_NAME + assigned + (" pins" if self.pins else "")
 
 
 def workers_of(view: View) -> tuple[Worker, ...]:
-    """Return the workers that keys may be given to: live, not leaving, oldest first."""
+    """Return the workers that can be given keys: live, not leaving, oldest first."""
     found = (Worker(m.name, m.joined, m.weight, m.attributes) for m in view.active if HAS_WORKER_QUEUE in m.attributes)
     return tuple(sorted(found, key=lambda worker: (worker.joined, worker.name)))
 
 
 def check_same(keyspace: Keyspace, view: View) -> None:
-    """See that the workers of a keyspace direct its keys as we would.
+    """Check that the keyspace's workers use the same placement as this process.
 
     Raises:
         KeyspaceMismatch: they do not.
@@ -140,27 +141,30 @@ def check_same(keyspace: Keyspace, view: View) -> None:
 
 
 def how_to_agree(keyspace: str, view: View, slots: int) -> str:
-    """Return what to do where a process is configured with other slots, or another assignment, than its keyspace."""
+    """Return advice for a process whose number of slots, or whose placement, differs from its keyspace's."""
     if slots != view.slots:
-        return f"A keyspace keeps its number of slots: give {keyspace!r} {view.slots} here, or take another keyspace"
+        return (
+            f"A keyspace cannot change its number of slots: give {keyspace!r} {view.slots} slots here, or use another "
+            "keyspace"
+        )
     placed_by = view.hash.removeprefix(HASH_NAME).strip()
-    said = f"as one that directs keys by {placed_by}" if placed_by else "as a plain one, without assign and pins"
+    said = f"with keys placed by {placed_by}" if placed_by else "as a plain keyspace, without assign and pins"
     return (
-        f"Declare {keyspace!r} here {said}. Or change it for all: sticky.jobs.shutdown({keyspace!r}) where it is "
-        f"declared as before, let its queues run empty, stop its workers, `celery sticky init --force --keyspace "
-        f"{keyspace}`, start them as declared here, sticky.jobs.reopen({keyspace!r})"
+        f"Declare {keyspace!r} here {said}. Or change it everywhere: call sticky.jobs.shutdown({keyspace!r}) where the "
+        f"old declaration is in use, let its queues run empty, stop its workers, run `celery sticky init --force "
+        f"--keyspace {keyspace}`, start the workers with this declaration, call sticky.jobs.reopen({keyspace!r})"
     )
 
 
 def assigned(keyspace: Keyspace, key: str, workers: Sequence[Worker]) -> str:
-    """Return the name of the worker that the keyspace's function gives the key to.
+    """Return the name of the worker that the keyspace's `assign` function chooses for the key.
 
     Raises:
-        NoWorker: there is none.
-        AssignmentFailed: the function raised, or returned something else than one of the workers.
+        NoWorker: there is no worker.
+        AssignmentFailed: the function raised, or did not return one of the workers.
     """
     if not workers:
-        raise NoWorker(f"key {key!r}: no live worker takes part in keyspace {keyspace.name!r}: it cannot be assigned")
+        raise NoWorker(f"key {key!r} has no worker: no live worker takes part in keyspace {keyspace.name!r}")
     what = f"keyspace {keyspace.name!r}, key {key!r}: its assign function {keyspace.assignment!r}"
     assign = keyspace.assign
     assert assign is not None
@@ -171,19 +175,22 @@ def assigned(keyspace: Keyspace, key: str, workers: Sequence[Worker]) -> str:
     name = chosen.name if isinstance(chosen, Worker) else chosen
     if not any(worker.name == name for worker in workers):
         there = ", ".join(worker.name for worker in workers)
-        raise AssignmentFailed(f"{what} returned {chosen!r}, which is none of the workers: {there}")
+        raise AssignmentFailed(f"{what} returned {chosen!r}, which is not one of the workers: {there}")
     return str(name)
 
 
 def pinner(view: View, incarnation: str | None) -> str | None:
-    """Return the name of the worker with this incarnation, if its pins count: it lives and does not leave."""
+    """Return the name of the worker with this incarnation, if its pins count: it is live and not leaving."""
     if incarnation is None:
         return None
     return next((member.name for member in view.active if member.incarnation == incarnation), None)
 
 
 def successor(view: View, worker: str) -> str | None:
-    """Return who empties the worker queue of a worker that is gone; None: nobody yet, or it is not gone."""
+    """Return the successor that empties the queue of a worker that is gone.
+
+    Return None if the worker is still a member, or if nobody can take over its queue yet.
+    """
     if worker in view.members:
         return None
     owner = view.owner[slot_for(worker_queue(worker), view.slots)]
@@ -193,10 +200,10 @@ def successor(view: View, worker: str) -> str | None:
 def placement_of(
     keyspace: Keyspace, key: str, slots: int, view: View, workers: Sequence[Worker], pin: str | None = None
 ) -> Slot:
-    """Return the queue that a key's messages belong in. `pin`: the incarnation that pinned it, if any.
+    """Return the queue that a key's messages belong in. `pin` is the incarnation that pinned the key, if any.
 
     Raises:
-        NotPinned: nobody did, and there is nowhere else for it to go.
+        NotPinned: no live worker has pinned the key, and the keyspace refuses unpinned keys.
         NoWorker, AssignmentFailed: see `assigned`.
     """
     if keyspace.pins:

@@ -1,7 +1,7 @@
-"""What is written on a message: the stamp the sender puts on it, and what the task sees of it when it runs.
+"""The stamp that a sender puts on a message, and the context that the task sees when it runs.
 
-Every message of a keyed task has one header `sticky` with the stamp. A caller may give the key himself in the header
-`sticky-key`, and its keyspace in `sticky-keyspace`.
+Every message of a keyed task has one header `sticky` with the stamp. A caller may set the key in the header
+`sticky-key`, and the keyspace in `sticky-keyspace`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ STAMP_VERSION = 1
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """Where a message belongs, as its sender worked it out."""
+    """The slot of a message, as computed by its sender."""
 
     key: str
     keyspace: str
     slot: int
     slots: int
     at: float
-    """The sender's wall clock, in seconds since the epoch: for showing ages, never for decisions."""
+    """The sender's wall clock, in seconds since the Unix epoch. It is used to show ages, never for decisions."""
     hops: int = 0
     """How often workers have passed the message on to each other."""
     starts: int | None = None
-    """Starts counted in queues that it was passed on from; None: it was never found in flight there."""
+    """Starts counted in the queues it was passed on from; None if it was never in flight there."""
 
     def to_header(self) -> dict[str, Any]:
         """Return the value of the `sticky` header."""
@@ -54,13 +54,13 @@ class Stamp(msgspec.Struct, frozen=True):
         """Read the value of a `sticky` header.
 
         Raises:
-            InvalidKey: it is not a stamp, it is one of a later version, or its slot is not its key's.
+            InvalidKey: the value is not a stamp, has a later version, or its slot does not match its key.
         """
         if not isinstance(header, dict):
             raise InvalidKey(f"the stamp is a {type(header).__name__}, not a mapping")
         _check_version(header.get("v"))
         try:
-            stamp = msgspec.convert(header, cls)  # takes no value of another type: True is no slot
+            stamp = msgspec.convert(header, cls)  # strict about types: it refuses True as a slot
         except msgspec.ValidationError as error:
             raise InvalidKey(f"the stamp cannot be read: {error}") from None
         check_keyspace(stamp.keyspace)
@@ -76,15 +76,17 @@ def _check_version(version: object) -> None:
     if type(version) is not int:
         raise InvalidKey(f"the stamp's 'v' is {version!r:.80}, not int")
     if version > STAMP_VERSION:
-        raise InvalidKey(f"the stamp has version {version}, this is up to {STAMP_VERSION}: upgrade celery-sticky here")
+        raise InvalidKey(
+            f"the stamp has version {version}; this release reads versions up to {STAMP_VERSION}: upgrade celery-sticky"
+        )
     if version < 1:
-        raise InvalidKey(f"the stamp has version {version}, which never was")
+        raise InvalidKey(f"the stamp has version {version}, which does not exist")
 
 
 class StickyContext(dict[str, Any]):
-    """What a running task sees as `self.request.sticky`.
+    """The value of `self.request.sticky` in a running task.
 
-    A dict, because Celery may pickle a request into a child process or copy its fields into JSON headers.
+    It is a dict because Celery may pickle a request into a child process or copy its fields into JSON headers.
     """
 
     __slots__ = ()
@@ -111,15 +113,15 @@ class StickyContext(dict[str, Any]):
 
     @property
     def epoch(self) -> int:
-        """The slot's fencing token: give it to whatever the task writes to."""
+        """The slot's fencing token: pass it to every system that the task writes to."""
         return int(self["epoch"])
 
     @property
     def attempt(self) -> int:
-        """How many times this message was started, this time included, as far as is known."""
+        """Number of known starts of this message, including this one."""
         return int(self["attempt"])
 
     @property
     def worker(self) -> str:
-        """The node name of the worker that runs it."""
+        """The node name of the worker that runs the task."""
         return str(self["worker"])

@@ -1,10 +1,11 @@
-"""Which connections are refused before anything is sent: those to several servers, and those Kombu cannot make.
+"""Refuses, before anything is sent, connections to several servers and connections that Kombu cannot make.
 
-A slot's messages and its owner are in one place: a list of servers to switch between is refused.
+A slot's messages and its owner must be in one place, so a list of servers to switch between is refused.
 
-Kombu goes on with the next URL of a list (`redis://a;redis://b`, `broker_failover_strategy`) when it loses its
-connection, and each process does that by itself. Half of the workers would then own every slot at `a`, the other half
-at `b`, and messages would stand where nobody looks. A list of Sentinels is no such list: they all name one primary.
+When Kombu loses its connection, it continues with the next URL of a list (`redis://a;redis://b`,
+`broker_failover_strategy`), and each process does that independently. Half of the workers could then own every slot at
+`a` and the other half at `b`, and messages would wait where nobody fetches them. A list of Sentinels is allowed,
+because all of them lead to one primary.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ SENTINEL = "sentinel://"
 
 
 def check_one_server(connection: Connection) -> None:
-    """Refuse a connection that names several servers. It sends nothing.
+    """Refuse a connection that names several servers. This sends nothing.
 
     Raises:
-        InvalidSettings: it names more than one, and not all of them are Sentinels.
+        InvalidSettings: the connection names more than one server, and not all of them are Sentinels.
     """
     urls = list(dict.fromkeys(connection.alt or ()))
     if len(urls) < 2 or all(url.startswith(SENTINEL) for url in urls):
         return
     named = ", ".join(maybe_sanitize_url(url) for url in urls)
     raise InvalidSettings(
-        f"{len(urls)} servers are listed ({named}): Celery would switch between them, each process by itself, while a "
-        "slot's messages and owner are at one of them. Name one server, a name that follows its primary, or Sentinels "
-        "(sentinel://…;sentinel://…)"
+        f"{len(urls)} servers are listed ({named}). Each Celery process would switch between them independently, but a "
+        "slot's messages and owner are on one server. Use one server, a host name that always resolves to the primary, "
+        "or Sentinels (sentinel://…;sentinel://…)"
     )
 
 
 def known_connection(connect: Callable[[], Connection]) -> Connection:
-    """Return a connection that Kombu can make. It sends nothing.
+    """Return the connection, after checking that Kombu can use it. This sends nothing.
 
     Raises:
-        InvalidSettings: Kombu has no transport of this name, or not the library that it needs.
+        InvalidSettings: Kombu has no transport of this name, or the client library that it needs is missing.
     """
     try:
         connection = connect()

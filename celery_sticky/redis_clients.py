@@ -1,8 +1,8 @@
-"""Redis clients made from the settings of the app's own Kombu connection. Rule: no URL is parsed here.
+"""Redis clients made from the settings of the app's own Kombu connection. This module parses no URLs.
 
 Kombu's Redis channel turns a connection (`redis://`, `rediss://`, `redis+socket://`, `sentinel://`, and the
-`broker_transport_options`) into a connection pool. We let it do just that, and change only what a client with a
-deadline needs: short timeouts, and no retries of its own, so that no request is ever sent twice.
+`broker_transport_options`) into a connection pool. We use that pool and change only what a client with a deadline
+needs: short timeouts, and no retries, so that no request is ever sent twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ try:
 except ImportError:  # redis-py below 7 has no such notifications
     NO_MAINTENANCE: dict[str, Any] = {}
 else:
-    # They would stretch our timeouts while a managed server is under maintenance.
+    # These notifications would extend our timeouts while a managed server is under maintenance.
     NO_MAINTENANCE = {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 4
 SENTINEL_PARAMS = {"socket_timeout", "socket_connect_timeout", "retry", *NO_MAINTENANCE}
-"""What the clients of the Sentinels themselves get of ours; each Sentinel that is down costs one timeout."""
+"""The parameters of ours that the clients of the Sentinels get too. Each Sentinel that is down costs one timeout."""
 
 
 def is_redis(connection: Connection) -> bool:
-    """Whether Kombu reaches this broker through its Redis transport, or one derived from it."""
+    """Return True if Kombu reaches this broker through its Redis transport, or one derived from it."""
     return issubclass(connection.get_transport_cls(), Transport)
 
 
 def key_prefix(connection: Connection) -> str:
-    """Return what the app wants in front of every Redis key (`global_keyprefix`): clients made here do not add it."""
+    """Return the app's prefix for every Redis key (`global_keyprefix`). Clients made here do not add it."""
     return str(connection.transport_options.get("global_keyprefix") or "")
 
 
@@ -58,14 +58,13 @@ def client_from_connection(
     decode_responses: bool = False,
     protocol: int | None = None,
 ) -> redis.Redis:
-    """Make a client with a small pool of its own; nothing is sent before the first command.
+    """Make a client with a small pool of its own. It sends nothing before the first command.
 
-    It connects to where Kombu would (TLS, Sentinel, user, database, socket options), takes at most `socket_timeout`
-    seconds to connect and as much for each answer, and never repeats a request.
+    The client connects as Kombu would (TLS, Sentinel, user, database, socket options). Connecting takes at most
+    `socket_timeout` seconds, and so does each answer. The client never repeats a request.
 
     Raises:
-        InvalidSettings: the connection is not one to Redis, or to several servers, or its transport options cannot be
-            used.
+        InvalidSettings: the connection is not to Redis, or is to several servers, or its transport options are invalid.
     """
     if not is_redis(connection):
         raise InvalidSettings(f"not a Redis connection: {connection.as_uri()}")
@@ -75,7 +74,7 @@ def client_from_connection(
         "socket_connect_timeout": socket_timeout,
         "retry": Retry(NoBackoff(), 0),
         "retry_on_timeout": False,
-        # A PING before a command would only double the wait: each command has its own timeout.
+        # A PING before a command would double the wait without any gain: each command has its own timeout.
         "health_check_interval": 0,
         "max_connections": MAX_CONNECTIONS,
         "decode_responses": decode_responses,
@@ -85,24 +84,24 @@ def client_from_connection(
         params["protocol"] = protocol
     try:
         pool = _pool(connection, params)
-    except ValueError as error:  # Kombu's answer to a bad database number, a missing master_name, ...
-        raise InvalidSettings(f"the broker's transport options cannot be used: {error}") from error
-    # As Kombu does: a streaming credential provider is told of the pool by the client.
+    except ValueError as error:  # Kombu raises it for a bad database number, a missing master_name, ...
+        raise InvalidSettings(f"the broker's transport options are invalid: {error}") from error
+    # Kombu passes the provider too: through the client, a streaming credential provider gets to know the pool.
     return redis.Redis(connection_pool=pool, credential_provider=pool.connection_kwargs.get("credential_provider"))
 
 
 def harm_of(policy: str) -> str:
-    """Return what a server with this `maxmemory-policy` deletes of ours when its memory is short."""
+    """Return what a server with this `maxmemory-policy` deletes of ours when it runs out of memory."""
     if policy.startswith("volatile"):
-        return "it deletes revokes, outcomes of jobs and big messages on their way to it"
-    return "it deletes messages and ownership, and tasks are lost"
+        return "it deletes revokes, job outcomes and big messages that are being uploaded"
+    return "it deletes messages and ownership records, and tasks are lost"
 
 
 def eviction_policy(connection: Connection, *, socket_timeout: float) -> str | None:
-    """Return what the server deletes when its memory is short (`noeviction`: nothing); None: it does not tell.
+    """Return the server's `maxmemory-policy`, or None if the server does not report it.
 
     Raises:
-        BrokerUnavailable: it does not answer.
+        BrokerUnavailable: the server does not answer.
     """
     client = client_from_connection(connection, socket_timeout=socket_timeout, decode_responses=True, protocol=2)
     try:
@@ -120,7 +119,7 @@ def eviction_policy(connection: Connection, *, socket_timeout: float) -> str | N
 
 
 def close_client(client: redis.Redis) -> None:
-    """Drop every connection of a client made here, those to its Sentinels too. May be called twice."""
+    """Close every connection of a client made here, including those to its Sentinels. May be called twice."""
     client.connection_pool.disconnect()
     manager = getattr(client.connection_pool, "sentinel_manager", None)
     for sentinel in manager.sentinels if manager else ():
@@ -129,12 +128,12 @@ def close_client(client: redis.Redis) -> None:
 
 @contextmanager
 def translate_errors(error_cls: type[StickyError], at: str = "Redis") -> Iterator[None]:
-    """Turn whatever Redis or its network answers into `error_cls`: the caller can only wait and look again.
+    """Turn every error of Redis or its network into `error_cls`. The caller can only wait and try again.
 
-    `at` says whose answer it is: a timeout does not name its server.
+    `at` names the server in the message, because a timeout does not.
 
-    That includes refusals such as LOADING, READONLY or OOM: `redis_errors` tells what they mean. Not included:
-    `redis.DataError`, an argument that cannot be sent.
+    This includes refusals such as LOADING, READONLY or OOM; `redis_errors` explains them. It does not include
+    `redis.DataError`, which means that an argument cannot be sent.
     """
     try:
         yield
@@ -145,21 +144,21 @@ def translate_errors(error_cls: type[StickyError], at: str = "Redis") -> Iterato
 
 
 def _pool(connection: Connection, params: dict[str, Any]) -> redis.ConnectionPool:
-    transport = connection.get_transport_cls()(client=connection)  # the app's own transport is left alone
+    transport = connection.get_transport_cls()(client=connection)  # a new one: the app's own stays untouched
     sentinel_params = {name: value for name, value in params.items() if name in SENTINEL_PARAMS}
 
     class Settings(transport.Channel):  # type: ignore[misc,name-defined]
-        """Kombu's channel (5.5-5.7, `transport/redis.py`), as far as it reads settings: it does not connect."""
+        """Kombu's channel (5.5-5.7, `transport/redis.py`), used only to read settings. It does not connect."""
 
         def __init__(self) -> None:
-            virtual.Channel.__init__(self, transport)  # takes the transport options; Redis' own would send a PING
+            virtual.Channel.__init__(self, transport)  # reads the options; Redis' own `__init__` would send a PING
             self.sentinel_kwargs = {**(getattr(self, "sentinel_kwargs", None) or {}), **sentinel_params}
 
         def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
             theirs = super()._connparams(asynchronous)
             ours = dict(params)
             if "path" in theirs:
-                del ours["socket_connect_timeout"]  # a unix socket has none
+                del ours["socket_connect_timeout"]  # a connection over a Unix socket does not accept it
             return {**theirs, **ours}
 
     pool: redis.ConnectionPool = Settings()._get_pool()

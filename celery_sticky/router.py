@@ -1,9 +1,9 @@
 """Sends each keyed task to the queue of its key's slot, and leaves every other task alone.
 
-Every publish of an app asks `app.amqp.router.route(...)` (celery/app/base.py, `send_task`), and what that returns are
-the options the message is published with. So our router stands in front of the app's own there, and not among
-`task_routes`: a route's answer gives way to the caller's options, is ignored for a retry, and loses its headers where
-the caller passes some; and users replace `task_routes`. (Celery 5.5 to 5.7.)
+Every publish of an app calls `app.amqp.router.route(...)` (celery/app/base.py, `send_task`), and publishes the message
+with the options that this returns. Our router wraps the app's own router there. An entry in `task_routes` would not
+do: the caller's options override it, a retry ignores it, its headers are lost if the caller passes some, and users
+replace `task_routes`. (Celery 5.5 to 5.7.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from celery_sticky.settings import Settings
 _NOT_GIVEN: Final = ("not given",)
 _DESTINATION: Final = ("queue", "exchange", "exchange_type", "routing_key")
 
-# Tasks that run another task's body over many items -> how an item becomes that task's arguments.
+# Tasks that run another task's body over many items -> function from an item to that task's arguments.
 _MAPS: Final[Mapping[str, Callable[[Any], Sequence[Any]]]] = {
     "celery.map": lambda item: (item,),
     "celery.starmap": lambda item: item,
@@ -45,7 +45,7 @@ _MAPS: Final[Mapping[str, Callable[[Any], Sequence[Any]]]] = {
 
 
 class StickyRouter:
-    """A router in front of another: keyed tasks are addressed here, all others there."""
+    """A router that wraps another one: it addresses keyed tasks and passes all other tasks on."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StickyRouter:
         placement_of: Callable[[Keyspace, str], Slot] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """`check` is called before the first keyed message, and raises where there must be none."""
+        """Wrap `inner`. `check` is called before the first keyed message and raises if the broker is not suitable."""
         self._placement_of = placement_of
         self._inner = inner
         self._tasks = tasks
@@ -77,19 +77,19 @@ class StickyRouter:
         kwargs: Mapping[str, Any] | None = None,
         task_type: Any = None,
     ) -> dict[str, Any]:
-        """Return the options a message is to be published with.
+        """Return the options with which a message is published.
 
         Raises:
-            InvalidKey: the task's key is missing, or cannot be one.
-            InvalidTask: what the task says of its key cannot be used.
-            InvalidSettings: the app's broker is a list of servers, or one that has no slot queues.
-            RoutingConflict: the task is keyed, and the caller, or the task itself, names another destination.
-            StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: its keyspace directs keys to workers, and where
-                this one goes cannot be told.
+            InvalidKey: the task's key is missing or invalid.
+            InvalidTask: the task's `key`, `keyspace` or `serial` is invalid.
+            InvalidSettings: the app's broker is a list of servers, or has no slot queues.
+            RoutingConflict: the task is keyed, and the caller or the task itself names another destination.
+            StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: the task belongs to a placed keyspace, and the
+                lookup of the key's placement failed.
         """
         if args is _NOT_GIVEN:
-            # A chord without native support looks for the queue of its unlocking task, which has no key
-            # (celery/backends/base.py, `fallback_chord_unlock`).
+            # A chord without native support asks for the queue of its unlocking task without giving arguments; that
+            # task has no key (celery/backends/base.py, `fallback_chord_unlock`).
             return self._unkeyed(options, name, (), kwargs, task_type)
         headers = options.get("headers") or {}
         called = name if task_type is None else task_type.name
@@ -123,7 +123,7 @@ class StickyRouter:
     def _key_of_map(
         self, called: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]
     ) -> tuple[KeySpec | None, str | None]:
-        """Return what a map over a keyed task belongs to: one message can go to one slot only."""
+        """Return spec and key of a map over a keyed task. It is one message, so all its items must have one key."""
         mapped = kwargs.get("task")
         spec = self._tasks.spec_for(mapped["task"]) if isinstance(mapped, Mapping) and "task" in mapped else None
         if KEY_HEADER in headers:
@@ -133,7 +133,7 @@ class StickyRouter:
         keys = {spec.key_text(_MAPS[called](item), {}) for item in kwargs.get("it") or ()}
         if len(keys) > 1:
             raise InvalidKey(
-                f"task {spec.task!r}: a map or chunk is one message and can go to one slot only, "
+                f"task {spec.task!r}: a map or chunk is one message and can have one key only, "
                 f"but its items have {len(keys)} keys; use a group"
             )
         return spec, keys.pop() if keys else None
@@ -144,7 +144,10 @@ class StickyRouter:
         return DEFAULT_KEYSPACE if spec is None else spec.keyspace
 
     def _inherited(self, options: dict[str, Any], name: str, *call: Any) -> dict[str, Any]:
-        """Add what `task_routes` says of the task, save for where to send it: a catch-all names a queue for all."""
+        """Add the options that `task_routes` has for the task, except the destination.
+
+        A catch-all route names a queue for every task, so a destination there must not count as a conflict.
+        """
         if not self._inner.routes:
             return options
         args, kwargs, task_type = call
@@ -173,9 +176,9 @@ class StickyRouter:
         stamp = Stamp(key, keyspace, slot, slots, self._clock())
         written = {**headers, STAMP_HEADER: stamp.to_header()}
         if KEY_HEADER in headers:
-            written[KEY_HEADER] = key  # as text, so that a retry finds the same key after JSON
+            written[KEY_HEADER] = key  # as text, so that a retry reads the same key back from JSON
         addressed = {option: value for option, value in options.items() if option not in _DESTINATION}
-        # Redis and Valkey make a list at the first push: declaring it would cost a round trip for every slot and
+        # Redis and Valkey create a list at the first push. A declaration would cost a round trip for every slot and
         # connection, and a lookup for every message.
         return {"declare": [], **addressed, "queue": queue, "headers": written}
 
@@ -185,8 +188,8 @@ class StickyRouter:
             self._checked = True
 
     def _make_queue(self, keyspace: str, slot: Slot, settings: Settings) -> Any:
-        # An object and not a name: Celery adds each name it does not know to `app.amqp.queues`, for ever, and a
-        # worker started without -Q would consume from it.
+        # A `Queue` object, not a name: Celery adds every unknown name to `app.amqp.queues` for ever, and a worker
+        # started without -Q would consume from it.
         name = queue_name(keyspace, slot, settings.key_prefix)
         queue = Queue(name, exchange=self._exchange, routing_key=name, durable=True)
         return self._queues.setdefault((keyspace, slot), queue)
@@ -202,7 +205,7 @@ def _explicit_key(called: str, headers: Mapping[str, Any]) -> str:
 def _refuse_other_destination(options: Mapping[str, Any], called: str, slot_queue: str, prefix: str) -> None:
     for option in ("queue", "exchange", "routing_key"):
         given = getattr(options.get(option), "name", options.get(option))
-        # A retry asks for the queue its message came from; its arguments, and so its slot, may be other ones now.
+        # A retry names the queue its message came from. With other arguments it may now belong to another slot.
         if given and not is_slot_queue(given, prefix):
             raise RoutingConflict(
                 f"task {called!r} is keyed and goes to the queue of its key's slot, {slot_queue!r}: "
@@ -211,7 +214,7 @@ def _refuse_other_destination(options: Mapping[str, Any], called: str, slot_queu
 
 
 def _slot_given(options: Mapping[str, Any], keyspace: str, prefix: str) -> Slot | None:
-    """Return where a retry comes from: it goes back there, and is passed on by the worker if need be."""
+    """Return the queue that a retry comes from. The retry goes back there; the worker passes it on if necessary."""
     for option in ("queue", "routing_key"):
         given = getattr(options.get(option), "name", options.get(option))
         found = slot_of_queue(given, prefix) if isinstance(given, str) else None
@@ -226,13 +229,13 @@ def install(
     settings: Callable[[], Settings],
     placement_of: Callable[[Keyspace, str], Slot] | None = None,
 ) -> None:
-    """Put a `StickyRouter` in front of every router the app makes from now on, and of the one it may have made.
+    """Wrap every router that the app creates from now on, and the existing one, in a `StickyRouter`.
 
-    The app's configuration is not read. The method is replaced on the object, and not in a subclass, so that any
-    `amqp_cls`, and an `app.amqp` made before, will do.
+    This does not read the app's configuration. It replaces the method on the `amqp` object, not in a subclass, so it
+    works with any `amqp_cls` and with an `app.amqp` that already exists.
     """
     amqp = app.amqp
-    make = amqp.Router  # called for the first publish and by `app.conf.update(task_routes=...)` (celery/app/amqp.py)
+    make = amqp.Router  # called at the first publish and by `app.conf.update(task_routes=...)` (celery/app/amqp.py)
 
     def check() -> None:
         connection = app.connection_for_write()
@@ -243,9 +246,9 @@ def install(
         return StickyRouter(make(*args, **kwargs), tasks, settings, placement_of=placement_of, check=check)
 
     amqp.Router = make_router
-    if "router" in vars(amqp):  # a cached property, already asked for
+    if "router" in vars(amqp):  # a cached property that was already read
         amqp.router = amqp.Router()
-    # `self.request.sticky` is None for a task without a key or run in place. And a request's headers that are no
-    # attribute of Context count as the user's own and are sent again by a retry (celery/app/task.py).
+    # This makes `self.request.sticky` None for a task that has no key or runs in place. It also keeps a retry from
+    # sending the stamp again: Celery resends request headers that are not attributes of Context (celery/app/task.py).
     if not hasattr(Context, STAMP_HEADER):
         Context.sticky = None

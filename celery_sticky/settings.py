@@ -1,6 +1,6 @@
 """Every `sticky_*` setting with its default, read once and checked as a whole.
 
-Nothing here knows Celery: `Settings.read` takes a plain mapping of the `sticky_*` entries.
+This module does not depend on Celery: `Settings.read` takes a plain mapping of the `sticky_*` entries.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from celery_sticky.keys import DEFAULT_PREFIX, DEFAULT_SLOTS, HASH_NAME, check_k
 from celery_sticky.keyspace import MOST_SLOTS, Keyspace
 
 SETTING = "sticky_"
-"""What the name of every setting begins with."""
+"""Prefix of the name of every setting."""
 
 MAX_SLOTS = MOST_SLOTS
 _PREFIX = re.compile(r"[A-Za-z0-9_:-]{1,64}")
 
 
 class OnLeaseLoss(StrEnum):
-    """What becomes of running tasks at the end of trust."""
+    """Treatment of running tasks when trust in the lease ends."""
 
     TERMINATE = "terminate"
     FINISH = "finish"
@@ -36,69 +36,71 @@ class Settings:
     """The settings; `Settings.slots` is `sticky_slots` in `app.conf`, and so on. Durations are in seconds."""
 
     store: str | None = None
-    """URL of the store; None: the broker, where that is Redis."""
+    """URL of the store; None: the broker, if that is Redis."""
     slots: int = DEFAULT_SLOTS
-    """Slots of a keyspace that does not have a number of its own."""
+    """Number of slots of a keyspace without a number of its own."""
     keyspaces: Mapping[str, int] | None = None
     """The keyspaces a worker takes part in, with their slots; None: `default` and those its tasks name."""
     lease_ttl: float = 10.0
     lease_margin: float = 2.0
-    """How much earlier than its lease a member's trust in it ends."""
+    """How long before the end of its lease a member stops trusting it."""
     settle: float = 3.0
-    """How long the first member of an empty keyspace waits for others before it plans."""
+    """How long the first member of an empty keyspace waits for peers before it plans."""
     on_lease_loss: OnLeaseLoss = OnLeaseLoss.TERMINATE
     max_waiting: int = 4096
     """How many messages may wait in a worker for the running task of their key."""
     max_waiting_bytes: int = 64 * 1024 * 1024
-    """Bytes of messages that have not started, beyond which a worker fetches no more; one message always fits."""
+    """Bytes of fetched messages that have not started. A worker at this limit fetches no more; one message always
+    fits."""
     max_attempts: int = 5
-    """After so many starts without an end a message is buried."""
+    """Starts without an end after which a message is buried."""
     key_prefix: str = DEFAULT_PREFIX
-    """What the names of slot queues and of records in the store begin with."""
+    """Prefix of the names of slot queues and of records in the store."""
     weight: int = 1
-    """This worker's share of the slots, relative to the others'; 0: it takes part but is given none."""
+    """This worker's share of the slots, relative to the others'; 0: it takes part but gets no slots."""
     attributes: Mapping[str, str] | None = None
-    """What `assign` functions may know of this worker."""
+    """This worker's attributes, passed to `assign` functions."""
     broker_grace: float = 30.0
-    """How long a worker without its broker, or its job host, keeps its slots while others are there to take them."""
+    """How long a worker that lost its broker or its job host keeps its slots while other workers can take them."""
     dead_limit: int = 0
     """How many buried messages of a keyspace are kept; the oldest are dropped. 0: all."""
     dead_ttl: float = 0.0
     """How long buried messages are kept. 0: for ever."""
     loop_timeout: float | None = 30.0
-    """How long Celery's loop may be silent before the worker gives its slots away; None or 0: it is not watched."""
+    """How long Celery's loop may be silent before the worker gives its slots away; None or 0: the loop is not
+    watched."""
     runtime_dir: str | None = None
     """The folder for this machine's lock files; None: chosen by the worker."""
     revoke_ttl: float = 10800.0
     revoke_limit: int = 50000
-    """How long, and how many of, the revoked task ids are remembered in the store."""
+    """How long the store keeps revoked task ids, and how many of them."""
     job_start_timeout: float = 40.0
     """How long a job's start may take, and how long a dispatch waits for it."""
     job_stop_timeout: float = 10.0
-    """How long a job's stop may take, before the job host is killed with all jobs in it."""
+    """How long a job's stop may take before the job host is killed with all jobs in it."""
     job_shutdown_timeout: float = 120.0
     """How long `sticky.jobs.shutdown` waits for a keyspace's jobs to stop."""
     job_max_queued: int = 1000
     """How many jobs of a keyspace may wait for their first start."""
     job_outcome_ttl: float = 300.0
-    """How long a repeated dispatch is told what came of the first one."""
+    """How long a repeated dispatch can still get the outcome of the first one."""
     job_poll: float = 5.0
-    """How often a worker looks for changes it was not told of."""
+    """How often a worker polls for job changes, in case a notification was lost."""
     job_threads: int = 16
-    """How many jobs' handlers that are no coroutines may be called at a time, in a worker."""
+    """How many job handlers that are not coroutines may run at a time in a worker."""
     job_logger: str = "celery_sticky.jobs"
     """The logger that jobs write to, as `job.logger`."""
     job_app: str | None = None
-    """How the job host finds the app, as `celery -A` does; None: as the worker was started."""
+    """App argument of the job host, as in `celery -A`; None: the same as the worker's."""
     placed: Mapping[str, Keyspace] = field(default_factory=dict)
-    """Keyspaces that were given as a `Keyspace`, by name. No entry of `app.conf`."""
+    """Keyspaces declared as a `Keyspace`, by name. This is not an entry of `app.conf`."""
 
     @classmethod
     def read(cls, conf: Mapping[str, Any]) -> Self:
-        """Make settings of a mapping's `sticky_*` entries; other entries are not looked at.
+        """Create settings from a mapping's `sticky_*` entries; other entries are ignored.
 
         Raises:
-            InvalidSettings: an entry is unknown, of a wrong type or range, or two do not go together.
+            InvalidSettings: an entry is unknown, has the wrong type or range, or two entries contradict each other.
         """
         given = {name.removeprefix(SETTING): value for name, value in conf.items() if name.startswith(SETTING)}
         _check_names(given)
@@ -112,38 +114,38 @@ class Settings:
         return settings
 
     def declaring(self, keyspaces: Iterable[Keyspace]) -> Self:
-        """Return these settings with keyspaces that the code declares.
+        """Return these settings with the keyspaces that the code declares.
 
         Raises:
-            InvalidSettings: one of them is another one's of the same name.
+            InvalidSettings: two different keyspaces have the same name.
         """
         placed, own = dict(self.placed), dict(self.keyspaces or {})
         for keyspace in keyspaces:
             if placed.setdefault(keyspace.name, keyspace) != keyspace:
-                raise InvalidSettings(f"keyspace {keyspace.name!r} is declared twice, and not alike")
+                raise InvalidSettings(f"keyspace {keyspace.name!r} is declared twice with different options")
             if keyspace.name in own and keyspace.slots is not None:
                 own[keyspace.name] = keyspace.slots
         return replace(self, placed=placed, keyspaces=self.keyspaces and own)
 
     def slots_of(self, keyspace: str) -> int:
-        """Return the number of slots of a keyspace, also of one this worker takes no part in."""
+        """Return the number of slots of a keyspace, also of one that this worker does not take part in."""
         declared = self.placed.get(keyspace)
         named = (self.keyspaces or {}).get(keyspace)
         return named or (declared and declared.slots) or self.slots
 
     def hash_of(self, keyspace: str) -> str:
-        """Return what a keyspace's document is to say of how its keys find their way."""
+        """Return the name of the hash and placement that must be in the keyspace's document."""
         declared = self.placed.get(keyspace)
         return declared.hash_name if declared is not None else HASH_NAME
 
     def placed_keyspace(self, keyspace: str) -> Keyspace | None:
-        """Return the keyspace if it directs keys to workers, else None."""
+        """Return the keyspace if it is a placed keyspace, else None."""
         declared = self.placed.get(keyspace)
         return declared if declared is not None and declared.placed else None
 
     @property
     def io_timeout(self) -> float:
-        """How long a store or broker may take to answer: a beat that hangs must leave time for others in the lease."""
+        """Seconds a store or broker may take to answer. A heartbeat that hangs must leave time for more in a lease."""
         return max(0.5, min(5.0, self.lease_ttl / 5))
 
 
@@ -151,18 +153,18 @@ def _check_names(given: Mapping[str, Any]) -> None:
     for name in sorted(SETTING + name for name in given):
         if name not in NAMES:
             near = get_close_matches(name, NAMES, n=1, cutoff=0)
-            raise InvalidSettings(f"there is no setting {name!r}; did you mean {near[0]!r}?")
+            raise InvalidSettings(f"unknown setting {name!r}; did you mean {near[0]!r}?")
 
 
 def _check_together(s: Settings) -> None:
     if s.lease_margin >= s.lease_ttl / 3:
         raise InvalidSettings(
             f"sticky_lease_margin ({s.lease_margin:g} s) must be less than a third of sticky_lease_ttl "
-            f"({s.lease_ttl:g} s): a lease is renewed every third of its ttl, and one lost beat must not end the trust"
+            f"({s.lease_ttl:g} s): a lease is renewed every third of its ttl, and one lost heartbeat must not end trust"
         )
 
 
-# -- One reader for each kind of value ------------------------------------------------------------
+# -- One reader for each type of value ------------------------------------------------------------
 
 _Reader = Callable[[str, Any], Any]
 
@@ -231,12 +233,12 @@ def _on_lease_loss(name: str, value: Any) -> OnLeaseLoss:
 
 
 def read_keyspaces(name: str, value: Any) -> dict[str, int | None] | None:
-    """Read names (a list, or text with commas) or a mapping of name -> slots; a name alone has None.
+    """Read names (a list, or comma-separated text) or a mapping of name -> slots. A name without slots maps to None.
 
     In a list, a `Keyspace` may stand for its name.
 
     Raises:
-        InvalidSettings: one of them cannot be a keyspace, or there is none.
+        InvalidSettings: a name is invalid, or there is no name.
     """
     if value is None:
         return None
@@ -249,13 +251,13 @@ def read_keyspaces(name: str, value: Any) -> dict[str, int | None] | None:
         named = {one.name: one.slots for one in value if isinstance(one, Keyspace)}
         named |= dict.fromkeys(one for one in value if not isinstance(one, Keyspace))
     else:
-        raise InvalidSettings(f"{name} is {value!r}: it must be names of keyspaces, or a mapping of name to slots")
+        raise InvalidSettings(f"{name} is {value!r}: it must be keyspace names, or a mapping of name to slots")
     try:
         checked = {check_keyspace(key): slots for key, slots in named.items()}
     except InvalidKey as exc:
         raise InvalidSettings(f"{name}: {exc}") from exc
     if not checked:
-        raise InvalidSettings(f"{name} names no keyspace; leave it out for all that the tasks name")
+        raise InvalidSettings(f"{name} names no keyspace; remove it to use `default` and all that the tasks name")
     return checked
 
 
@@ -299,4 +301,4 @@ _READERS: Mapping[str, _Reader] = {
 }
 
 NAMES = tuple(SETTING + name for name in _READERS)
-"""What the entries of `app.conf` may be called."""
+"""The valid names of `sticky_*` entries in `app.conf`."""

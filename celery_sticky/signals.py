@@ -1,14 +1,15 @@
-"""Signals a worker sends in its main process when slots and pins come and go: for caches, connections and the like.
+"""Signals that a worker sends in its main process when it gains or loses slots and pins, e.g. to manage caches.
 
-`slots_gained` comes when messages of the slots may start here. `slots_lost` comes when nothing of them runs here any
-more, and the next owner starts only after its receivers have returned, except where the slots were lost to an eviction.
-Both give `sender` (the worker's node name), `keyspace` and `slots` (a frozenset of slot numbers).
+`slots_gained` is sent when messages of the slots may start here. `slots_lost` is sent when no task of the slots runs
+here any more. The next owner starts only after the receivers of `slots_lost` have returned, unless the slots were lost
+to an eviction. Both signals pass `sender` (the worker's node name), `keyspace` and `slots` (a frozenset of slot
+numbers).
 
-`pins_lost` comes when keys are not pinned any more that any process of this worker had pinned, and that it has not let
-go: another worker took them, or this one was evicted. It comes when the worker is a member (again), so that a receiver
-may pin. It gives `sender`, `keyspace` and `keys` (a frozenset of their texts), and may come twice for a key.
+`pins_lost` is sent when this worker has lost pins that one of its processes had set and not removed: another worker
+took them, or this one was evicted. It is sent once the worker is a member (again), so that a receiver can pin the keys
+again. It passes `sender`, `keyspace` and `keys` (a frozenset of key texts), and may be sent twice for a key.
 
-They are sent in threads of celery-sticky: receivers must be quick.
+Signals are sent in threads of celery-sticky, so receivers must be quick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What belongs to one Celery app, whatever refers to it: its settings, tasks, jobs, and the clients of its stores."""
+"""The parts that belong to one Celery app: its settings, tasks, jobs, and the clients of its stores."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from celery_sticky.stores import JobStore, PlacementStore, open_job_store, open_
 
 
 class Wiring:
-    """What belongs to one app, however many `Sticky` objects refer to it."""
+    """The parts of one app, shared by all `Sticky` objects that refer to it."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
         self.tasks = KeyedTasks(self._registry)
         self.declared = DeclaredJobs()
         self.lease: Lease | None = None
-        """In a worker, the children it forks and its job host: what it may trust."""
+        """The worker's lease, and whether to trust it. It is set in a worker, its pool children and its job host."""
         self.worker: str | None = None
-        """There: the worker's node name."""
+        """The worker's node name. It is set in the same processes."""
         self.lookup = PlacementLookup(lambda: self.settings, self._open_placement_store)
         self._keyspaces: list[Keyspace] = []
 
     def _registry(self) -> Mapping[str, Any]:
-        # `app.tasks` registers the tasks that were only declared so far; without it, a send by name would not see
-        # that its task is keyed. Where the app is not to finish by itself, asking would be an error.
+        # `app.tasks` also registers tasks that are only declared so far. Without it, a send by name would not see
+        # that its task is keyed. An app with `autofinalize=False` raises if `app.tasks` is read too early.
         app = self.app
         tasks: Mapping[str, Any] = app.tasks if app.finalized or app.autofinalize else app._tasks
         return tasks
 
     @cached_property
     def settings(self) -> Settings:
-        """The app's settings, read when first asked for."""
+        """The app's settings, read on first access."""
         return Settings.read(sticky_entries(self.app.conf)).declaring(self._keyspaces)
 
     def declare(self, keyspaces: list[Keyspace]) -> None:
         """Add keyspaces that the code declares."""
         if keyspaces:
             self._keyspaces += keyspaces
-            vars(self).pop("settings", None)  # read before, perhaps
+            vars(self).pop("settings", None)  # cached settings lack these keyspaces
 
     @property
     def store_at(self) -> Any:
-        """The Kombu connection that says where the store is; nothing is sent over it."""
+        """A Kombu connection that only describes where the store is; nothing is sent over it."""
         url = self.settings.store
         return known_connection(partial(self.app.connection_for_write, **({"url": url} if url else {})))
 
     @cached_property
     def jobs(self) -> Jobs:
-        """What this app's processes ask of jobs."""
+        """The client for this app's jobs."""
         return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.lookup.of)
 
     def _open_job_store(self, keyspace: str) -> JobStore:
@@ -72,17 +72,17 @@ class Wiring:
 
 
 def sticky_entries(conf: Any) -> dict[str, Any]:
-    """Return the `sticky_*` entries of `app.conf`, however they are spelt there.
+    """Return the `sticky_*` entries of `app.conf`, in whatever spelling they have there.
 
     Celery finds a setting it knows under its namespace (`CELERY_STICKY_SLOTS` in Django's settings), but it cannot list
-    what it does not know. Without a namespace, old-style upper-case modules say `CELERY_STICKY_SLOTS` too.
+    settings it does not know. Without a namespace, old-style upper-case modules also use `CELERY_STICKY_SLOTS`.
     """
     namespace = (conf.finalize().prefix or "CELERY_").lower()
     found = {}
     for key in conf:
         name = key if key.startswith(SETTING) else _bare(key, namespace)
         if name.startswith(SETTING):
-            # By its bare name first: so an `app.conf.update(sticky_slots=...)` goes before a settings module.
+            # The bare name comes first, so that `app.conf.update(sticky_slots=...)` overrides a settings module.
             found[name] = conf[name] if name in conf else conf[key]
     return found
 

@@ -1,1 +1,1 @@
-"""`celery -A yourapp sticky …`: look at who owns what, mend what is broken. One command a file."""
+"""`celery -A yourapp sticky …`: show who owns what, and repair what is broken. Each command has its own file."""

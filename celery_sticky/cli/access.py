@@ -1,4 +1,4 @@
-"""What a user of the server must be allowed to do: as a line to make one with, and checked for the user there is."""
+"""The permissions a server user needs: printed as an ACL command, and checked for the user the app logs in as."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
 
 KEY = "{key}"
-# Each with arguments that the server takes: inside MULTI it says what is not allowed, and does nothing of it.
+# Each command has valid arguments: inside MULTI the server reports commands that are not allowed and runs none.
 QUEUES_AND_STORE = """
 del {key}; unlink {key}; exists {key}; type {key}; rename {key} {key}; persist {key}; expire {key} 1; pexpire {key} 1;
 pexpireat {key} 1; set {key} 1; hget {key} a; hset {key} a 1; hsetnx {key} a 1; hdel {key} a; hmget {key} a;
@@ -30,17 +30,17 @@ get {key}; mget {key}; setex {key} 1 a; incr {key}; decr {key}; brpop {key} 1; l
 zrevrangebyscore {key} 1 0; ping
 """
 HELPS = {
-    "memory usage {key}": "big messages are found out later, and hold the server for longer",
-    "info": "the store is told apart from another one only by what it keeps",
-    "config get maxmemory": "doctor cannot tell how the server is set up",
-    "scan 0": "doctor cannot look for messages that nobody fetches",
-    "client tracking on": "idle workers look for messages again and again",
+    "memory usage {key}": "big messages are detected later, and block the server for longer",
+    "info": "workers recognise a replaced store only by the data in it",
+    "config get maxmemory": "doctor cannot show the server's configuration",
+    "scan 0": "doctor cannot look for messages that no worker fetches",
+    "client tracking on": "idle workers poll for messages",
 }
 ONLY_OUTSIDE = {
     *("multi", "exec", "discard", "watch", "unwatch", "select", "hello"),
     *("subscribe", "psubscribe", "unsubscribe", "punsubscribe"),
 }
-"""Needed too, but no server takes or checks them inside MULTI."""
+"""Commands that are needed too, but that no server accepts or checks inside MULTI."""
 
 
 def _commands(text: str) -> list[list[str]]:
@@ -52,22 +52,22 @@ def _every() -> list[str]:
 
 
 def _named(command: list[str]) -> str:
-    # Which subcommands there are differs between servers, and an access list refuses those it does not know.
+    # Subcommands are named one by one: servers differ in them, and an ACL refuses subcommands it does not know.
     return f"{command[0]}|{command[1]}" if command[0] in ("config", "script") else command[0]
 
 
 def needed() -> list[str]:
-    """Return the commands that a user must be allowed to run, as an access list names them."""
+    """Return the commands that a user must be allowed to run, as named in an ACL."""
     return sorted({*(_named(text.split()) for text in _every()), *ONLY_OUTSIDE})
 
 
 def line(user: str = "celery") -> str:
-    """Return the command that makes a user who may do what is needed, and nothing else."""
+    """Return the command that creates a user with exactly the needed permissions."""
     return f"ACL SETUSER {user} on >PASSWORD ~* &* -@all " + " ".join(f"+{name}" for name in needed())
 
 
 def access_findings(what: str, connection: Any, prefix: str) -> Iterable[Finding]:
-    """Try what is needed as the user the app logs in as; nothing is changed.
+    """Try the needed commands as the user the app logs in as. This changes nothing.
 
     Raises:
         BrokerUnavailable: the server does not answer.
@@ -85,14 +85,14 @@ def access_findings(what: str, connection: Any, prefix: str) -> Iterable[Finding
         close_client(client)
     missing = [_named(text.split()) for text, is_refused in refused.items() if is_refused and text not in HELPS]
     if missing:
-        yield wrong(f"{what}: this user may not run {', '.join(sorted(set(missing)))}. What is needed: {line()}")
+        yield wrong(f"{what}: this user may not run {', '.join(sorted(set(missing)))}. Create one that may: {line()}")
     for text, meaning in HELPS.items():
         if refused[text]:
             yield note(f"{what}: this user may not run {_named(text.split())}: {meaning}")
 
 
 def _refused(connection: Any, command: list[str]) -> bool:
-    """Whether the access list forbids a command: it is named inside MULTI, which is then given up."""
+    """Return True if the ACL forbids a command. It is sent inside MULTI, which is then discarded."""
     forbidden = False
     for words in (["MULTI"], command, ["DISCARD"]):
         connection.send_command(*words)
@@ -100,6 +100,6 @@ def _refused(connection: Any, command: list[str]) -> bool:
             connection.read_response()
         except redis.exceptions.NoPermissionError:
             forbidden = forbidden or words is command
-        except redis.ResponseError:  # a command that this server does not know, or not there
+        except redis.ResponseError:  # the server does not know the command, or not inside MULTI
             continue
     return forbidden

@@ -1,4 +1,4 @@
-"""Whether members live, without waiting long: workers that answer say how old their lease is, others still beat."""
+"""Quick checks that members are alive: by their answers over remote control, or else by their heartbeats."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOOK_EVERY = 0.1
 
 
 def ask(app: Any, names: Iterable[str] | None, timeout: float) -> list[tuple[str, dict[str, Any]]]:
-    """Return what workers say of themselves (`celery inspect sticky`); one that does not answer in time is left out.
+    """Return the workers' answers to `celery inspect sticky`, without those that do not answer in time.
 
-    Of two workers of one name both are in the answer. Without names every worker is asked, for all of `timeout`. Raises
-    what Kombu does, where the broker does not pass questions on.
+    If two workers have one name, both answers are returned. Without names every worker is asked, and the call takes
+    the whole `timeout`. Kombu's errors pass through if the broker does not support remote control.
     """
     wanted = None if names is None else sorted(names)
     if wanted == []:
@@ -30,9 +30,10 @@ def ask(app: Any, names: Iterable[str] | None, timeout: float) -> list[tuple[str
 
 
 def stall_of(member: Member, said: Mapping[str, Any] | None, now: float) -> tuple[float | None, str | None]:
-    """Return how many seconds ago the worker could last run tasks, and what keeps it from that; None where unknown.
+    """Return how many seconds ago the worker could last run tasks, and what prevents it now; None if unknown.
 
-    `said`: what it says of itself, if it answered; what it has written into the document tells of one that did not.
+    `said` is the worker's own answer, if it gave one. Its entry in the ownership document also covers a worker that
+    does not answer.
     """
     if member.stalled is not None:
         since, why = member.stalled
@@ -43,11 +44,11 @@ def stall_of(member: Member, said: Mapping[str, Any] | None, now: float) -> tupl
 
 def stall_text(name: str, age: float, why: str) -> str:
     """Return the sentence for a worker that cannot run tasks."""
-    return f"{name} has not been able to run tasks for {age:.0f} s: {why}. Its log has the stack of its main thread"
+    return f"{name} has been unable to run tasks for {age:.0f} s: {why}. See its log for the stack of its main thread"
 
 
 def beating(session: Session, before: Mapping[str, Reading], doubtful: Mapping[str, set[str]]) -> set[str]:
-    """Return which of the doubtful incarnations (by keyspace) beat since `before`; wait a little over one beat."""
+    """Return the doubtful incarnations that sent a heartbeat since `before`; wait a little over one heartbeat."""
     deadline = time.monotonic() + session.settings.lease_ttl / 3 + 0.5
     found: set[str] = set()
     while (left := {keyspace: set(some) - found for keyspace, some in doubtful.items()}) and any(left.values()):

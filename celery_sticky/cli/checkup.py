@@ -1,4 +1,4 @@
-"""What `doctor` finds in members, tasks and the app's configuration."""
+"""`doctor`'s checks of members, jobs, tasks and the app's configuration."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a person should know."""
+    """One result of a check, for people."""
 
     level: Level
     text: str
 
 
 def wrong(text: str) -> Finding:
-    """Return a finding that must be mended."""
+    """Return a finding that must be fixed."""
     return Finding(Level.WRONG, text)
 
 
 def note(text: str) -> Finding:
-    """Return a finding that may be as it should."""
+    """Return a finding that may be intended."""
     return Finding(Level.NOTE, text)
 
 
 def guarded(what: str, findings: Iterable[Finding]) -> Iterable[Finding]:
-    """Pass findings on; a failure to look is one of them, and keeps nobody from looking elsewhere."""
+    """Yield the findings. A check that fails becomes a finding itself, so that the other checks still run."""
     try:
         yield from findings
     except FAILURES as error:
@@ -70,7 +70,7 @@ def _answer_findings(session: Session, timeout: float, answered: set[str]) -> It
     answered.update(names)
     for name, count in names.items():
         if count > 1:
-            yield wrong(f"{count} workers are named {name}: give each its own name with -n")
+            yield wrong(f"{count} workers have the node name {name}: give each its own name with -n")
     for name, answer in answers:
         if (loop := answer.get("loop")) and loop["stalled"]:
             yield wrong(stall_text(name, loop["answer_age"], loop["stalled"]))
@@ -80,19 +80,19 @@ def _keyspace_findings(session: Session, keyspace: str, answered: Collection[str
     reading = session.store(keyspace).read()
     view = reading.view
     if view is None:
-        yield note(f"keyspace {keyspace} has no document yet: the first worker writes it, or `celery sticky init`")
+        yield note(f"keyspace {keyspace} has no document yet: the first worker writes it, or run `celery sticky init`")
         return
     if view.store_id != reading.store_id:
-        yield wrong(f"keyspace {keyspace}: the document is of another run of the store; workers replace it")
+        yield wrong(f"keyspace {keyspace}: the document comes from another run of the store; workers will replace it")
     for member in view.members.values():
-        if member.stalled is not None and member.name not in answered:  # who answers has told
+        if member.stalled is not None and member.name not in answered:  # answers are reported already
             since, why = member.stalled
             yield wrong(f"keyspace {keyspace}: {stall_text(member.name, time.time() - since, why)}")
     yield from _view_findings(session, keyspace, view)
 
 
 def _revoke_findings(session: Session) -> Iterable[Finding]:
-    session.store(session.keyspaces[0]).revoked()  # all keyspaces share them
+    session.store(session.keyspaces[0]).revoked()  # all keyspaces share the revokes
     return ()
 
 
@@ -101,24 +101,24 @@ def _view_findings(session: Session, keyspace: str, view: View) -> Iterable[Find
     wanted = session.settings.hash_of(keyspace)
     if (view.slots, view.hash) != (slots, wanted):
         yield wrong(
-            f"keyspace {keyspace} was made with {view.slots} slots and {view.hash}, this app has {slots} and "
-            f"{wanted}: its workers refuse to start, and what it sends is buried or refused. "
+            f"keyspace {keyspace} has {view.slots} slots and {view.hash}, but this app is configured with {slots} and "
+            f"{wanted}: its workers refuse to start, and messages it sends are refused or buried. "
             f"{how_to_agree(keyspace, view, slots)}"
         )
     versions = {member.attributes.get("version", "unknown") for member in view.members.values()}
     if versions - {here}:
-        yield note(f"keyspace {keyspace}: members run {', '.join(sorted(versions))}, this is {here}")
+        yield note(f"keyspace {keyspace}: members run release {', '.join(sorted(versions))}; this is {here}")
     if len(view.members) * 10 > view.slots:
         yield note(
             f"keyspace {keyspace}: {view.slots} slots are few for {len(view.members)} workers; "
-            "ten for each worker or more share the keys evenly"
+            "use at least ten slots for each worker to share the keys evenly"
         )
     if view.members and not any(member.weight for member in view.active):
-        yield wrong(f"keyspace {keyspace}: no member takes slots: all are leaving or have weight 0")
+        yield wrong(f"keyspace {keyspace}: no member takes slots: every member is leaving or has weight 0")
 
 
 def job_findings(session: Session) -> Iterable[Finding]:
-    """Look for jobs that are written down where nobody looks."""
+    """Look for job records in places that no worker reads."""
     for keyspace in session.keyspaces:
         yield from guarded(f"jobs of keyspace {keyspace}", _job_findings(session, keyspace))
 
@@ -141,13 +141,13 @@ def task_findings(session: Session) -> Iterable[Finding]:
     """Look for tasks whose options contradict their key."""
     specs = session.tasks.all()
     if not specs:
-        yield note("no task of this app has a key: is the module that defines them imported?")
+        yield note("no task of this app has a key: check that the app imports the modules that define keyed tasks")
     taking_part = session.settings.keyspaces
     for name, spec in sorted(specs.items()):
         yield from _destination(session.app, session.app.tasks[name], spec)
         if taking_part is not None and spec.keyspace not in taking_part:
             yield note(
-                f"task {name} is of keyspace {spec.keyspace}, which sticky_keyspaces does not name: "
+                f"task {name} belongs to keyspace {spec.keyspace}, which is not in sticky_keyspaces: "
                 "workers with these settings do not run it"
             )
 
@@ -155,25 +155,25 @@ def task_findings(session: Session) -> Iterable[Finding]:
 def _destination(app: Any, task: Any, spec: KeySpec) -> Iterable[Finding]:
     own = [option for option in DESTINATION if getattr(task, option, None)]
     if own:
-        yield wrong(f"task {spec.task} is keyed and names a {own[0]} of its own: sending it is refused; leave it out")
+        yield wrong(f"task {spec.task} is keyed but sets its own {own[0]}: every send is refused; remove that option")
     routed = app.amqp.router.lookup_route(spec.task, (), {}, {}, task) if app.amqp.router.routes else None
     if isinstance(routed, dict) and any(routed.get(option) for option in DESTINATION):
-        yield note(f"task {spec.task} is keyed: what task_routes says of its queue does not count")
+        yield note(f"task {spec.task} is keyed: the destination that task_routes gives it is ignored")
 
 
 def app_findings(session: Session) -> Iterable[Finding]:
-    """Look for settings of Celery that do not go with keyed tasks."""
+    """Look for Celery settings that conflict with keyed tasks."""
     conf = session.app.conf
     if conf.task_protocol == 1:
-        yield wrong("task_protocol is 1: keyed tasks need 2, messages of the first protocol are buried")
+        yield wrong("task_protocol is 1: keyed tasks need protocol 2; messages of protocol 1 are buried")
     if conf.task_always_eager:
-        yield note("task_always_eager is on: tasks run in place, nothing is sent")
+        yield note("task_always_eager is on: tasks run in the caller's process, and nothing is sent")
     if not conf.worker_enable_remote_control:
         yield note("worker_enable_remote_control is off: revoke and inspect do not reach workers")
     if conf.worker_cancel_long_running_tasks_on_connection_loss:
         yield note(
             "worker_cancel_long_running_tasks_on_connection_loss is on: it cancels tasks without a key. Keyed tasks "
-            "run on when a connection is lost, though Celery's log then says that it terminates them"
+            "continue when a connection is lost, even though Celery's log says that it terminates them"
         )
     if session.settings.weight == 0:
-        yield note("sticky_weight is 0: workers with these settings are given no slots")
+        yield note("sticky_weight is 0: workers with these settings get no slots")

@@ -1,4 +1,4 @@
-"""`celery sticky dead`: the buried messages: list, show, give another try, drop."""
+"""`celery sticky dead`: list, show, retry and drop buried messages."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from celery_sticky.errors import StickyError
 from celery_sticky.queues import Dead
 
 PAGE = 200
-every_option = click.option("--all", "every", is_flag=True, help="All of them.")
+every_option = click.option("--all", "every", is_flag=True, help="All buried messages.")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A buried message and where it lies."""
+    """A buried message and its keyspace."""
 
     keyspace: str
     dead: Dead
 
     @property
     def name(self) -> str:
-        """What the commands call it."""
+        """The id by which the commands name it."""
         return f"{self.keyspace}/{self.dead.id}"
 
     def facts(self) -> dict[str, Any]:
-        """Return what was written down when it was buried; a list reads no bodies."""
+        """Return the facts recorded when it was buried. They do not include the body."""
         info = json.loads(self.dead.info)
         wanted = ("task", "id", "key", "reason", "at", "worker")
         return {"name": self.name, "keyspace": self.keyspace, **{name: info.get(name) for name in wanted}}
@@ -46,20 +46,20 @@ class Found:
 
 @click.group()
 def dead() -> None:
-    """List buried messages, show one, give it another try, or drop it.
+    """List, show, retry or drop buried messages.
 
-    ID is what `list` prints, or the id of the task.
+    ID is the id that `list` prints, or the task id.
     """
 
 
 @dead.command("list", cls=CeleryCommand)
 @keyspace_option
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(min=1), help="List so many at most.")
-@click.option("--after", metavar="ID", help="List those that were buried after this one.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(min=1), help="Maximum number to list.")
+@click.option("--after", metavar="ID", help="List only messages buried after this one.")
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, keyspace: str | None, limit: int, after: str | None, as_json: bool) -> None:
-    """List buried messages, oldest first, a page at a time."""
+    """List buried messages, oldest first, one page at a time."""
     with Session(ctx.obj.app) as session:
         page = list(islice(_all(session, keyspace, after), limit + 1))
     facts = {"messages": [found.facts() for found in page[:limit]], "more": len(page) > limit}
@@ -86,10 +86,10 @@ def show_(ctx: click.Context, name: str, keyspace: str | None, as_json: bool) ->
 @json_option
 @click.pass_context
 def retry(ctx: click.Context, name: str | None, every: bool, keyspace: str | None, as_json: bool) -> None:
-    """Put a message at the back of its key's queue, its attempts forgotten.
+    """Put a buried message at the back of its key's queue and reset its attempts.
 
-    A message that lies in the wrong slot goes to the right one. It is never lost: should the command be interrupted at
-    the worst moment, the message is in its queue and still among the dead.
+    A message in the wrong slot goes to the right one. No message is lost: if the command is interrupted, a message may
+    be both in its queue and still buried.
     """
     done, failed = [], []
     with Session(ctx.obj.app) as session:
@@ -109,7 +109,7 @@ def retry(ctx: click.Context, name: str | None, every: bool, keyspace: str | Non
 @json_option
 @click.pass_context
 def drop(ctx: click.Context, name: str | None, every: bool, keyspace: str | None, as_json: bool) -> None:
-    """Delete a message for ever."""
+    """Delete a buried message for ever."""
     with Session(ctx.obj.app) as session:
         chosen = _chosen(session, name, keyspace, every=every)
         done = [found.name for found in chosen if session.queues.drop(found.keyspace, found.dead.id)]
@@ -117,7 +117,7 @@ def drop(ctx: click.Context, name: str | None, every: bool, keyspace: str | None
 
 
 def _all(session: Session, keyspace: str | None, after: str | None = None) -> Iterator[Found]:
-    """List a page at a time, so that what was listed may be dropped or retried meanwhile."""
+    """Yield messages one page at a time, so that the caller may drop or retry messages meanwhile."""
     names = session.only(keyspace)
     if after is not None:
         start, _, after = after.rpartition("/")
@@ -139,16 +139,16 @@ def _chosen(session: Session, name: str | None, keyspace: str | None, *, every: 
 
 
 def _named(session: Session, name: str, keyspace: str | None) -> list[Found]:
-    """Return the one message of this name.
+    """Return the message with this id, as a list of one.
 
     Raises:
-        StickyError: there is none, or there are several.
+        StickyError: no message matches, or several do.
     """
     found = [one for one in _all(session, keyspace) if name in (one.name, one.dead.id, one.facts()["id"])]
     if not found:
         raise StickyError(f"there is no buried message {name!r}: see `celery sticky dead list`")
     if len(found) > 1:
-        raise StickyError(f"{name!r} may be any of: {', '.join(one.name for one in found)}")
+        raise StickyError(f"{name!r} matches several messages; use one of: {', '.join(one.name for one in found)}")
     return found
 
 
@@ -182,7 +182,7 @@ def _draw_list(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
         made.add_row(*map(Text, row))
     yield made
     if facts["more"]:
-        yield f"there are more: --after {facts['messages'][-1]['name']}"
+        yield f"more messages follow: --after {facts['messages'][-1]['name']}"
 
 
 def _draw_one(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
@@ -199,6 +199,6 @@ def _draw_retried(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
     for one in facts["retried"]:
         yield Text(f"{one['name']} → {one['queue']}")
     for one in facts["failed"]:
-        yield Text(f"✗ {one['name']} stays where it is: {one['error']}", style="bold red")
+        yield Text(f"✗ {one['name']} stays buried: {one['error']}", style="bold red")
     if not facts["retried"] and not facts["failed"]:
         yield "no buried messages"

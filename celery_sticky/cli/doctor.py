@@ -1,4 +1,4 @@
-"""`celery sticky doctor`: settings, servers, members, queues and tasks: what is so, and what is wrong with it."""
+"""`celery sticky doctor`: show settings, servers, members, queues and tasks, and report problems."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOOKS = {Level.WRONG: ("✗", "bold red"), Level.NOTE: ("!", "yellow")}
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, timeout: float, as_json: bool) -> None:
-    """Examine the whole installation; exit with 1 if something is wrong."""
+    """Check the whole installation; exit with 1 if something is wrong."""
     with Session(ctx.obj.app) as session:
         facts = _facts(session, timeout)
     show(ctx.obj, facts, _draw, as_json=as_json)
@@ -78,21 +78,21 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
 
 
 def _queue_findings(session: Session) -> Iterable[Finding]:
-    queues = session.queues  # raises where the broker is of a kind that has none
+    queues = session.queues  # raises if the broker does not support slot queues
     bounded = session.settings.dead_limit or session.settings.dead_ttl
     for keyspace in session.keyspaces:
         count = queues.dead_count(keyspace)
         if count >= MANY and not bounded:
             yield note(
-                f"keyspace {keyspace}: {count} messages are buried, and each takes memory at the broker: retry or drop "
-                "them, or set sticky_dead_limit or sticky_dead_ttl"
+                f"keyspace {keyspace}: {count} messages are buried and take memory at the broker: retry or drop them, "
+                "or set sticky_dead_limit or sticky_dead_ttl"
             )
 
 
 def _guarantees(session: Session) -> dict[str, Any]:
     try:
         return asdict(session.queues.guarantees)
-    except StickyError:  # said of the server already: there are no slot queues
+    except StickyError:  # the server's finding already reports that there are no slot queues
         return {}
 
 

@@ -1,4 +1,4 @@
-"""What a command may meet at its servers, as one line each: no command ends in a traceback for it."""
+"""Server failures as one-line messages, so that no command ends in a traceback because of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said(error: BaseException) -> str:
 
 
 def attempt(problems: list[str], what: str, ask: Callable[[], Found]) -> Found | None:
-    """Return what `ask` does; where it fails, note that among the problems and return None."""
+    """Return the result of `ask`. If it fails, add the failure to `problems` and return None."""
     try:
         return ask()
     except FAILURES as error:

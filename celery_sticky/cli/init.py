@@ -1,4 +1,4 @@
-"""`celery sticky init`: write the first document at once, so that the first workers need not wait for it."""
+"""`celery sticky init`: write the first ownership document, so that the first workers need not wait."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from celery_sticky.ownership import changes
 from celery_sticky.stores import Store
 
 WARNING = (
-    "Every member loses its slots at once, while a worker that cannot see this may go on for the rest of its lease: "
-    "for that time a key may have two owners. Stop all workers first."
+    "Every member loses its slots at once. A worker that cannot reach the store may continue until its lease ends, so "
+    "a key may have two owners for that time. Stop all workers first."
 )
 
 
 @click.command(cls=CeleryCommand)
 @keyspace_option
-@click.option("--force", is_flag=True, help="Also where there is a document. Stop all workers first.")
+@click.option("--force", is_flag=True, help="Replace an existing document. Stop all workers first.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_context
 def init(ctx: click.Context, keyspace: str | None, force: bool, yes: bool, as_json: bool) -> None:
-    """Write the first document of each keyspace.
+    """Write the first ownership document of each keyspace.
 
-    Workers write it themselves after waiting out the lease of workers that may still be alive: a first deployment does
-    not need that wait. Do not run it where the store has lost its data and workers are still alive.
+    Without this command, workers write the document themselves after waiting for one lease, in case other workers are
+    still alive. A first deployment does not need that wait. Do not run this command if the store has lost its data
+    while workers are still alive.
     """
     if force and not yes:
-        click.confirm(f"{WARNING} Go on?", abort=True, err=True)
+        click.confirm(f"{WARNING} Continue?", abort=True, err=True)
     with Session(ctx.obj.app) as session:
         done = [
             {
@@ -53,10 +54,10 @@ def init(ctx: click.Context, keyspace: str | None, force: bool, yes: bool, as_js
 
 
 def write_first(store: Store, slots: int, *, force: bool = False, hash_name: str = HASH_NAME) -> dict[str, Any]:
-    """Write a document without members, unless there is one.
+    """Write a document without members, unless there is one already.
 
     Raises:
-        StickyError: somebody else wrote it at this moment.
+        StickyError: another process changed the document at the same time.
     """
     reading = store.read()
     old = reading.view
@@ -71,11 +72,11 @@ def write_first(store: Store, slots: int, *, force: bool = False, hash_name: str
         epochs=old.max_epoch if old else 0,
     )
     if not store.swap(old, fresh):
-        raise StickyError("somebody else changed the document at this moment: run the command again")
+        raise StickyError("another process changed the document at the same time: run the command again")
     return {"written": True, "slots": slots, "version": fresh.version}
 
 
 def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
     for one in facts["keyspaces"]:
-        what = "written" if one["written"] else "there already, nothing changed"
+        what = "written" if one["written"] else "exists already, nothing changed"
         yield f"keyspace {one['keyspace']}: document of {one['slots']} slots, version {one['version']}: {what}"

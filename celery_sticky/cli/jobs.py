@@ -1,4 +1,4 @@
-"""`celery sticky jobs`: list jobs, start, notify and stop one, shut a keyspace's jobs down."""
+"""`celery sticky jobs`: list jobs; start, notify and stop one; shut down all jobs of a keyspace."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from celery_sticky.keys import DEFAULT_KEYSPACE
 
 name_argument = click.argument("name")
 key_argument = click.argument("key")
-payload_option = click.option("--payload", metavar="JSON", default="null", show_default=True, help="What it is given.")
+payload_option = click.option("--payload", metavar="JSON", default="null", show_default=True, help="The job's payload.")
 timeout_option = click.option(
-    "--timeout", type=float, metavar="SECONDS", help="How long to wait, if it is not as the setting says."
+    "--timeout", type=float, metavar="SECONDS", help="How long to wait, instead of the setting's value."
 )
 one_keyspace_option = click.option(
-    "--keyspace", metavar="NAME", help="Its keyspace, if it is not the one it was declared with."
+    "--keyspace", metavar="NAME", help="The job's keyspace, if not the one it was declared with."
 )
 shut_keyspace_option = click.option("--keyspace", metavar="NAME", default=DEFAULT_KEYSPACE, show_default=True)
 
 
 @click.group()
 def jobs() -> None:
-    """List jobs, dispatch, notify and stop one, shut down all of a keyspace."""
+    """List jobs; dispatch, notify or stop one; shut down all jobs of a keyspace."""
 
 
 @jobs.command("list", cls=CeleryCommand)
@@ -42,7 +42,7 @@ def jobs() -> None:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, name: str | None, keyspace: str | None, as_json: bool) -> None:
-    """List the jobs that are wanted, with what became of them."""
+    """List all jobs with their state."""
     with Session(ctx.obj.app) as session:
         asked = _jobs(ctx)
         found = [asdict(info) for space in session.only(keyspace) for info in asked.list(name, keyspace=space)]
@@ -56,7 +56,7 @@ def list_(ctx: click.Context, name: str | None, keyspace: str | None, as_json: b
 @json_option
 @click.pass_context
 def get(ctx: click.Context, name: str, key: str, keyspace: str | None, as_json: bool) -> None:
-    """Show the job NAME of KEY; exit with 1 if it is not wanted."""
+    """Show job NAME of KEY; exit with 1 if there is no such job."""
     info = _jobs(ctx).get(name, key, keyspace=keyspace)
     if info is None:
         raise NoSuchJob(f"there is no job {name!r} of key {key!r}: see `celery sticky jobs list`")
@@ -67,7 +67,7 @@ def get(ctx: click.Context, name: str, key: str, keyspace: str | None, as_json: 
 @name_argument
 @key_argument
 @payload_option
-@click.option("--id", "job_id", metavar="ID", help="Repeat the dispatch of this id.")
+@click.option("--id", "job_id", metavar="ID", help="Repeat the dispatch with this id.")
 @timeout_option
 @one_keyspace_option
 @click.pass_context
@@ -80,7 +80,7 @@ def dispatch(
     timeout: float | None,
     keyspace: str | None,
 ) -> None:
-    """Want the job NAME of KEY, and wait until it has started."""
+    """Start job NAME for KEY, and wait until it has started."""
     made = _jobs(ctx).dispatch(name, key, _read(payload), keyspace=keyspace, timeout=timeout, id=job_id)
     click.echo(f"started, id {made}")
 
@@ -92,18 +92,25 @@ def dispatch(
 @one_keyspace_option
 @click.pass_context
 def notify(ctx: click.Context, name: str, key: str, payload: str, keyspace: str | None) -> None:
-    """Send a notification to the job NAME of KEY."""
+    """Send a notification to job NAME of KEY."""
     _jobs(ctx).notify(name, key, _read(payload), keyspace=keyspace)
 
 
 @jobs.command(cls=CeleryCommand)
 @name_argument
 @key_argument
-@click.option("--timeout", type=float, metavar="SECONDS", default=0.0, show_default=True, help="Wait until it is gone.")
+@click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    default=0.0,
+    show_default=True,
+    help="How long to wait for the job to end.",
+)
 @one_keyspace_option
 @click.pass_context
 def stop(ctx: click.Context, name: str, key: str, timeout: float, keyspace: str | None) -> None:
-    """Want the job NAME of KEY no more."""
+    """Stop job NAME for KEY."""
     _jobs(ctx).stop(name, key, keyspace=keyspace, timeout=timeout)
 
 
@@ -113,7 +120,7 @@ def stop(ctx: click.Context, name: str, key: str, timeout: float, keyspace: str 
 @click.confirmation_option("--yes", prompt="Stop every job of this keyspace on every worker?", help="Do not ask.")
 @click.pass_context
 def shutdown(ctx: click.Context, keyspace: str, timeout: float | None) -> None:
-    """Stop every job of a keyspace, refuse new ones, and wait until nothing is left."""
+    """Stop every job of a keyspace, refuse new ones, and wait until none is left."""
     _jobs(ctx).shutdown(keyspace, timeout=timeout)
     click.echo(f"the jobs of keyspace {keyspace} are shut down; undo it with `celery sticky jobs reopen`")
 
@@ -122,12 +129,12 @@ def shutdown(ctx: click.Context, keyspace: str, timeout: float | None) -> None:
 @shut_keyspace_option
 @click.pass_context
 def reopen(ctx: click.Context, keyspace: str) -> None:
-    """Take jobs again after a shutdown."""
+    """Accept jobs again after a shutdown."""
     _jobs(ctx).reopen(keyspace)
 
 
 def _jobs(ctx: click.Context) -> Jobs:
-    with Session(ctx.obj.app):  # loads the app's modules: which keyspace a job belongs to is known then
+    with Session(ctx.obj.app):  # loads the app's modules, which declare the keyspace of each job
         found: Jobs = Sticky.of(ctx.obj.app).jobs
     ctx.call_on_close(found.close)
     return found
@@ -137,7 +144,7 @@ def _read(payload: str) -> Any:
     try:
         return json.loads(payload)
     except ValueError as error:
-        raise InvalidPayload(f"--payload is no JSON: {error}; text needs quotes of its own: '\"text\"'") from error
+        raise InvalidPayload(f"--payload is not JSON: {error}; quote text inside the argument: '\"text\"'") from error
 
 
 def _draw_list(facts: Mapping[str, Any]) -> Iterable[RenderableType]:

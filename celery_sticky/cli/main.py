@@ -1,4 +1,4 @@
-"""The command group `celery sticky`. Celery imports this module for each of its own commands too: keep that cheap."""
+"""The command group `celery sticky`. Celery imports this module for its own commands too, so it must load fast."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ COMMANDS: Final = {
     "status": "celery_sticky.cli.status",
     "verify": "celery_sticky.cli.verify.command",
 }
-"""Command -> the module that has it, under the command's name."""
+"""Command -> the module that defines it under the command's name."""
 
 
 class Group(click.Group):
-    """Loads a command when it is asked for, and shows the errors of this package in one line."""
+    """Loads each command on demand, and shows this package's errors in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, or None if there is no such one."""
+        """Return a command, or None if it does not exist."""
         module = COMMANDS.get(cmd_name)
         command: click.Command | None = getattr(import_module(module), cmd_name) if module else None
         return command
@@ -41,12 +41,12 @@ class Group(click.Group):
         """Run the command.
 
         Raises:
-            ClickException: it failed in a way this package or the broker can put into words.
+            ClickException: it failed with an error of this package, the broker or the network.
         """
         try:
             return super().invoke(ctx)
         except Exception as error:
-            from celery_sticky.cli.failures import FAILURES, said  # not above: it imports the client of Redis
+            from celery_sticky.cli.failures import FAILURES, said  # not at the top: this imports the Redis client
 
             if not isinstance(error, FAILURES):
                 raise
@@ -57,4 +57,4 @@ class Group(click.Group):
 @click.pass_context
 @handle_preload_options
 def sticky(ctx: click.Context, **_: Any) -> None:
-    """Who owns which keys, and whether all is well."""
+    """Show who owns which keys, and check that the system is healthy."""

@@ -1,4 +1,4 @@
-"""How many slots a change moves, and how few any plan could move."""
+"""The number of slots that a change moves, and the minimum that any plan could move."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Owners = Sequence[str | None]
 
 
 def moved(before: Owners, after: Owners) -> list[int]:
-    """Return the slots that have another owner after than before."""
+    """Return the slots whose owner differs between `before` and `after`."""
     return [slot for slot, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
 
 
 def fewest(before: Owners, weights: Mapping[str, int]) -> int:
-    """Return the least number of slots that must change owner, so that members share them by weight within one slot.
+    """Return the least number of slots that must change owner so that members share them by weight within one slot.
 
-    What a member has above its share rounded up must leave it, all that others have too; what it has below its share
-    rounded down must come to it.
+    A member must give away the slots above its share rounded up, and get the slots it lacks up to its share rounded
+    down. Owners that are not members must give away all their slots.
     """
     total = sum(weights.values())
     if not total:
@@ -31,5 +31,5 @@ def fewest(before: Owners, weights: Mapping[str, int]) -> int:
 
 
 def weights_of(view: View) -> dict[str, int]:
-    """Return the weights of the members that may be given slots."""
+    """Return the weights of the members that can be given slots."""
     return {member.name: member.weight for member in view.active}

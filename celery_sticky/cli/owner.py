@@ -1,4 +1,4 @@
-"""`celery sticky owner KEY`: from a key to its queue and its worker; where keys are placed, also why."""
+"""`celery sticky owner KEY`: show a key's queue and worker; in a placed keyspace also the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from celery_sticky.queues import Depth
 @json_option
 @click.pass_context
 def owner(ctx: click.Context, key: str, keyspace: str, as_json: bool) -> None:
-    """Show who owns KEY; exit with 1 if nobody does."""
+    """Show which worker owns KEY; exit with 1 if none does."""
     with Session(ctx.obj.app) as session:
         facts = _facts(session, key, check_keyspace(keyspace))
     show(ctx.obj, facts, _draw, as_json=as_json)
@@ -64,7 +64,7 @@ def _facts(session: Session, key: str, keyspace: str) -> dict[str, Any]:
 def _placed(
     session: Session, keyspace: Keyspace, key: str, view: View | None, slots: int
 ) -> tuple[Slot | None, dict[str, Any]]:
-    """Return the queue that a placed key belongs in, why, and who has claimed it."""
+    """Return the queue that a key of a placed keyspace belongs in, the reason, and the worker that has claimed it."""
     if view is None:
         return None, {"by": None, "nowhere": "no worker has taken part in the keyspace yet", "claimed_by": None}
     check_same(keyspace, view)
@@ -112,4 +112,4 @@ def _owner(facts: Mapping[str, Any]) -> str:
         case "pin":
             return f"{facts['owner']}, which has pinned it"
         case function:
-            return f"{facts['owner']}, as {function} says"
+            return f"{facts['owner']}, chosen by {function}"

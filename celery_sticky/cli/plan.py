@@ -1,4 +1,4 @@
-"""`celery sticky plan`: what would move if workers came and went. It changes nothing."""
+"""`celery sticky plan`: show what would move if workers joined or left. It changes nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from celery_sticky.ownership.view import Member, View
 
 
 @click.command(cls=CeleryCommand)
-@click.option("--add", default=0, type=click.IntRange(0, 1000), metavar="N", help="So many workers join.")
-@click.option("--remove", multiple=True, metavar="NAME", help="This worker leaves; may be given several times.")
+@click.option("--add", default=0, type=click.IntRange(0, 1000), metavar="N", help="Number of workers that join.")
+@click.option("--remove", multiple=True, metavar="NAME", help="Worker that leaves; may be given several times.")
 @click.option("--weight", default=1, type=click.IntRange(0), show_default=True, help="Weight of the workers that join.")
 @click.option("--keyspace", metavar="NAME", default=DEFAULT_KEYSPACE, show_default=True)
 @json_option
 @click.pass_context
 def plan(ctx: click.Context, add: int, remove: Sequence[str], weight: int, keyspace: str, as_json: bool) -> None:
-    """Show which share of the slots, and so of the keys, would move if workers came or went."""
+    """Show what share of the slots, and so of the keys, would move if workers joined or left."""
     with Session(ctx.obj.app) as session:
         reading = session.store(check_keyspace(keyspace)).read()
         view = reading.view or _empty(session.slots_of(keyspace, reading))
@@ -35,14 +35,14 @@ def plan(ctx: click.Context, add: int, remove: Sequence[str], weight: int, keysp
 
 
 def foresee(view: View, add: int, remove: Sequence[str], weight: int) -> dict[str, Any]:
-    """Return what would come of it.
+    """Return the effect of adding and removing workers.
 
     Raises:
-        StickyError: a worker that is to leave is not a member.
+        StickyError: a worker to remove is not a member.
     """
     if missing := sorted(set(remove) - set(view.members)):
         present = ", ".join(sorted(view.members)) or "none"
-        raise StickyError(f"{missing[0]!r} is not a member; there are: {present}")
+        raise StickyError(f"{missing[0]!r} is not a member; the members are: {present}")
     before, later = changes.replan(view), changes.replan(view)
     for name in remove:
         later = changes.evict(later, name)
@@ -71,7 +71,7 @@ def _empty(slots: int) -> View:
 def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
     yield (
         f"keyspace {facts['keyspace']}: {facts['moved']} of {facts['slots']} slots would move, "
-        f"{facts['moved_share']:.1%} of the keys; no plan can do with fewer than {facts['minimum']}"
+        f"{facts['moved_share']:.1%} of the keys; the minimum for any plan is {facts['minimum']}"
     )
     made = table("worker", "slots now", "slots then", right=("slots now", "slots then"))
     for member in facts["members"]:

@@ -1,4 +1,4 @@
-"""Giving a buried message another try, in the slot its key belongs to now."""
+"""Retrying a buried message in the slot that its key belongs to now."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from celery_sticky.queues import Dead
 from celery_sticky.queues.base import dead_slot
 
 REWRITTEN = ("delivery_info", "delivery_tag", "body_encoding", "headers")
-"""Properties that a publish makes anew."""
+"""Properties that a publish sets itself."""
 
 
 def retry_message(session: Session, keyspace: str, dead: Dead) -> str:
-    """Put the message where its key belongs and return that queue's name.
+    """Put the message in the queue that its key belongs to, and return that queue's name.
 
     Raises:
-        InvalidKey: its key cannot be told: it stays buried.
-        DamagedMessage: it is no message at all: it stays buried.
-        ValueError: somebody else has retried or dropped it.
+        InvalidKey: its key cannot be determined. The message stays buried.
+        DamagedMessage: it cannot be parsed. The message stays buried.
+        ValueError: somebody else has already retried or dropped it.
     """
     whole = session.queues.dead_message(keyspace, dead.id)
     if whole is None or whole.body is None:
@@ -47,7 +47,7 @@ def retry_message(session: Session, keyspace: str, dead: Dead) -> str:
 
 
 def _key_of(session: Session, keyspace: str, envelope: Envelope) -> tuple[str, str]:
-    """Return key and keyspace of a message: as its stamp says, or as its task takes it from the arguments."""
+    """Return key and keyspace of a message, from its stamp, or else from its task and arguments."""
     header = envelope.headers.get(STAMP_HEADER)
     if isinstance(header, dict) and isinstance(header.get("key"), str):
         return header["key"], str(header.get("keyspace") or keyspace)
@@ -62,7 +62,7 @@ def _key_of(session: Session, keyspace: str, envelope: Envelope) -> tuple[str, s
 
 
 def _says(envelope: Envelope, right: Stamp) -> bool:
-    """Whether the message's own stamp names the right slot."""
+    """Return True if the message's own stamp names the right slot."""
     try:
         said = Stamp.from_header(envelope.headers.get(STAMP_HEADER))
     except InvalidKey:

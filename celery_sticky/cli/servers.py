@@ -1,4 +1,4 @@
-"""What `doctor` finds at the servers: how they are set up, and messages nobody will fetch."""
+"""`doctor`'s checks of the servers: their configuration, and messages that no worker will fetch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from celery_sticky.redis_clients import client_from_connection, close_client, ha
 from celery_sticky.redis_errors import NO_CLUSTER
 
 OURS = re.compile(r":(flight|deferred|fence|marks|big|ahead|body:.*)$")
-"""What a key of a slot queue has behind the name of the queue."""
+"""Suffixes of the keys of a slot queue, after the name of the queue."""
 Facts = Mapping[str, Any]
 NEARLY_FULL = 0.9
 CONFIG = ("maxmemory-policy", "appendonly", "save", "min-replicas-to-write", "min-replicas-max-lag")
 
 
 def server_facts(connection: Any) -> dict[str, Any]:
-    """Return what a server says of itself; what it refuses to tell is None, or left out where it has no INFO.
+    """Return facts about a server. A fact it refuses to tell is None; without INFO most facts are missing.
 
     Raises:
-        BrokerUnavailable: it does not answer.
+        BrokerUnavailable: the server does not answer.
     """
     facts: dict[str, Any] = {"url": connection.as_uri(), "prefix": connection.transport_options.get("global_keyprefix")}
     if not is_redis(connection):
@@ -65,7 +65,7 @@ def server_facts(connection: Any) -> dict[str, Any]:
 
 
 def _told(ask: Callable[[], Any]) -> dict[str, Any]:
-    """Return the answer, or nothing: managed servers do not let everyone ask."""
+    """Return the answer, or nothing if the server refuses: managed servers restrict such commands."""
     try:
         return dict(ask())
     except redis.ResponseError:
@@ -82,7 +82,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _wakes(connection: Any) -> bool:
-    """Whether the server tells a client that a key it has read was changed, as the slot queues would like."""
+    """Return True if the server supports client tracking, which tells the slot queues that a key has changed."""
     client = client_from_connection(connection, socket_timeout=IO_TIMEOUT, protocol=3)
     try:
         return bool(client.client_tracking_on())
@@ -93,38 +93,38 @@ def _wakes(connection: Any) -> bool:
 
 
 def server_findings(what: str, facts: Facts, settings: Any) -> Iterable[Finding]:
-    """Judge what a server said of itself."""
+    """Yield the findings about one server's facts."""
     if "error" in facts:
         yield wrong(f"{what}: {facts['error']}")
         return
     if "untold" in facts:
         yield wrong(
-            f"{what}: the command INFO is refused, by which a restarted server is told: workers do not join "
-            "(ACL SETUSER … +info)"
+            f"{what}: the command INFO is refused. Workers need it to detect a restarted server and do not join; allow "
+            "it with ACL SETUSER … +info"
         )
         return
     if "server" not in facts:
-        yield note(f"{what}: {facts['url']} serves one process only: for tests")
+        yield note(f"{what}: {facts['url']} works within one process only; use it for tests")
         return
     policy = facts["maxmemory_policy"]
     if policy not in (None, "noeviction"):
         yield wrong(
-            f"{what}: maxmemory-policy is {policy}: when the server's memory is short {harm_of(policy)}; set it to "
+            f"{what}: maxmemory-policy is {policy}: when the server runs out of memory, {harm_of(policy)}; set it to "
             "noeviction"
         )
     yield from _memory(what, facts)
     if facts["cluster"]:
         yield wrong(f"{what}: {NO_CLUSTER}")
     if not facts["appendonly"] and not facts["save"]:
-        yield note(f"{what}: neither an append-only file nor snapshots: a restart loses every message")
+        yield note(f"{what}: neither append-only file nor snapshots are on: a restart loses every message")
     elif not facts["appendonly"]:
-        yield note(f"{what}: no append-only file: a crash loses what came after the last snapshot")
+        yield note(f"{what}: the append-only file is off: a crash loses everything since the last snapshot")
     if facts["role"] not in (None, "master"):
-        yield wrong(f"{what}: this server is a replica")
+        yield wrong(f"{what}: this server is a replica; connect to the primary")
     if facts["replicas"]:
         yield from _replication(what, facts, settings.lease_ttl - settings.lease_margin)
     if not facts["wakes_clients"]:
-        yield note(f"{what}: client tracking is refused: idle workers look for messages again and again instead")
+        yield note(f"{what}: client tracking is refused: idle workers poll for messages instead")
 
 
 def _memory(what: str, facts: Facts) -> Iterable[Finding]:
@@ -133,11 +133,11 @@ def _memory(what: str, facts: Facts) -> Iterable[Finding]:
         return
     how = f"{used / 2**20:.0f} of {most / 2**20:.0f} MB are used"
     if used < most:
-        yield note(f"{what}: memory is nearly full ({how}); when it is, senders are refused")
+        yield note(f"{what}: memory is nearly full ({how}); a full server refuses sends")
         return
     yield wrong(
-        f"{what}: memory is full ({how}): sends, new jobs, notifications and results are refused, while workers keep "
-        "their leases and run what waits. Raise maxmemory, or find what fills it"
+        f"{what}: memory is full ({how}): sends, new jobs, notifications and results are refused; workers keep their "
+        "leases and run waiting tasks. Raise maxmemory, or find out what fills it"
     )
 
 
@@ -145,13 +145,14 @@ def _replication(what: str, facts: Facts, trust: float) -> Iterable[Finding]:
     replicas, lag = facts["min_replicas_to_write"], facts["min_replicas_max_lag"]
     if replicas is not None and (not replicas or not lag or lag >= trust):
         yield note(
-            f"{what}: it has replicas; with min-replicas-to-write 1 and min-replicas-max-lag below {trust:g} s a "
-            "primary that is cut off stops taking writes in time. A failover can still lose the last messages"
+            f"{what}: this server has replicas; set min-replicas-to-write to 1 and min-replicas-max-lag below "
+            f"{trust:g} s, so that a primary that is cut off refuses writes in time. A failover can still lose the "
+            "last messages"
         )
 
 
 def leftovers(session: Session) -> Iterable[Finding]:
-    """Look for messages that no worker will fetch: in slots beyond the last, and in keyspaces without members."""
+    """Look for messages that no worker will fetch: in slots beyond the last one, and in keyspaces without members."""
     return guarded("slot queues", _leftovers(session))
 
 
@@ -161,7 +162,7 @@ def _leftovers(session: Session) -> Iterable[Finding]:
     yield from _former_steps(session)
     standing, broken = _standing(session)
     for (keyspace, slot), error in sorted(broken.items(), key=str):
-        yield wrong(f"keyspace {keyspace}: slot {slot} stands still: {error}. Repair or delete that key")
+        yield wrong(f"keyspace {keyspace}: slot {slot} is blocked: {error}. Repair or delete that key")
     for keyspace in sorted({keyspace for keyspace, _ in standing}):
         yield from guarded(f"slot queues of keyspace {keyspace}", _left_in(session, keyspace, standing))
 
@@ -173,22 +174,22 @@ def _left_in(session: Session, keyspace: str, standing: Counter[tuple[str, Slot]
     if beyond:
         count = sum(standing[keyspace, slot] for slot in beyond)
         yield wrong(
-            f"keyspace {keyspace}: {count} messages stand in {len(beyond)} slot queues from number {beyond[0]} on, "
-            f"but it has {slots} slots: they were sent with another sticky_slots"
+            f"keyspace {keyspace}: {count} messages are in {len(beyond)} slot queues from number {beyond[0]} on, but "
+            f"it has {slots} slots: the senders use another sticky_slots"
         )
     worker_queue = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
     if worker_queue and reading.view and reading.view.hash == HASH_NAME:
         yield wrong(
-            f"keyspace {keyspace}: {worker_queue} messages stand in queues of single workers, from a time when it "
-            "placed its keys: no worker reads these. Declare it as it was until they have run"
+            f"keyspace {keyspace}: {worker_queue} messages are in worker queues, from a time when it was a placed keyspace: "
+            "no worker reads these queues. Restore the old declaration until they have run"
         )
     inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
     if inside and not (reading.view and reading.view.members):
-        yield wrong(f"keyspace {keyspace}: {inside} messages wait, and no worker takes part in it")
+        yield wrong(f"keyspace {keyspace}: {inside} messages wait, but no worker takes part in it")
 
 
 def _former_steps(session: Session) -> Iterable[Finding]:
-    """Look for lists of priorities that no sender with these settings uses: `priority_steps` were changed."""
+    """Look for messages with priorities that these settings do not use, because `priority_steps` was changed."""
     layout = Layout.of(session.broker, session.settings.key_prefix)
     client = client_from_connection(session.broker, socket_timeout=IO_TIMEOUT, decode_responses=True, protocol=2)
     pattern = f"{_literal(layout.key_prefix + layout.prefix)}.*{_literal(layout.separator)}*"
@@ -202,16 +203,16 @@ def _former_steps(session: Session) -> Iterable[Finding]:
     former = Counter(step for step in lists if step not in map(str, layout.steps))
     if former:
         yield wrong(
-            f"{former.total()} slot queues hold messages of priorities {', '.join(sorted(former))}, which are none of "
-            f"priority_steps {list(layout.steps)}: give all senders and workers the same. A worker fetches such "
-            "messages when it opens their slot"
+            f"{former.total()} slot queues hold messages of priorities {', '.join(sorted(former))}, which are not in "
+            f"priority_steps {list(layout.steps)}: use the same steps for all senders and workers. A worker fetches "
+            "such messages when it opens their slot"
         )
 
 
 def _standing(session: Session) -> tuple[Counter[tuple[str, Slot]], dict[tuple[str, Slot], str]]:
-    """Count the messages of all slot queues at the broker, also of keyspaces this app does not know.
+    """Count the messages of all slot queues at the broker, also in keyspaces this app does not know.
 
-    Returns the counts, and the slots of which a record cannot be used, with the reason.
+    Returns the counts, and the slots with an unusable record together with the reason.
     """
     prefix = session.settings.key_prefix
     layout = Layout.of(session.broker, prefix)
@@ -238,5 +239,5 @@ def _standing(session: Session) -> tuple[Counter[tuple[str, Slot]], dict[tuple[s
 
 
 def _literal(text: str) -> str:
-    """Return a SCAN pattern that this text alone matches."""
+    """Return a SCAN pattern that matches only this text."""
     return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)

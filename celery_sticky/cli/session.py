@@ -1,4 +1,4 @@
-"""What a command works with: the app, its stores and its slot queues, opened when asked for, closed at the end."""
+"""The connections of one command: the app, its stores and its slot queues, opened on demand and closed at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celery_sticky.stores import (
 )
 
 IO_TIMEOUT = 2.0
-"""Seconds the store or the broker may take for an answer."""
+"""Seconds the store or the broker may take to answer."""
 
 
 class Session:
@@ -34,8 +34,8 @@ class Session:
         try:
             sticky = Sticky.of(app)
         except StickyError as error:
-            raise StickyError(f"{error}, and name it here: celery -A yourapp sticky …") from error
-        app.loader.import_default_modules()  # what is keyed is known when the tasks are
+            raise StickyError(f"{error}, and name that app here: celery -A yourapp sticky …") from error
+        app.loader.import_default_modules()  # registers the tasks, and so the keyed ones
         self.app = app
         self._wiring = sticky.wiring
         self.settings: Settings = sticky.settings
@@ -58,18 +58,18 @@ class Session:
 
     @cached_property
     def keyspaces(self) -> list[str]:
-        """The keyspaces this app knows of: those of its settings, its tasks and its jobs."""
+        """The keyspaces this app knows: those of its settings, its tasks and its jobs."""
         named = {spec.keyspace for spec in self.tasks.all().values()} | self._wiring.declared.keyspaces
         return sorted({*(self.settings.keyspaces or {DEFAULT_KEYSPACE}), *named, *self.settings.placed})
 
     @cached_property
     def broker(self) -> Any:
-        """The Kombu connection to the broker; nothing is sent over it."""
+        """A Kombu connection that only describes where the broker is; nothing is sent over it."""
         return known_connection(self.app.connection_for_read)
 
     @cached_property
     def store_at(self) -> Any:
-        """The Kombu connection that says where the store is; nothing is sent over it."""
+        """A Kombu connection that only describes where the store is; nothing is sent over it."""
         return self._wiring.store_at
 
     @cached_property
@@ -85,11 +85,11 @@ class Session:
         return self._stores[keyspace]
 
     def jobs(self, keyspace: str) -> JobStore:
-        """Open the jobs of a keyspace; to be closed by whoever asks."""
+        """Open the job store of a keyspace. The caller must close it."""
         return open_job_store(self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=IO_TIMEOUT)
 
     def placement_store(self, keyspace: str) -> PlacementStore:
-        """Return the claims and pins of a keyspace that directs keys."""
+        """Return the placement store of a placed keyspace, which holds its claims and pins."""
         if keyspace not in self._placement_stores:
             prefix = self.settings.key_prefix
             opened = open_placement_store(self.store_at, keyspace, prefix=prefix, socket_timeout=IO_TIMEOUT)
@@ -97,9 +97,9 @@ class Session:
         return self._placement_stores[keyspace]
 
     def slots_of(self, keyspace: str, reading: Reading) -> int:
-        """Return how many slots a keyspace has: as its document says, or else as the settings say."""
+        """Return the number of slots of a keyspace, from its document, or else from the settings."""
         return reading.view.slots if reading.view is not None else self.settings.slots_of(keyspace)
 
     def only(self, keyspace: str | None) -> list[str]:
-        """Return the one keyspace that was asked for, or all."""
+        """Return the requested keyspace, or all of them."""
         return self.keyspaces if keyspace is None else [keyspace]

@@ -1,4 +1,4 @@
-"""`celery sticky status`: the members, what they own, what waits, what moves. Works with no worker alive."""
+"""`celery sticky status`: show members, their slots, waiting messages and moving slots. Works without live workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOVES_SHOWN = 20
 @json_option
 @click.pass_context
 def status(ctx: click.Context, keyspace: str | None, timeout: float, as_json: bool) -> None:
-    """Show members, slots and queues of each keyspace; exit with 1 if something stands still."""
+    """Show members, slots and queues of each keyspace; exit with 1 if something is stuck."""
     with Session(ctx.obj.app) as session:
         facts = _facts(session, session.only(keyspace), timeout)
     show(ctx.obj, facts, _draw, as_json=as_json)
@@ -53,7 +53,7 @@ def _facts(session: Session, keyspaces: list[str], timeout: float) -> dict[str, 
 
 
 def _read(session: Session, keyspaces: list[str], failed: list[str]) -> dict[str, Reading]:
-    """Read what can be read; raise where the store is away, for then there is nothing to show."""
+    """Read every readable keyspace. If the store is unavailable, raise: there is nothing to show."""
     readings = {}
     for keyspace in keyspaces:
         try:
@@ -84,7 +84,7 @@ def _keyspace(
     enlisted: Collection[str] = ()
     if placed is not None:
         enlisted = (
-            attempt(failed, f"directory of keyspace {keyspace}", session.placement_store(keyspace).enlisted) or ()
+            attempt(failed, f"placement of keyspace {keyspace}", session.placement_store(keyspace).enlisted) or ()
         )
     places = (*range(slots), *(worker_queue(name) for name in enlisted))
     what = f"slot queues of keyspace {keyspace}"
@@ -143,7 +143,7 @@ def _dead(session: Session, keyspace: str) -> dict[str, Any]:
 
 
 def _life(said: dict[str, Any] | None, incarnation: str, alive: set[str]) -> dict[str, Any]:
-    """Return what is known of a member's life; what only it knows is None where it did not answer."""
+    """Return whether a member is alive. Facts that only the member knows are None if it did not answer."""
     if said is None:
         return {"alive": incarnation in alive, "running": None, "lease_age": None}
     return {"alive": True, "running": said["running"], "lease_age": said["lease_age"]}
@@ -166,18 +166,18 @@ def _moving(view: View) -> list[dict[str, Any]]:
 def _problems(found: Mapping[str, Any]) -> Iterable[str]:
     name = found["keyspace"]
     if found["store_lost"]:
-        yield f"keyspace {name}: the document is of another run of the store; workers will write a fresh one"
+        yield f"keyspace {name}: the document comes from another run of the store; workers will replace it"
     for member in found["members"]:
         if not member["alive"]:
-            yield f"keyspace {name}: {member['name']} neither answers nor beats"
+            yield f"keyspace {name}: {member['name']} does not answer and sends no heartbeats"
         if member["stalled"]:
             yield f"keyspace {name}: {stall_text(member['name'], member['answer_age'], member['stalled'])}"
     for one in found["broken"]:
-        yield f"keyspace {name}: slot {one['slot']} stands still: {one['error']}"
+        yield f"keyspace {name}: slot {one['slot']} is blocked: {one['error']}"
     if found["dead_error"]:
         yield f"keyspace {name}: {found['dead_error']}"
     if found["unowned"] and (found["waiting"] or found["deferred"]):
-        yield f"keyspace {name}: messages wait, and {found['unowned']} of {found['slots']} slots have no owner"
+        yield f"keyspace {name}: messages wait, but {found['unowned']} of {found['slots']} slots have no owner"
 
 
 def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
@@ -202,7 +202,7 @@ def _headline(found: Mapping[str, Any]) -> str:
     if found["version"] is not None:
         document = f"version {found['version']} (generation {found['generation']})"
     unowned = f"{found['unowned']} of them without an owner" if found["unowned"] else "all owned"
-    placed = f" · keys are placed by {found['placed_by']}" if found["placed_by"] else ""
+    placed = f" · keys placed by {found['placed_by']}" if found["placed_by"] else ""
     return f"{found['slots']} slots, {unowned} · {document}{placed}"
 
 
@@ -217,7 +217,13 @@ def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:
     made = table("worker", "state", *numbers, "version", right=numbers)
     for member in members:
         state = "silent" if not member["alive"] else "stalled" if member["stalled"] else member["state"]
-        lease = seconds(member["lease_age"]) if member["lease_age"] is not None else "beats" if member["alive"] else "-"
+        lease = (
+            seconds(member["lease_age"])
+            if member["lease_age"] is not None
+            else "heartbeats"
+            if member["alive"]
+            else "-"
+        )
         made.add_row(
             member["name"],
             Text(state, style="green" if state == "active" else "yellow" if state == "leaving" else "bold red"),

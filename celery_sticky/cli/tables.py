@@ -1,4 +1,4 @@
-"""How the commands show things: facts as JSON for machines, rich tables for people."""
+"""Output of the commands: JSON for machines, rich tables for people."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rich.text import Text
 Facts = Mapping[str, Any]
 WIDTH_IN_A_FILE = 120
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine form.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 keyspace_option = click.option("--keyspace", metavar="NAME", help="This keyspace only.")
 
 
 def show(context: Any, facts: Facts, draw: Callable[[Any], Iterable[RenderableType]], *, as_json: bool) -> None:
-    """Print the facts, as JSON or as `draw` makes them look."""
+    """Print the facts, as JSON or as drawn by `draw`."""
     if as_json:
         click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
         return
@@ -62,10 +62,10 @@ def moment(at: float | None) -> str:
 
 
 def dash(value: object) -> str:
-    """Return a value for people: a dash where it is not known."""
+    """Return a value for people: a dash if it is not known."""
     return "-" if value is None or value == "" else str(value)
 
 
 def age_of(at: float | None, now: float) -> float | None:
-    """Return how many seconds ago something was, where that is known; clocks of two machines may differ."""
+    """Return how many seconds ago something was, at least 0 because clocks of machines differ; None if unknown."""
     return max(0.0, now - at) if at is not None else None

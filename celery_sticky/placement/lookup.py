@@ -1,6 +1,6 @@
-"""Where the keys of placed keyspaces belong, as a process knows that sends: never older than a second.
+"""Placement lookup for senders, cached for at most 1 s, and the pins that a worker sets and removes.
 
-And what a worker says itself: that it pins a key, or lets it go. Plain keyspaces are not asked about here.
+Only placed keyspaces are looked up here.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from celery_sticky.stores.lent import Clients
 from celery_sticky.stores.placement import NO_VERSION, PlacementStore
 
 FRESH = 1.0
-"""Seconds for which what was read is used."""
+"""Seconds for which a cached answer is used."""
 REMEMBERED = 10_000
-"""Keys of a keyspace whose pins are remembered."""
+"""Number of keys per keyspace whose pins are cached."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What was read of a keyspace."""
+    """Cached state of one keyspace."""
 
     view: View | None = None
     workers: tuple[Worker, ...] = ()
     until: float = float("-inf")
     pins: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Key -> incarnation (empty: none) and until when that is used."""
+    """Key -> incarnation that pinned it (empty: none), and the clock time at which the entry expires."""
 
 
 class PlacementLookup:
-    """Any thread may use it, also after a fork."""
+    """Placement lookups and pins of one process. Any thread may use it, also after a fork."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class PlacementLookup:
         """Return the queue that a key belongs to.
 
         Raises:
-            StoreUnavailable: nothing was sent.
-            NoWorker, NotPinned, AssignmentFailed: it belongs to no queue now.
-            KeyspaceMismatch: its workers direct keys in another way than this process would.
+            StoreUnavailable: the placement is not known; nothing was sent.
+            NoWorker, NotPinned, AssignmentFailed: the key belongs to no queue now.
+            KeyspaceMismatch: the keyspace's workers use another placement than this process.
         """
         now, known = self._clock(), self._known[keyspace.name]
         if now >= known.until or (keyspace.pins and now >= known.pins.get(key, ("", now))[1]):
@@ -69,7 +69,7 @@ class PlacementLookup:
         return slot_for(key, slots)
 
     def worker_for(self, keyspace: Keyspace, key: str) -> str | None:
-        """Return the worker that a key belongs to; None: it belongs to a slot that nobody owns."""
+        """Return the worker that a key belongs to, or None if its slot has no owner."""
         belongs_to = self.of(keyspace, key)
         if isinstance(belongs_to, str):
             return belongs_to.removeprefix(WORKER_QUEUE)
@@ -80,21 +80,21 @@ class PlacementLookup:
         """Pin a key for the worker that this process belongs to.
 
         Raises:
-            PinnedElsewhere, NotAMember, InvalidSettings, StoreUnavailable: it is not pinned.
+            PinnedElsewhere, NotAMember, InvalidSettings, StoreUnavailable: the key was not pinned.
         """
         name = _pinning(keyspace).name
         if worker is None:
-            raise NotAMember(f"keyspace {name!r}: keys are pinned by workers, and this process belongs to none")
+            raise NotAMember(f"keyspace {name!r}: only workers can pin keys, and this process belongs to no worker")
         self._known[name].pins.pop(key, None)
         with self._placement_stores.lend(name) as placement_store:
             other = placement_store.pin(worker, key, take=take)
         if other is not None:
             raise PinnedElsewhere(
-                f"key {key!r} is pinned by worker {other!r}: let it unpin, or take the key with `take=True`"
+                f"key {key!r} is pinned by worker {other!r}: unpin it there, or take the pin with `take=True`"
             )
 
     def unpin(self, keyspace: Keyspace | None, worker: str | None, key: str) -> bool:
-        """Let a key go that the worker has pinned; False: it had not."""
+        """Remove the worker's pin from a key; return False if the worker had not pinned it."""
         name = _pinning(keyspace).name
         if worker is None:
             return False
@@ -103,7 +103,7 @@ class PlacementLookup:
             return placement_store.unpin(worker, key)
 
     def close(self) -> None:
-        """Let go of every connection. It may still be used."""
+        """Close every connection. The object stays usable and connects again on demand."""
         self._placement_stores.close()
 
     def _look(self, keyspace: Keyspace, key: str, known: _Known, now: float) -> None:
@@ -124,5 +124,5 @@ class PlacementLookup:
 
 def _pinning(keyspace: Keyspace | None) -> Keyspace:
     if keyspace is None or not keyspace.pins:
-        raise InvalidSettings("keys of this keyspace cannot be pinned: declare it as `Keyspace(name, pins=True)`")
+        raise InvalidSettings("this keyspace does not allow pins: declare it as `Keyspace(name, pins=True)`")
     return keyspace

@@ -91,7 +91,7 @@ def test_what_is_not_there_is_an_error(app: Any) -> None:
 def test_a_payload_that_is_no_json_is_an_error_with_its_remedy(app: Any) -> None:
     done = run(app, "notify", "sync", "t-7", "--payload", "hello")
     assert done.exit_code == 1
-    assert """text needs quotes of its own: '"text"'""" in done.output
+    assert """quote text inside the argument: '"text"'""" in done.output
 
 
 def test_a_notification_and_a_stop(app: Any) -> None:
@@ -113,4 +113,4 @@ def test_a_keyspace_is_shut_down_when_it_was_confirmed_and_reopened(app: Any) ->
     assert (done.exit_code, "are shut down" in done.output) == (0, True)
     assert "is shut down" in run(app, "dispatch", "sync", "t-7").output
     assert run(app, "reopen", "--keyspace", "tenants").exit_code == 0
-    assert "has not started" in run(app, "dispatch", "sync", "t-7", "--timeout", "0").output
+    assert "did not start within 0 s" in run(app, "dispatch", "sync", "t-7", "--timeout", "0").output

@@ -146,7 +146,7 @@ def test_a_dispatch_raises_what_the_start_raised(sticky: Sticky) -> None:
 
 
 def test_a_dispatch_that_nobody_answers_says_how_to_go_on(sticky: Sticky) -> None:
-    with pytest.raises(DispatchTimeout, match="is a worker up") as late:
+    with pytest.raises(DispatchTimeout, match="Check that a worker") as late:
         sticky.jobs.dispatch("sync", "t", timeout=0.05)
     assert late.value.id in str(late.value)
     Owner(sticky).start_all()

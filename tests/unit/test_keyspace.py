@@ -86,7 +86,7 @@ def test_a_stranger_is_refused_with_the_names_there_are(wrong: Any) -> None:
     def wrongly(key: str, workers: Sequence[Worker]) -> Any:
         return wrong
 
-    with pytest.raises(AssignmentFailed, match=r"keyspace 'ks', key 'k': .*wrongly.* none of the workers: a, b$"):
+    with pytest.raises(AssignmentFailed, match=r"keyspace 'ks', key 'k': .*wrongly.* not one of the workers: a, b$"):
         assigned(Keyspace("ks", assign=wrongly), "k", workers_of(view_of("a", "b")))
 
 
@@ -146,10 +146,10 @@ def test_the_hash_of_the_document_names_function_and_version() -> None:
         ({"slots": 0}, "1 to 65536"),
         ({"slots": True}, "a whole number"),
         ({"assign": "jump"}, "a function of key and workers"),
-        ({"assign": partial(oldest, "k")}, "give version="),
+        ({"assign": partial(oldest, "k")}, "set version="),
         ({"pins": 1}, "True or False"),
         ({"unpinned": "slots", "pins": True}, "'slot' or 'refuse'"),
-        ({"unpinned": "refuse"}, "goes with pins=True"),
+        ({"unpinned": "refuse"}, "needs pins=True"),
     ],
 )
 def test_a_keyspace_that_cannot_be_says_why(wrong: dict[str, Any], says: str) -> None:
@@ -174,5 +174,5 @@ def test_a_declared_keyspace_has_its_slots_and_is_declared_in_one_way() -> None:
 
 
 def test_placed_is_no_setting() -> None:
-    with pytest.raises(InvalidSettings, match="there is no setting 'sticky_placed'"):
+    with pytest.raises(InvalidSettings, match="unknown setting 'sticky_placed'"):
         Settings.read({"sticky_placed": {}})

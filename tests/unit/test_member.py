@@ -158,9 +158,9 @@ def test_a_store_that_only_answers_is_not_back(
         (
             4,
             "h pins",
-            "'h pins', this worker is .* 'h'. Declare 'ks' here as one that directs keys by h pins. Or",
+            "'h pins', this worker is .* 'h'. Declare 'ks' here with keys placed by h pins. Or",
         ),
-        (8, "h", "created with 8 slots .* with 4 slots .* keeps its number of slots: give 'ks' 8 here"),
+        (8, "h", "created with 8 slots .* with 4 slots .* cannot change its number of slots: give 'ks' 8 slots here"),
     ],
 )
 def test_a_worker_that_is_refused_says_which_keyspace_and_what_to_do(

@@ -29,7 +29,7 @@ def test_a_stamp_may_say_more_than_is_known() -> None:
     ("changed", "reason"),
     [
         ({"v": 2}, "upgrade celery-sticky"),
-        ({"v": 0}, "never was"),
+        ({"v": 0}, "does not exist"),
         ({"v": "1"}, "'v'"),
         ({"v": True}, "'v'"),
         ({"key": 5}, "got `int` - at `$.key`"),

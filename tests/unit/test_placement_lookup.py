@@ -118,6 +118,6 @@ def test_a_sender_with_another_function_than_the_workers_is_told(sender: Sender)
     other = Keyspace("jumped", assign=jump, version="2")
     with pytest.raises(KeyspaceMismatch, match=r"assign=jump'.*assign=jump@2'") as told:
         sender.lookup.of(other, "k")
-    assert "Declare 'jumped' here as one that directs keys by assign=jump." in str(told.value)
+    assert "Declare 'jumped' here with keys placed by assign=jump." in str(told.value)
     assert "sticky.jobs.shutdown('jumped')" in str(told.value), "and how to change it for all"
     assert "celery sticky init --force --keyspace jumped" in str(told.value)

@@ -265,7 +265,7 @@ def test_a_list_of_brokers_is_refused_at_the_first_keyed_send(broker: Any) -> No
     def plain() -> None: ...
 
     for _ in range(2):
-        with pytest.raises(InvalidSettings, match=r"2 servers are listed.*Name one server"):
+        with pytest.raises(InvalidSettings, match=r"2 servers are listed.*Use one server"):
             keyed.apply_async(("x",))
     assert app.amqp.router.route({}, plain.name, (), {})["queue"].name == "celery"
     app.conf.broker_write_url = "sentinel://a:1;sentinel://b:2"
@@ -536,8 +536,8 @@ def no_key(self: Any, order: Any) -> Any:
 @pytest.mark.parametrize(
     ("declared", "reason"),
     [
-        ({"key": "tennant"}, "'tennant' is none of its arguments; it has: tenant, pages"),
-        ({"key": "pages"}, "'pages' is none of its arguments"),
+        ({"key": "tennant"}, "'tennant' is not one of its arguments; it has: tenant, pages"),
+        ({"key": "pages"}, "'pages' is not one of its arguments"),
         ({"key": 5}, "its key is a int"),
         ({"key": classmethod(no_key)}, "its key is a classmethod"),
         ({"key": no_key}, "@staticmethod"),

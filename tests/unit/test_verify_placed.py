@@ -154,7 +154,7 @@ def test_what_moves_in_order_and_runs_where_it_belongs_is_clean() -> None:
 
 def test_a_run_where_the_key_does_not_belong_is_found() -> None:
     given = findings([order(0, 1)], run_of(0, 1.5, 2, worker="w2"), moves=moves())
-    assert not given.ok and found(given) == {"astray": 1} and "belonged elsewhere" in given.accusations()[0]
+    assert not given.ok and found(given) == {"astray": 1} and "ran in the wrong worker" in given.accusations()[0]
     for at, astray in ((4, True), (6, False)):
         given = findings([order(0, 1)], run_of(0, 8, 9), moves=moves(change(at, at, ALONE)))
         assert bool(found(given).get("astray")) == astray, "it may just have belonged there"
@@ -225,7 +225,7 @@ def test_figures_and_tables_are_those_of_keys() -> None:
     for part in draw(given):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
-    assert "a run in a worker to which the key did not belong" in console.file.getvalue()
+    assert "runs in a worker to which the key did not belong" in console.file.getvalue()
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -309,5 +309,5 @@ def test_a_store_that_does_not_say_who_has_pinned_what_has_not_said_that_all_is_
     run._observer, run._run_options = observer, RunOptions(faults=("kill",))
     run._cluster = cast("Any", SimpleNamespace(site=observer._site, workers={}))
     monkeypatch.setattr("celery_sticky.cli.verify.run.TELLING", 0.0)
-    with pytest.raises(StickyError, match="who has pinned what"):
+    with pytest.raises(StickyError, match="did not return the pins"):
         run._untold()

@@ -108,6 +108,6 @@ def test_a_worker_runs_as_a_user_who_may_do_what_doctor_lists_and_nothing_else(
         assert not refused, refused
         client.execute_command("ACL", "SETUSER", "keyed", "-time", "-memory")
         texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if "may not run" in one["text"]]
-        assert "may not run time. What is needed: ACL SETUSER celery on" in texts[0]
+        assert "may not run time. Create one that may: ACL SETUSER celery on" in texts[0]
         assert "may not run memory" in texts[1]
         assert "Traceback" not in worker.log

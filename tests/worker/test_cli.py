@@ -81,7 +81,7 @@ def test_status_tells_of_a_live_worker_what_it_owns_and_runs(fleet: Callable[...
 
     made.workers["w1"].kill_all()
     found = facts(made, "status", "--timeout", "0.1", status=1)
-    assert found["problems"] == [f"keyspace default: {member['name']} neither answers nor beats"]
+    assert found["problems"] == [f"keyspace default: {member['name']} does not answer and sends no heartbeats"]
 
 
 def test_a_worker_whose_loop_hangs_is_a_problem_for_status_and_doctor(fleet: Callable[..., Fleet]) -> None:
@@ -94,10 +94,10 @@ def test_a_worker_whose_loop_hangs_is_a_problem_for_status_and_doctor(fleet: Cal
     worker.wait_for_log("Celery's loop does not answer")
     found = wait_until(lambda: facts(made, "status", "--timeout", "0.1", status=1), 10, "it is a problem")
     (problem,) = found["problems"]
-    assert problem.startswith(f"keyspace default: {member['name']} has not been able to run tasks for ")
-    assert problem.endswith("s: Celery's loop does not answer. Its log has the stack of its main thread")
+    assert problem.startswith(f"keyspace default: {member['name']} has been unable to run tasks for ")
+    assert problem.endswith("s: Celery's loop does not answer. See its log for the stack of its main thread")
     texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if one["level"] == "wrong"]
-    assert len(texts) == 1 and "has not been able to run tasks for" in texts[0]
+    assert len(texts) == 1 and "has been unable to run tasks for" in texts[0]
     (made.config.history.parent / ENDS).touch()
     worker.wait_for_log("answers and can run tasks")
     wait_until(lambda: celery(made, "sticky", "status").returncode == 0, 10, "all is well again")
@@ -145,8 +145,8 @@ def test_doctor_finds_messages_that_no_worker_will_fetch(fleet: Callable[..., Fl
     publish(made, 0, "id-2", ["t-1", 1])
     texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if one["level"] == "wrong"]
     assert len(texts) == 2
-    assert texts[0].startswith(f"keyspace default: 1 messages stand in 1 slot queues from number {SLOTS + 3} on")
-    assert texts[1] == "keyspace default: 1 messages wait, and no worker takes part in it"
+    assert texts[0].startswith(f"keyspace default: 1 messages are in 1 slot queues from number {SLOTS + 3} on")
+    assert texts[1] == "keyspace default: 1 messages wait, but no worker takes part in it"
 
 
 def test_doctor_sees_a_prefix_with_a_colon_and_lists_of_former_priority_steps(fleet: Callable[..., Fleet]) -> None:
@@ -158,7 +158,7 @@ def test_doctor_sees_a_prefix_with_a_colon_and_lists_of_former_priority_steps(fl
         client.lpush(queue_name("default", 2, "shop:eu") + "\x06\x165", "2")
     texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if one["level"] == "wrong"]
     assert any("slot queues hold messages of priorities 5" in text for text in texts)
-    assert any(f"1 messages stand in 1 slot queues from number {SLOTS + 3} on" in text for text in texts)
+    assert any(f"1 messages are in 1 slot queues from number {SLOTS + 3} on" in text for text in texts)
 
 
 def test_doctor_finds_messages_that_were_left_when_a_keyspace_became_plain_again(fleet: Callable[..., Fleet]) -> None:
@@ -166,7 +166,7 @@ def test_doctor_finds_messages_that_were_left_when_a_keyspace_became_plain_again
     celery(made, "sticky", "init")
     publish(made, worker_queue("w1@here"), "id-1", ["t-1", 1])
     texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if one["level"] == "wrong"]
-    assert texts[0].startswith("keyspace default: 1 messages stand in queues of single workers")
+    assert texts[0].startswith("keyspace default: 1 messages are in worker queues")
 
 
 def test_doctor_finds_two_workers_of_one_name(fleet: Callable[..., Fleet]) -> None:
@@ -176,7 +176,7 @@ def test_doctor_finds_two_workers_of_one_name(fleet: Callable[..., Fleet]) -> No
     assert facts(first, "doctor")["ok"]
     second.worker("w1", args=("--without-sticky",))  # one that takes part would refuse to start
     texts = [one["text"] for one in facts(first, "doctor", status=1)["findings"] if one["level"] == "wrong"]
-    assert len(texts) == 1 and texts[0].startswith("2 workers are named w1@")
+    assert len(texts) == 1 and texts[0].startswith("2 workers have the node name w1@")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_doctor_finds_two_workers_of_one_name(fleet: Callable[..., Fleet]) -> No
     [
         ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, 1, "maxmemory-policy is allkeys-lru"),
         ({"appendonly": "no", "save": ""}, 0, "a restart loses every message"),
-        ({"save": "3600 1"}, 0, "a crash loses what came after the last snapshot"),
+        ({"save": "3600 1"}, 0, "a crash loses everything since the last snapshot"),
     ],
     ids=["eviction", "no durability", "snapshots"],
 )

@@ -230,7 +230,7 @@ def test_a_function_that_fails_fails_the_send(placed: Placed) -> None:
     fleet.up("a")
     with pytest.raises(AssignmentFailed, match=r"keyspace 'broken', key 'raise'.*'broken' raised LookupError"):
         fleet.call("raise")
-    with pytest.raises(AssignmentFailed, match=f"returned 'a stranger', which is none of the workers: {node('a')}"):
+    with pytest.raises(AssignmentFailed, match=f"returned 'a stranger', which is not one of the workers: {node('a')}"):
         fleet.call("stranger")
     fleet.call("fine")
     fleet.wait_finished()
@@ -277,7 +277,7 @@ def test_a_keyspace_that_was_a_plain_one_says_what_was_forgotten_and_what_to_do(
     view = fleet.view()
     assert fleet.store.swap(view, replace(view, hash=HASH_NAME, version=view.version + 1))
     worker = fleet.worker("a", ready=False)
-    remedy = "Declare 'jumped' here as a plain one, .*celery sticky init --force --keyspace jumped"
+    remedy = "Declare 'jumped' here as a plain keyspace, .*celery sticky init --force --keyspace jumped"
     worker.wait_for_log(f"keyspace 'jumped': the keyspace was created with .*{remedy}", 60)
     assert worker.wait() != 0
     with pytest.raises(KeyspaceMismatch, match=remedy):

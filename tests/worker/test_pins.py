@@ -228,8 +228,8 @@ def test_pinned_from_a_job_the_key_comes_to_the_worker_of_the_job(placed: Placed
 
 def test_only_a_worker_can_pin(placed: Placed) -> None:
     fleet = placed("pinned")
-    with pytest.raises(NotAMember, match="this process belongs to none"):
+    with pytest.raises(NotAMember, match="this process belongs to no worker"):
         Sticky.of(fleet.app).pin("k", "pinned")
-    with pytest.raises(InvalidSettings, match="cannot be pinned"):
+    with pytest.raises(InvalidSettings, match="does not allow pins"):
         Sticky.of(fleet.app).pin("k")
     assert not Sticky.of(fleet.app).unpin("k", "pinned")

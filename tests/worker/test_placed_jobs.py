@@ -340,7 +340,7 @@ def test_a_function_that_fails_fails_the_dispatch_and_lets_a_job_wait(jobs: Call
     made = jobs("broken")
     fleet = made.fleet
     (worker,) = fleet.up("a")
-    for key, reason in (("raise", "raised LookupError"), ("stranger", "none of the workers")):
+    for key, reason in (("raise", "raised LookupError"), ("stranger", "not one of the workers")):
         with pytest.raises(AssignmentFailed, match=reason):
             made.dispatch(key)
     store = open_job_store(fleet.config.broker, "broken")

@@ -79,7 +79,7 @@ def test_a_worker_refuses_a_list_of_servers(fleet: Callable[..., Fleet], redis_u
     )
     worker = made.worker("w1", ready=False)
     assert worker.wait(30) != 0
-    assert "Error: 2 servers are listed" in worker.log and "Name one server" in worker.log, worker.tail()
+    assert "Error: 2 servers are listed" in worker.log and "Use one server" in worker.log, worker.tail()
     assert "Traceback" not in worker.log
 
 

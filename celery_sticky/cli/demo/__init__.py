@@ -1,1 +1,1 @@
-"""`celery sticky demo`: real workers on a real server, one killed and one joining, and a verdict from the history."""
+"""`celery sticky demo`: run real workers on a real server, kill one, add one, and check the recorded history."""

@@ -17,7 +17,7 @@ from celery_sticky.app import Sticky
 from celery_sticky.testing.recorder import Recorder
 
 VARIABLE = "STICKY_DEMO"
-"""The environment variable that tells a worker process its `Demo`."""
+"""The environment variable that passes the `Demo` to a worker process."""
 
 LEASE_TTL, LEASE_MARGIN = 3.0, 0.8
 SLOTS = 120
@@ -26,20 +26,20 @@ TASK = "demo.charge"
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Where one demo takes place."""
+    """The broker and folder of one demo."""
 
     broker: str
     prefix: str
-    """What every key of the demo begins with, on a server that is not its own."""
+    """Prefix of every Redis key of the demo; empty on the demo's own server."""
     folder: str
 
     @property
     def history(self) -> Path:
-        """Where every process writes what it did."""
+        """The file in which every process records what it did."""
         return Path(self.folder) / "history.jsonl"
 
     def environ(self) -> dict[str, str]:
-        """Return the variables for a worker process."""
+        """Return the environment variables for a worker process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
@@ -79,6 +79,6 @@ def make_app(demo: Demo) -> Celery:
 
 
 def read_orders() -> list[dict[str, Any]]:
-    """Return the orders that come with the package."""
+    """Return the orders that are part of the package."""
     text = files(__package__).joinpath("orders.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

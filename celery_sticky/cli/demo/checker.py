@@ -1,4 +1,4 @@
-"""The verdict: what the recorded history proves, and how much moved."""
+"""The demo's verdict: the broken promises in the recorded history, and how much moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_sticky.testing.judge import judge, takeovers
 
 
 def reach(events: Sequence[Event], course: Course, slot_of: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the history proves."""
+    """Check the history and return the findings."""
     judgement = judge(events)
     waits = takeovers(events, node(course.killed.worker), course.killed.at)
     changes = [_movement(change, slot_of) for change in (course.killed, course.joined)]
@@ -58,7 +58,7 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
     for name, value, good, comment in _rows(found):
         mark = Text("✓", style="green") if good else Text("✗", style="bold red")
         made.add_row(mark, name, Text.assemble((value, "bold"), f"  {comment}" if comment else ""))
-    yield Text("\nVerdict, from the history that every process wrote down", style="bold")
+    yield Text("\nVerdict, from the history recorded by every process", style="bold")
     yield made
     for text in found["accusations"]:
         yield Text(f"  {text}", style="red")
@@ -67,15 +67,15 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
 def _rows(found: Mapping[str, Any]) -> Iterable[tuple[str, str, bool, str]]:
     yield "orders charged", f"{found['finished']} of {found['published']}", not found["lost"], ""
     yield "lost", str(found["lost"]), not found["lost"], ""
-    yield "overlapping", str(found["overlapping"]), not found["overlapping"], "two orders of one shop at a time"
+    yield "overlapping", str(found["overlapping"]), not found["overlapping"], "two orders of one shop at the same time"
     yield "out of order", str(found["out_of_order"]), not found["out_of_order"], "an order before an earlier one"
     yield "by a former owner", str(found["stale"]), not found["stale"], ""
-    again = "they ran in the worker that was killed" if found["run_again"] else ""
+    again = "they were running in the killed worker" if found["run_again"] else ""
     yield "run again", str(found["run_again"]), True, again
     first = found["first_start_seconds"]
     start = f"; first order there after {first:.1f} s" if first is not None else ""
     quick = found["takeover_seconds"] <= found["takeover_limit"]
-    took = f"until new owners (at most {found['takeover_limit']:.1f} s){start}"
+    took = f"until the slots had new owners (limit {found['takeover_limit']:.1f} s){start}"
     yield "takeover", f"{found['takeover_seconds']:.1f} s", quick, took
     for what, change in (("moved by the kill", found["killed"]), ("moved by the join", found["joined"])):
         share = f"{change['slots_moved'] / change['slots']:.0%} of the slots"

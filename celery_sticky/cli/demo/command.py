@@ -18,26 +18,26 @@ from celery_sticky.cli.demo.story import NAMES, Story
 from celery_sticky.cli.tables import json_option
 
 INTRODUCTION = """\
-40 shops send orders. Orders of one shop are to be charged one at a time and in
-order, whatever happens to the workers. Each shop belongs to one of 120 slots,
-each slot to one worker. On the way a worker is killed, and another joins.
+40 shops send orders. The orders of one shop must be charged one at a time and
+in order, whatever happens to the workers. Each shop belongs to one of 120
+slots, and each slot to one worker. The demo kills a worker and starts another.
 """
 
 
 @click.command(cls=CeleryCommand)
 @click.option(
-    "--broker", metavar="URL", help="Your own Redis, instead of an embedded server. Keys get their own prefix."
+    "--broker", metavar="URL", help="Your own Redis instead of an embedded server. Keys get their own prefix."
 )
 @click.option(
-    "--seconds", default=16.0, type=click.FloatRange(8, 600), show_default=True, help="How long orders come in."
+    "--seconds", default=16.0, type=click.FloatRange(8, 600), show_default=True, help="How long orders are sent."
 )
-@click.option("--tasks", default=600, type=click.IntRange(1), show_default=True, help="How many orders.")
+@click.option("--tasks", default=600, type=click.IntRange(1), show_default=True, help="Number of orders.")
 @click.option("--workers", default=3, type=click.IntRange(2, len(NAMES) - 1), show_default=True)
 @json_option
 @click.pass_context
 def demo(ctx: click.Context, broker: str | None, seconds: float, tasks: int, workers: int, as_json: bool) -> None:
-    """Run real workers, kill one, let another join, and judge what happened. Needs no app."""
-    # It would come before the demo's own broker (celery/app/utils.py, `Settings.broker_url`).
+    """Run real workers, kill one, add another, and check the recorded history. Needs no app."""
+    # This variable would override the demo's own broker (celery/app/utils.py, `Settings.broker_url`).
     os.environ.pop("CELERY_BROKER_URL", None)
     console = Console(no_color=ctx.obj.no_color, highlight=False, stderr=as_json)
     where = "on your server" if broker else "on an embedded Valkey server"

@@ -1,4 +1,4 @@
-"""The processes of the demo: the server, and the workers. A guard sees to it that none is left, however it ends."""
+"""The processes of the demo: the server and the workers. A guard ends all of them, however the demo ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONCURRENCY = 2
 
 
 class Crew:
-    """Starts and ends the processes; at its end none is left."""
+    """Starts and ends the processes. None is left after `close`."""
 
     def __init__(self, broker: str | None) -> None:
         self._guard = Guard()
@@ -48,7 +48,7 @@ class Crew:
         self.close()
 
     def start(self, name: str) -> None:
-        """Start a worker; does not wait for it."""
+        """Start a worker without waiting for it."""
         folder = Path(self.demo.folder)
         self._workers[name] = WorkerProcess(
             self._guard,
@@ -61,12 +61,12 @@ class Crew:
         ).start()
 
     def kill(self, name: str) -> int:
-        """SIGKILL a worker's main process; return when it was dead, in CLOCK_MONOTONIC nanoseconds."""
+        """SIGKILL a worker's main process; return the time of its death in CLOCK_MONOTONIC nanoseconds."""
         self._workers.pop(name).kill()
         return time.monotonic_ns()
 
     def stop_all(self, timeout: float) -> None:
-        """Let the workers end as at any deployment: SIGTERM; SIGKILL for what is left after `timeout` seconds."""
+        """Stop the workers as a deployment does: SIGTERM, then SIGKILL for those left after `timeout` seconds."""
         for worker in self._workers.values():
             worker.kill(signal.SIGTERM)
         deadline = time.monotonic() + timeout
@@ -76,23 +76,25 @@ class Crew:
         self._workers.clear()
 
     def check(self) -> None:
-        """Look after the workers.
+        """Check that all workers are running.
 
         Raises:
-            StickyError: one has ended by itself; the message has the end of its log.
+            StickyError: a worker has ended by itself; the message contains the end of its log.
         """
         for name, worker in self._workers.items():
             if not worker.alive:
-                raise StickyError(f"worker {name} ended with {worker.returncode}; its log ends:\n{worker.tail(15)}")
+                raise StickyError(
+                    f"worker {name} ended with status {worker.returncode}; the end of its log:\n{worker.tail(15)}"
+                )
 
     def close(self) -> None:
-        """Kill what still runs and wait until the guard has cleared up. May be called twice."""
+        """Kill the processes that still run, and wait for the guard's cleanup. May be called twice."""
         for worker in self._workers.values():
             worker.teardown()
         self._guard.close()
 
     def _environ(self) -> Mapping[str, str]:
-        # What a killed worker leaves in its temporary folder goes with ours.
+        # A killed worker leaves files in its temporary folder. Inside our folder they are deleted at the end.
         return {**self.demo.environ(), "TMPDIR": self.demo.folder}
 
 

@@ -1,4 +1,4 @@
-"""What the audience sees: a live picture on a terminal, plain lines elsewhere."""
+"""The demo's display: a live picture on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_sticky.cli.tables import table
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta", "bright_green")
 REST = 21
 """Lines of the picture without the news, at 80 columns."""
-LEGEND = "Each shop is a key: its colour tells its owner, its number the orders that wait."
+LEGEND = "Each shop is a key: the colour shows its owner, the number its waiting orders."
 LINE_EVERY = 2.0
 
 Draw = Callable[[Scene], None]
@@ -25,7 +25,7 @@ Draw = Callable[[Scene], None]
 
 @contextmanager
 def screen(console: Console) -> Iterator[Draw]:
-    """Give what draws a scene."""
+    """Yield a function that draws a scene."""
     if not console.is_terminal:
         yield Lines(console).draw
         return
@@ -34,7 +34,7 @@ def screen(console: Console) -> Iterator[Draw]:
 
 
 class Lines:
-    """Plain lines: the news, and every other second who owns how much."""
+    """Plain lines: the news, and every 2 s the number of slots of each worker."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -42,7 +42,7 @@ class Lines:
         self._next = 0.0
 
     def draw(self, scene: Scene) -> None:
-        """Print what is new."""
+        """Print new lines."""
         for at, text in scene.news[self._told :]:
             self._console.print(f"{at:5.1f} s  {text}", soft_wrap=True)
         self._told = len(scene.news)
@@ -55,7 +55,7 @@ class Lines:
 
 
 def picture(scene: Scene, size: ConsoleDimensions) -> RenderableType:
-    """Return the whole picture; it fits a terminal of 80 columns and 24 lines."""
+    """Return the whole picture, which fits a terminal of 80 columns and 24 lines."""
     width = size.width
     colours = dict(zip(scene.workers, COLOURS, strict=False))
     done = sum(scene.done.values())

@@ -1,4 +1,4 @@
-"""What is to be seen at one moment of the demo: who owns what, what runs, what was done."""
+"""The sending side of the demo, and snapshots of its state: owners, running orders, charged orders."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from celery_sticky.testing.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One moment."""
+    """A snapshot of the demo at one moment."""
 
     elapsed: float
     published: int
     total: int
     workers: Mapping[str, str]
-    """Name -> what it does."""
+    """Name -> state, as shown."""
     slots: Mapping[str, int]
-    """Worker -> slots it owns."""
+    """Worker -> number of slots it owns."""
     owners: Mapping[str, str | None]
     """Shop -> worker."""
     left: Mapping[str, int]
-    """Shop -> orders that wait or run."""
+    """Shop -> number of orders that wait or run."""
     running: Mapping[str, Sequence[str]]
-    """Worker -> shops whose orders it charges right now."""
+    """Worker -> shops whose orders it is charging."""
     done: Mapping[str, int]
-    """Worker -> orders charged."""
+    """Worker -> number of orders charged."""
     news: Sequence[tuple[float, str]]
 
 
 @dataclass(slots=True)
 class DemoCluster:
-    """The sending side, and everybody's eyes."""
+    """Sends the orders, and observes the demo."""
 
     demo: Demo
     orders: Sequence[Mapping[str, Any]]
@@ -101,12 +101,12 @@ class DemoCluster:
         return self.recorder.events()
 
     def finished(self) -> int:
-        """Return how many orders were charged so far."""
+        """Return the number of orders charged so far."""
         ends = (event for event in self.events() if event.kind is Kind.END and event.finished)
         return len({event.task for event in ends})
 
     def scene(self) -> Scene:
-        """Return what is to be seen now."""
+        """Return a snapshot of the current state."""
         view, events = self.view(), self.events()
         open_runs = {event.run: event for event in events if event.kind is Kind.START}
         done: dict[tuple[str, str, int], str] = {}
@@ -133,6 +133,6 @@ class DemoCluster:
         )
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         self.session.__exit__(None, None, None)
         self.app.close()

@@ -1,4 +1,4 @@
-"""The course of the demo: orders come in all the time, one worker is killed, another joins."""
+"""The course of the demo: orders are sent all the time, one worker is killed, another joins."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ DRAW_EVERY = 0.25
 TIMEOUT = 30.0
 """Seconds any single step may take before the demo gives up."""
 LIMIT = LEASE_TTL + LEASE_MARGIN + 0.5
-"""Seconds within which a dead worker's slots have new owners."""
+"""Seconds within which a dead worker's slots must have new owners."""
 BUSY = 0.4
-"""How busy the workers are."""
+"""Share of the workers' capacity that the orders use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A worker went or came: the owners before and after."""
+    """A change of workers, with the owners before and after it."""
 
     worker: str
     at: int
     """CLOCK_MONOTONIC nanoseconds."""
     seconds: float
-    """Until all slots were where they belong."""
+    """Seconds until every slot was at its target."""
     before: View
     after: View
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What was done to the workers."""
+    """The changes of workers during the demo."""
 
     killed: Change
     joined: Change
 
 
 class Story:
-    """Plays it."""
+    """Runs the demo step by step."""
 
     def __init__(
         self, crew: Crew, stage: DemoCluster, workers: int, seconds: float, draw: Callable[[Scene], None]
@@ -59,19 +59,19 @@ class Story:
         self._drawn = float("-inf")
 
     def play(self) -> Course:
-        """Return what happened to the workers.
+        """Run the demo and return the changes of workers.
 
         Raises:
-            StickyError: a step took far too long, or a worker ended by itself.
+            StickyError: a step timed out, or a worker ended by itself.
         """
         stage = self._stage
         for name in self._names:
             self._crew.start(name)
             stage.workers[name] = "starting"
-        stage.tell(f"{len(self._names)} workers start, with {CONCURRENCY} processes each")
+        stage.tell(f"{len(self._names)} workers are starting, with {CONCURRENCY} processes each")
         self._wait("the workers own all slots", lambda: _settled(stage.view(), self._names))
         self._working(*self._names)
-        stage.tell("every slot has an owner; orders come in from now on, until the end")
+        stage.tell("every slot has an owner; orders are sent from now on")
         self._since = time.monotonic()
         self._pass(self._seconds * 0.25)
         killed = self._kill(self._names[1])
@@ -79,7 +79,7 @@ class Story:
         joined = self._join(self._newcomer)
         self._pass(self._since + self._seconds - time.monotonic())
         stage.publish(stage.total, self._task_seconds)
-        stage.tell(f"all {stage.total} orders are sent; the workers finish what is left")
+        stage.tell(f"all {stage.total} orders are sent; the workers finish the rest")
         self._wait("every order is charged", lambda: stage.finished() == stage.total)
         stage.tell("every order is charged; the workers are asked to stop (SIGTERM)")
         self._working(*(name for name, does in stage.workers.items() if does == "working"), does="stopping")
@@ -96,7 +96,7 @@ class Story:
         at = self._crew.kill(name)
         stage.workers[name] = "killed"
         slots = len(before.owned_by(node(name)))
-        stage.tell(f"{name} is killed (SIGKILL): its {slots} slots wait until its lease has run out")
+        stage.tell(f"{name} is killed (SIGKILL): its {slots} slots wait until its lease expires")
         rest = [other for other in self._names if other != name]
         after = self._wait(f"the slots of {name} have new owners", lambda: _settled(stage.view(), rest))
         took = time.monotonic() - began
@@ -109,7 +109,7 @@ class Story:
         began, at = time.monotonic(), time.monotonic_ns()
         self._crew.start(name)
         stage.workers[name] = "starting"
-        stage.tell(f"{name} starts")
+        stage.tell(f"{name} is starting")
         members = [other for other, does in stage.workers.items() if does == "working"] + [name]
         after = self._wait(f"{name} has its share", lambda: _settled(stage.view(), members))
         took = time.monotonic() - began
@@ -135,7 +135,7 @@ class Story:
             if found:
                 return found if isinstance(found, View) else self._stage.view()
             if time.monotonic() > until:
-                raise StickyError(f"{TIMEOUT:.0f} s have passed, and still it is not so that {what}")
+                raise StickyError(f"timed out after {TIMEOUT:.0f} s of waiting until {what}")
             self._tick()
 
     def _tick(self) -> None:
@@ -153,6 +153,6 @@ class Story:
 
 
 def _settled(view: View, names: tuple[str, ...] | list[str]) -> View | None:
-    """Return the view if these workers, and no others, own all slots as they should."""
+    """Return the view if exactly these workers are members and every slot is at its target."""
     there = set(view.members) == {node(name) for name in names}
     return view if there and view.settled and not view.unowned else None

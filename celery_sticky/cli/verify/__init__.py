@@ -1,1 +1,1 @@
-"""`celery sticky verify`: real workers under load and faults, judged from the history they wrote."""
+"""`celery sticky verify`: run real workers under load, inject faults, and check the recorded history."""

@@ -1,4 +1,4 @@
-"""The app of the run: tasks that write down when they ran, and some that end badly on purpose."""
+"""The app of the run: tasks that record when they ran, and some that fail on purpose."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from celery_sticky.testing.recorder import Recorder
 ATTEMPTS = 5
 """Starts after which a poison message is buried."""
 VISIBILITY = 6
-"""Seconds after which Redis gives plain Celery's unacknowledged messages to somebody else."""
+"""Seconds after which plain Celery redelivers unacknowledged messages (visibility timeout)."""
 SLICE = 0.05
-"""Seconds: in pools without processes, a task that waits longer at a stretch cannot be ended in time."""
+"""Longest single sleep of a task, in seconds. Pools without processes can end a task only between two sleeps."""
 
 RECORD, RETRY, RAISE, POISON = "verify.timeline", "verify.retry", "verify.raise", "verify.poison"
 
 
 class OnPurpose(Exception):
-    """What a task raises that is to fail."""
+    """Raised by tasks that fail on purpose."""
 
 
 QUICKLY = {"max_retries": 2, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
-"""How often a result is tried again: seldom enough that some are lost while the backend is away."""
+"""Retry policy for results: so few retries that some results are lost while the backend is away."""
 
 
 def make_app(site: Site, *, worker: bool = False) -> Celery:
-    """Return the app: for a worker, which stores results where there is a backend for them, or for anybody else."""
+    """Return the app. With `worker`, it also stores results if the run has a result backend."""
     app = Celery("verify", broker=site.broker, set_as_current=False)
     app.conf.update(
         broker_connection_retry_on_startup=True,
@@ -50,7 +50,7 @@ def make_app(site: Site, *, worker: bool = False) -> Celery:
         task_ignore_result=not site.results,
         result_backend=site.results if worker and site.results else None,
         result_backend_transport_options={"retry_policy": QUICKLY},
-        task_publish_retry=False,  # a second sending would be the sender's duplicate, not the workers'
+        task_publish_retry=False,  # a repeated send would be a duplicate by the sender, not by the workers
     )
     if site.mode is Mode.STICKY:
         _stick(app, site)
@@ -129,19 +129,19 @@ def recorded(recorder: Recorder, task: Task, key: str, n: int) -> AbstractContex
         n,
         task.request.id,
         worker=str(task.request.hostname),
-        slot=sticky.slot if sticky is not None and sticky.keyspace != NAME else None,  # else the epoch is the key's
+        slot=sticky.slot if sticky is not None and sticky.keyspace != NAME else None,  # else the epoch is per key
         epoch=getattr(sticky, "epoch", None),
         attempt=getattr(sticky, "attempt", None) or 0,
     )
 
 
 def nap(seconds: float) -> None:
-    """Sleep in slices, between which a pool without processes can end the task."""
+    """Sleep in slices, so that a pool without processes can end the task between two of them."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(SLICE, left))
 
 
 def hashed(key: str, workers: int) -> int:
-    """Return which of the workers a key belongs to, where plain Celery has one queue for each."""
+    """Return the index of the worker that a key belongs to, for plain Celery with one queue for each worker."""
     return zlib.crc32(key.encode()) % workers

@@ -1,4 +1,4 @@
-"""What the history of a run proves: broken promises, and runs again with their cause."""
+"""The checker: finds broken promises in the history of a run, and the cause of each repeated run."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ from celery_sticky.testing.history import Event, Execution, Kind, pair
 from celery_sticky.testing.judge import Inversion, Judgement, Overlap, StaleStart, judge
 
 ACKNOWLEDGED = 1_000_000_000
-"""Nanoseconds after the end of a run within which its acknowledgement may have been lost to a fault."""
+"""Nanoseconds after the end of a run within which a fault may have lost its acknowledgement."""
 POISON = "poison"
 UNPINNED = "is pinned by no live worker"
-"""What the reason says for which a message is buried whose key is not pinned."""
+"""Text in the reason of messages that are buried because their key is not pinned (see `NotPinned`)."""
 UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found."""
+    """The findings of a run."""
 
     judged: Judgement
     lost: tuple[Event, ...]
     forgotten: tuple[Event, ...]
-    """Tasks that the broker accepted just before it went back to older data: it has lost them, not we."""
+    """Tasks that the broker accepted just before it returned to older data. The broker lost them, not celery-sticky."""
     stuck: tuple[Event, ...]
     overlaps: tuple[Overlap, ...]
     inversions: tuple[Inversion, ...]
     zombies: tuple[Overlap, ...]
-    """Overlaps of a run whose process was frozen in it: the later run's epoch is higher, so a token fences it."""
+    """Overlaps with a run whose process was paused during it. The later run has a higher epoch, so a token fences the
+    earlier one."""
     zombie_starts: tuple[StaleStart, ...]
-    """Starts under a stale epoch of a process that was frozen on its way into the task."""
+    """Starts under a stale epoch by a process that was paused just before the task."""
     stale: tuple[StaleStart, ...]
     duplicates: Mapping[str, int]
-    """Cause -> runs of tasks that had run before."""
+    """Cause -> number of repeated runs."""
     unexplained: tuple[tuple[Execution, Execution], ...]
-    """The runs again without a cause, each with the run before it."""
+    """Repeated runs without a cause, each as a pair of the run before it and the run."""
     not_buried: tuple[str, ...]
-    """Keys whose poison message is not in the dead queue."""
+    """Keys whose poison message was not buried."""
     hasty: frozenset[str]
-    """Ids of tasks that were buried for starts that the history does not have; they count as lost."""
+    """Ids of tasks that were buried although the history has too few starts of them. They count as lost."""
     crashes: tuple[str, ...]
     unburied: tuple[str, ...]
-    """Malformed messages that are not in the dead queue with their reason."""
+    """Malformed messages that were not buried with a reason."""
     jobs: JobFindings | None
     placed: PlacementFindings | None
 
@@ -64,7 +65,7 @@ class Findings:
         return well and not any((*broken, self.unexplained, self.not_buried, self.unburied, self.crashes))
 
     def figures(self) -> dict[str, Any]:
-        """Return it as it stands in the JSON."""
+        """Return the findings as they appear in the JSON."""
         return {
             "tasks": self.judged.published,
             "lost": len(self.lost),
@@ -81,7 +82,7 @@ class Findings:
         }
 
     def accusations(self, limit: int = 5) -> list[str]:
-        """Return the first `limit` of each broken promise, one a line."""
+        """Return the first `limit` cases of each broken promise, one per line."""
         return [
             *(f"lost: {_task(event)}{self._why(event)}" for event in self.lost[:limit]),
             *(f"stuck: {_task(event)}" for event in self.stuck[:limit]),
@@ -90,23 +91,23 @@ class Findings:
             *(f"stale epoch: {_stale(s)}" for s in self.stale[:limit]),
             *(f"shared epoch: {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.judged.shared[:limit]),
             *(f"unexplained: {_run(one)}, and again {_run(two)}" for one, two in self.unexplained[:limit]),
-            *(f"not in the dead queue: the poison of {key}" for key in self.not_buried[:limit]),
-            *(f"not in the dead queue: a malformed message, {wrong}" for wrong in self.unburied[:limit]),
+            *(f"not buried: the poison message of {key}" for key in self.not_buried[:limit]),
+            *(f"not buried: a malformed message, {wrong}" for wrong in self.unburied[:limit]),
             *(f"worker {text}" for text in self.crashes[:limit]),
             *(line for part in (self.placed, self.jobs) if part is not None for line in part.accusations(limit)),
         ]
 
     def _why(self, event: Event) -> str:
-        return " is dead without having run" if event.task_id in self.hasty else ""
+        return " was buried without enough starts" if event.task_id in self.hasty else ""
 
     def zombie_lines(self) -> list[str]:
-        """Return each overlap and stale start of a zombie, with the epochs that tell its runs apart."""
+        """Return each zombie overlap and zombie start, with the epochs that distinguish the runs."""
         of_jobs = self.jobs.zombie_lines() if self.jobs is not None else ()
         return [*map(_pair, self.zombies), *map(_stale, self.zombie_starts), *of_jobs]
 
 
 def reach(outcome: VerifyRun) -> Findings:
-    """Return what the outcome of a run proves."""
+    """Check the outcome of a run and return the findings."""
     timeline = outcome.timeline
     sent = Sent.of(outcome)
     nowhere = _nowhere(outcome, sent)
@@ -148,20 +149,20 @@ def reach(outcome: VerifyRun) -> Findings:
 
 
 def _nowhere(outcome: VerifyRun, sent: Sent | None) -> frozenset[str]:
-    """Return the buried tasks whose key may have belonged nowhere, which is the reason that is given."""
+    """Return the tasks that were buried as unpinned and whose key may indeed have had no place."""
     said = [event for event in outcome.events if event.kind is Kind.PUBLISHED and event.task_id in outcome.buried]
     pinned_by_nobody = [event for event in said if UNPINNED in outcome.buried[event.task_id]]
     return frozenset(event.task_id for event in pinned_by_nobody if sent is not None and sent.unpinned(event))
 
 
 def _hasty(outcome: VerifyRun) -> frozenset[str]:
-    """Return the buried tasks that started far less often than must be; one start may die before it is written down."""
+    """Return the buried tasks with too few recorded starts. One start may die before it is recorded."""
     starts = Counter(event.task_id for event in outcome.events if event.kind is Kind.START)
     return frozenset(task_id for task_id in outcome.buried if starts[task_id] < ATTEMPTS - 1)
 
 
 def _again(runs: Iterable[Execution]) -> Iterable[tuple[Execution, Execution]]:
-    """Yield each run of a task that had run before, with the run before it; a retry that was asked for is none."""
+    """Yield each repeated run of a task, with the run before it. A retry that the task requested does not count."""
     groups: dict[tuple[str, str, int], list[Execution]] = defaultdict(list)
     for run in runs:
         groups[run.start.task].append(run)
@@ -181,7 +182,7 @@ def _cause(before: Execution, run: Execution, timeline: Timeline) -> str:
 
 
 def _not_buried(outcome: VerifyRun, forgotten: Collection[str]) -> Iterable[str]:
-    """Yield the keys to which poison was sent that is not in the dead queue, nor forgotten by the broker."""
+    """Yield the keys whose poison message was neither buried nor lost by the broker."""
     if outcome.run_options.mode is not Mode.STICKY:
         return
     dead = {e.key for e in outcome.events if e.kind is Kind.PUBLISHED and e.task_id in outcome.buried}
@@ -198,11 +199,11 @@ def _start(event: Event) -> str:
 
 
 def _stale(stale: StaleStart) -> str:
-    return f"{_start(stale.start)}, {stale.newest} was seen"
+    return f"{_start(stale.start)}, after epoch {stale.newest}"
 
 
 def _run(run: Execution) -> str:
-    how = "ended" if run.finished else "broke off" if run.ended else "seen last"
+    how = "finished" if run.finished else "aborted" if run.ended else "last seen"
     return f"{_start(run.start)}, {how} at {run.until / 1e9:.3f}"
 
 

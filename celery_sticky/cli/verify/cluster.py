@@ -1,4 +1,4 @@
-"""The processes of a run: servers, workers, senders, proxies. A guard sees to it that none is left, however it ends."""
+"""The cluster of a run: servers, workers, senders, proxies. A guard ends all processes, however the run ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ APP = "celery_sticky.cli.verify.worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     mode: Mode = Mode.STICKY
     broker: str | None = None
@@ -50,24 +50,24 @@ class RunOptions:
 
     @property
     def pinned(self) -> list[str]:
-        """The keys that workers pin, if the keyspace directs keys."""
+        """The keys that workers pin, if the run uses a placed keyspace."""
         if self.placed is None:
             return []
         return to_pin(self.placed, load_keys(self.keys)) + to_pin(self.placed, job_keys(self.jobs))
 
     @property
     def single(self) -> bool:
-        """Whether a worker runs one task at a time, whatever `concurrency` says."""
+        """Whether a worker runs one task at a time, regardless of `concurrency`."""
         return self.mode is Mode.HASH or self.pool == "solo"
 
     @property
     def capacity(self) -> int:
-        """How many tasks all workers run at a time, at the beginning."""
+        """Number of tasks that the initial workers can run at a time."""
         return self.workers * (1 if self.single else self.concurrency)
 
 
 class Cluster:
-    """Starts and ends processes; at its end none is left."""
+    """Starts and ends the processes of the cluster. None is left after `close`."""
 
     def __init__(
         self, run_options: RunOptions, *, proxied: frozenset[str], clock: str | None, fails_over: bool = False
@@ -134,7 +134,7 @@ class Cluster:
     # -- workers -----------------------------------------------------------------------------------
 
     def start(self, name: str, *, again: WorkerProcess | None = None) -> None:
-        """Start a worker, or `again` one that has ended; does not wait for it."""
+        """Start a new worker, or start `again`, one that has ended. This does not wait for it."""
         with self.lock:
             if again is None:
                 self.workers[name] = self._made(name)
@@ -144,7 +144,7 @@ class Cluster:
             self.workers[name].start()
 
     def revive(self, name: str) -> None:
-        """Start a worker again that ended by itself, as a supervisor does."""
+        """Restart a worker that ended by itself, as a supervisor does."""
         with self.lock:
             self.workers[name].start()
 
@@ -165,14 +165,14 @@ class Cluster:
         )
 
     def retire(self, name: str) -> WorkerProcess:
-        """Expect this worker no more; return it."""
+        """Remove this worker from those that must run, and return it."""
         with self.lock:
             worker = self.workers.pop(name)
             self.gone.append(worker)
         return worker
 
     def successor(self, old: str, new: str) -> None:
-        """Plain Celery: the worker `new` reads the queue that `old` read."""
+        """With plain Celery, make the worker `new` read the queue that `old` read."""
         if self.run_options.mode is not Mode.STICKY:
             self._queues[new] = self._queue(old)
 
@@ -198,7 +198,7 @@ class Cluster:
         return environ
 
     def set_clock(self, name: str, seconds: int) -> None:
-        """Let the wall clock of a worker be so much ahead."""
+        """Set the wall clock of a worker `seconds` ahead."""
         faketime.set_clock(self._clock_file(name), seconds)
 
     def _clock_file(self, name: str) -> Path:
@@ -206,13 +206,13 @@ class Cluster:
 
     @property
     def deaths(self) -> dict[int, int]:
-        """When processes that were killed died."""
+        """Process id -> time of death, for processes that were killed."""
         return {pid: at for worker in (*self.workers.values(), *self.gone) for pid, at in worker.deaths.items()}
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Kill what still runs and wait until the guard has cleared up. May be called twice."""
+        """Kill the processes that still run, and wait for the guard's cleanup. May be called twice."""
         for worker in (*self.workers.values(), *self.gone):
             worker.teardown()
         for pair in self.proxies.values():
@@ -226,7 +226,7 @@ class Cluster:
 
 
 def can_proxy(url: str) -> bool:
-    """Whether a proxy can stand before this server."""
+    """Return True if a proxy can be put in front of this server."""
     parts = urlsplit(url)
     return parts.scheme == "redis" and bool(parts.hostname)
 

@@ -33,24 +33,24 @@ LARGEST_SEED = 10**6
 
 
 def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
-    """Return the faults named with commas between them, each once; `all`, or `none`."""
+    """Return the faults in a comma-separated list, without repetitions. `all` and `none` are accepted too."""
     names = [name.strip() for name in value.split(",") if name.strip()]
     if names in (["all"], ["none"]):
         return FAULTS if names == ["all"] else ()
     unknown = [name for name in names if name not in FAULTS]
     if unknown or not names:
         raise click.BadParameter(
-            f"no such fault: {', '.join(unknown) or repr(value)}; there are {', '.join(FAULTS)}, all, none"
+            f"unknown fault: {', '.join(unknown) or repr(value)}; the faults are {', '.join(FAULTS)}, all, none"
         )
     return tuple(dict.fromkeys(names))
 
 
 @click.command(cls=CeleryCommand)
 @click.option(
-    "--broker", metavar="URL", help="Your own Redis, instead of an embedded server. Keys get their own prefix."
+    "--broker", metavar="URL", help="Your own Redis instead of an embedded server. Keys get their own prefix."
 )
-@click.option("--store", metavar="URL", help="A store of its own; else the broker, or a second embedded server.")
-@click.option("-P", "--pool", type=click.Choice(POOLS), default="prefork", show_default=True, help="Of the workers.")
+@click.option("--store", metavar="URL", help="Separate store; default: the broker, or a second embedded server.")
+@click.option("-P", "--pool", type=click.Choice(POOLS), default="prefork", show_default=True, help="Worker pool.")
 @click.option(
     "-c",
     "--concurrency",
@@ -58,19 +58,19 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     type=click.IntRange(1, 1000),
     default=2,
     show_default=True,
-    help="Tasks a worker runs at a time.",
+    help="Tasks that a worker runs at a time.",
 )
 @click.option(
-    "--workers", metavar="N", type=click.IntRange(2, 32), default=4, show_default=True, help="At the beginning."
+    "--workers", metavar="N", type=click.IntRange(2, 32), default=4, show_default=True, help="Workers at the start."
 )
-@click.option("--keys", metavar="K", type=click.IntRange(1), default=200, show_default=True, help="How many keys.")
+@click.option("--keys", metavar="K", type=click.IntRange(1), default=200, show_default=True, help="Number of keys.")
 @click.option(
     "--rate",
     metavar="R",
     type=click.FloatRange(1, 10000),
     default=40.0,
     show_default=True,
-    help="Tasks sent in a second.",
+    help="Tasks sent per second.",
 )
 @click.option(
     "--seconds",
@@ -78,7 +78,7 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     type=click.FloatRange(5, 86400),
     default=60.0,
     show_default=True,
-    help="How long tasks are sent and faults come.",
+    help="How long tasks are sent and faults are injected.",
 )
 @click.option(
     "--faults",
@@ -86,7 +86,7 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     callback=read_faults,
     default="all",
     show_default=True,
-    help="With commas between them; all: all that this run can do; none.",
+    help="Comma-separated faults; all: every fault possible in this run; none: no faults.",
 )
 @click.option(
     "--jobs",
@@ -94,16 +94,17 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     type=click.IntRange(0, 1000),
     default=20,
     show_default=True,
-    help="Long-running jobs that are wanted all the time; with --stock there are none.",
+    help="Number of long-running jobs; none with --stock.",
 )
 @click.option(
     "--placed",
     type=click.Choice([how.value for how in Placed]),
-    help="A keyspace that directs keys: workers pin some; the others go where jump says, to their slot, or nowhere.",
+    help="Use a placed keyspace. Workers pin some keys; other keys go to the worker that jump picks, to their slot, or "
+    "are refused.",
 )
-@click.option("--seed", metavar="N", type=click.IntRange(0), help="Of plan and load; drawn and told if not given.")
+@click.option("--seed", metavar="N", type=click.IntRange(0), help="Seed of faults and load; default: random, printed.")
 @click.option(
-    "--slots", metavar="N", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of the keyspace."
+    "--slots", metavar="N", type=click.IntRange(1, 4096), default=64, show_default=True, help="Slots of the keyspace."
 )
 @click.option(
     "--lease-ttl",
@@ -111,22 +112,22 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     type=click.FloatRange(1.5, 60),
     default=3.0,
     show_default=True,
-    help="Seconds of a lease; a slow machine needs more.",
+    help="Length of a lease in seconds; a slow machine needs more.",
 )
 @click.option(
     "--json",
     "json_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, allow_dash=True, writable=True),
-    help="Write what was found there; - for the standard output.",
+    help="Write the findings to this file as JSON; - for standard output.",
 )
 @click.option(
     "--picture",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
-    help="Draw slots by owner there, .svg or .png; with --stock or --placed there is none.",
+    help="Draw slots by owner to this .svg or .png file; not with --stock or --placed.",
 )
-@click.option("--stock", is_flag=True, help="Plain Celery instead: one queue, then one queue for each worker by hash.")
+@click.option("--stock", is_flag=True, help="Test plain Celery: one queue, then one queue for each worker by hash.")
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -139,11 +140,11 @@ def verify(
     placed: str | None,
     **asked: Any,
 ) -> None:
-    """Run real workers under load and faults, and judge what happened. Needs no app.
+    """Run real workers under load, inject faults, and check the recorded history. Needs no app.
 
     Exit status: 0 if every promise was kept, 1 if one was broken, 2 if it could not run.
     """
-    # They would come before the broker of this run (celery/app/utils.py, `Settings.broker_url`).
+    # This variable would override the broker of this run (celery/app/utils.py, `Settings.broker_url`).
     os.environ.pop("CELERY_BROKER_URL", None)
     if picture is not None and Path(picture).suffix not in FORMATS:
         raise click.BadParameter(f"{picture} ends neither with .svg nor with .png", param_hint="--picture")
@@ -172,7 +173,7 @@ def verify(
 def _perform(run_options: RunOptions, console: Console) -> VerifyRun:
     how = f"{run_options.workers} workers (-P {run_options.pool} -c {run_options.concurrency}), {run_options.rate:g} tasks a second"
     how += f", {run_options.jobs} jobs" if run_options.mode is Mode.STICKY else ""
-    how += f", keys placed ({run_options.placed})" if run_options.placed is not None else ""
+    how += f", placed keyspace ({run_options.placed})" if run_options.placed is not None else ""
     console.print(f"{TITLES[run_options.mode]}: {how}, {run_options.seconds:g} s, seed {run_options.seed}")
     return perform(run_options, lambda at, text: console.print(f"{at:6.1f} s  {text}"))
 
@@ -181,7 +182,7 @@ def _paint(outcome: VerifyRun, path: Path, console: Console) -> None:
     try:
         paint(outcome, path)
     except (MissingDependency, OSError) as error:
-        console.print(f"no picture: {error}", style="yellow")
+        console.print(f"no picture was written: {error}", style="yellow")
     else:
         console.print(f"picture: {path}")
 
@@ -196,7 +197,7 @@ def _write(file: str | None, found: Any) -> None:
 
 @contextmanager
 def _ends_in_order() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl+C does, so that nothing is left behind."""
+    """Make SIGTERM end the run as Ctrl+C does, so that nothing is left behind."""
 
     def stop(*_: Any) -> NoReturn:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A wall clock of one's own for a worker: libfaketime, where this machine has one that works."""
+"""A separate wall clock for each worker, by libfaketime, if this machine has a working one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.exit(not (3500 < off < 3700 and since < 100))
 
 
 def libraries() -> list[Path]:
-    """Return every libfaketime of this machine, as a package of the system or of Python puts it."""
+    """Return every libfaketime of this machine, installed by a system package or a Python package."""
     places = [Path("/usr/lib"), Path("/usr/local/lib"), *Path("/usr/lib").glob("*-linux-gnu")]
     files = [place / "faketime/libfaketime.so.1" for place in places]
     spec = importlib.util.find_spec("libfaketime")
@@ -36,7 +36,7 @@ def libfaketime() -> str | None:
 
 
 def why_not() -> str | None:
-    """Return why there is no libfaketime to use, or None if there is."""
+    """Return the reason why there is no usable libfaketime, or None if there is one."""
     if libfaketime() is not None:
         return None
     if found := libraries():
@@ -45,30 +45,30 @@ def why_not() -> str | None:
 
 
 def first_that_works(files: Iterable[Path]) -> str | None:
-    """Return the first of these libraries under which Python sees another time of day, and sleeps as before."""
+    """Return the first library under which Python sees another time of day but still sleeps correctly."""
     return next((str(file) for file in files if _works(str(file))), None)
 
 
 def environ(library: str, file: Path) -> Mapping[str, str]:
-    """Return what a process needs in its environment to have the clock that `file` sets."""
+    """Return the environment variables that give a process the clock set by `file`."""
     return {
         "LD_PRELOAD": library,
         "FAKETIME_TIMESTAMP_FILE": str(file),
-        "FAKETIME_CACHE_DURATION": "1",  # without a cache each look at the clock reads a file: gevent starves
+        "FAKETIME_CACHE_DURATION": "1",  # seconds; without a cache every clock read opens a file, and gevent starves
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
 
 
 def set_clock(file: Path, seconds: int) -> None:
-    """Let the wall clock of whoever has this file be so much ahead."""
+    """Set the wall clock of the processes that use this file `seconds` ahead."""
     new = file.with_suffix(".new")
     new.write_text(f"{seconds:+d}\n")
     new.rename(file)
 
 
 def _works(library: str) -> bool:
-    # Version 0.9.10, which Debian 12 has, refuses the sleep of Python 3.11 and later.
+    # Version 0.9.10, in Debian 12, breaks the sleep of Python 3.11 and later.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "clock")
         set_clock(file, 3600)

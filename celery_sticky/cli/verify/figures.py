@@ -1,4 +1,4 @@
-"""Figures of a run: how fast keys moved, how long they stood still, how much moved."""
+"""Figures of a run: durations of takeovers and handovers, pauses, and the share of slots that moved."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from celery_sticky.testing.measure import SECOND, handovers, longest_pause, open
 
 ORDERLY = ("term", "join", "leave", "rolling", "surge")
 CHANGES = ("kill", "cascade", "join", "leave")
-"""Faults after which the members are others than before, once: what moves can be compared with the least."""
+"""Faults that change the members exactly once, so that the moved slots can be compared with the minimum."""
 
 
 def measure(outcome: VerifyRun) -> dict[str, Any]:
-    """Return the figures as they stand in the JSON; None where nothing was there to measure."""
+    """Return the figures as they appear in the JSON. A figure without measurements is None."""
     throughput = _throughput(outcome.events)
     return {**_moving(outcome), "throughput": throughput, "latency_seconds": spread(_latencies(outcome.events))}
 
 
 def _moving(outcome: VerifyRun) -> dict[str, Any]:
-    """Return the figures of what moves: slots, or where keys are placed, these."""
+    """Return the figures about moving slots, or in a placed keyspace about moving keys."""
     if outcome.moves is not None:
         return {
             "takeover_seconds": spread(_takeovers_of_keys(outcome, outcome.moves), "max"),
@@ -58,7 +58,7 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def spread(values: Sequence[float], *more: str) -> dict[str, float | None]:
-    """Return p50 and p99 of values, and perhaps `max`; None where there are none."""
+    """Return p50 and p99 of the values, and `max` if requested. All are None if there are no values."""
     names = ("p50", "p99", *more)
     if not values:
         return dict.fromkeys(names)
@@ -67,7 +67,7 @@ def spread(values: Sequence[float], *more: str) -> dict[str, float | None]:
 
 
 def _takeovers(outcome: VerifyRun) -> list[float]:
-    """Return, for each slot of a killed worker, the seconds from its death until it was open elsewhere."""
+    """Return, for each slot of a killed worker, the seconds from the death until the slot was open elsewhere."""
     waits: list[float] = []
     for one in outcome.timeline.done:
         if one.step.fault == "kill" and one.before is not None:
@@ -78,7 +78,7 @@ def _takeovers(outcome: VerifyRun) -> list[float]:
 
 
 def _takeovers_of_keys(outcome: VerifyRun, moves: Moves) -> list[float]:
-    """Return, for each key of a killed worker that had a task waiting, the seconds from its death to the next start."""
+    """Return, for each key of a killed worker with a waiting task, the seconds from the death to the next start."""
     accepted = [event for event in outcome.events if event.kind is Kind.PUBLISHED and event.key not in apart()]
     starts = sorted((event for event in outcome.events if event.kind is Kind.START), key=lambda event: event.at)
     waits: dict[tuple[int, str], float] = {}
@@ -94,7 +94,7 @@ def _takeovers_of_keys(outcome: VerifyRun, moves: Moves) -> list[float]:
 
 
 def _handovers(outcome: VerifyRun) -> list[float]:
-    """Return for how many seconds each slot that moved in order was with nobody."""
+    """Return, for each graceful handover of a slot, the seconds in which no worker had it."""
     gaps: list[float] = []
     for one in outcome.timeline.done:
         if one.step.fault in ORDERLY:
@@ -103,7 +103,7 @@ def _handovers(outcome: VerifyRun) -> list[float]:
 
 
 def _pauses(outcome: VerifyRun) -> list[float]:
-    """Return, for each change of members, the longest time in which no slot that stayed ran anything."""
+    """Return, for each change of members, the longest time in which no unmoved slot ran a task."""
     found = []
     for one in outcome.timeline.done:
         if one.step.fault in (*CHANGES, "term") and (stayed := _stayed(one)):
@@ -124,7 +124,7 @@ def _throughput(events: Iterable[Event]) -> float | None:
 
 
 def _latencies(events: Iterable[Event]) -> list[float]:
-    """Return the seconds from the broker's acceptance of an ordinary task to its first start."""
+    """Return the seconds from acceptance by the broker to the first start, for each ordinary task."""
     late = apart()
     starts: dict[tuple[str, str, int], int] = {}
     accepted: dict[tuple[str, str, int], int] = {}

@@ -1,4 +1,4 @@
-"""What the history of a run's jobs proves: where one ran twice, was missing for too long, or was started in vain."""
+"""Checker for jobs: those that ran twice at a time, did not run for too long, or were started without need."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from celery_sticky.testing.measure import SECOND
 from celery_sticky.testing.slot_log import SlotEvent
 
 SLACK = SECOND // 2
-"""Nanoseconds by which a run's last sign of life may come before the fault that ended it."""
+"""Nanoseconds by which a run's last sign of life may precede the fault that ended it."""
 DISPATCH, PIN, UNEXPLAINED = "dispatch", "pin", "unexplained"
 STOPPING = 3 * SECOND
-"""Nanoseconds that a job's place may take to be left, from when its key belongs elsewhere."""
+"""Nanoseconds within which a job leaves its worker after its key belongs elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a wanted job did not run."""
+    """A period in which a dispatched job did not run."""
 
     wish: Event
     since: int
     until: int
     cause: str
     allowed: int
-    """From when on the time counts that it may take at most: the last pin or fault of everybody, or its beginning."""
+    """Start of the allowed time: the last pin, the end of the last server fault, or the beginning of the gap."""
     open: bool
-    """It has not ended."""
+    """Whether the gap has not ended."""
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Length of the gap."""
         return (self.until - self.since) / SECOND
 
 
 @dataclass(frozen=True, slots=True)
 class JobFindings:
-    """What was found of the jobs."""
+    """The findings about jobs."""
 
     wanted: int
     starts: int
     limit: float
-    """Seconds a job may be missing at most."""
+    """Longest allowed gap in seconds."""
     gaps: tuple[Gap, ...]
     overlaps: tuple[Overlap, ...]
     zombies: tuple[Overlap, ...]
     stale: tuple[StaleStart, ...]
     shared: tuple[SharedEpoch, ...]
     needless: tuple[tuple[Execution, Execution], ...]
-    """Runs started though the one before was in its right place and met no fault, each with that one."""
+    """Pairs of a run and the next run, where the first was in the right worker and met no fault."""
 
     @property
     def lost(self) -> list[Gap]:
-        """Jobs that are wanted and do not run at the end."""
+        """Dispatched jobs that do not run at the end."""
         return [gap for gap in self.gaps if gap.open]
 
     @property
@@ -76,7 +76,7 @@ class JobFindings:
         return not any((self.lost, self.late, self.overlaps, self.stale, self.shared, self.needless))
 
     def findings(self) -> dict[str, int]:
-        """Return it as it stands in the JSON."""
+        """Return the findings as they appear in the JSON."""
         return {
             "wanted": self.wanted,
             "overlaps": len(self.overlaps),
@@ -88,7 +88,7 @@ class JobFindings:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures as they stand in the JSON."""
+        """Return the figures as they appear in the JSON."""
         by_cause: dict[str, list[float]] = defaultdict(list)
         for gap in self.gaps:
             by_cause[gap.cause].append(gap.seconds)
@@ -102,23 +102,23 @@ class JobFindings:
         }
 
     def accusations(self, limit: int = 5) -> list[str]:
-        """Return the first `limit` of each broken promise, one a line."""
+        """Return the first `limit` cases of each broken promise, one per line."""
         return [
             *(f"job lost: {_gap(gap)}" for gap in self.lost[:limit]),
-            *(f"job late: {_gap(gap)}, {self.limit:g} s are allowed" for gap in self.late[:limit]),
+            *(f"job late: {_gap(gap)}; at most {self.limit:g} s are allowed" for gap in self.late[:limit]),
             *(f"job overlap: {_pair(o.first, o.second)}" for o in self.overlaps[:limit]),
-            *(f"job under a stale epoch: {_start(s.start)}, {s.newest} was seen" for s in self.stale[:limit]),
-            *(f"jobs of one epoch: {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.shared[:limit]),
+            *(f"job with a stale epoch: {_start(s.start)}, after epoch {s.newest}" for s in self.stale[:limit]),
+            *(f"jobs share an epoch: {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.shared[:limit]),
             *(f"job started without need: {_pair(*runs)}" for runs in self.needless[:limit]),
         ]
 
     def zombie_lines(self) -> list[str]:
-        """Return each overlap of a zombie, with the epochs that tell its runs apart."""
+        """Return each zombie overlap, with the epochs that distinguish its two runs."""
         return [f"job {_pair(overlap.first, overlap.second)}" for overlap in self.zombies]
 
 
 def reach_of_jobs(outcome: VerifyRun) -> JobFindings | None:
-    """Return what the outcome of a run proves of its jobs; None where there were none."""
+    """Check the jobs of a run and return the findings; None if there were no jobs."""
     ordered = sorted(outcome.job_events, key=lambda event: event.at)
     if not ordered:
         return None
@@ -127,7 +127,7 @@ def reach_of_jobs(outcome: VerifyRun) -> JobFindings | None:
     zombies = tuple(one for one in judged.overlaps if any(spell.explains(one) for spell in frozen))
     runs: dict[str, list[Execution]] = defaultdict(list)
     for run in pair(ordered, outcome.deaths):
-        if run.start.at <= outcome.jobs_seen:  # then the workers end, and their jobs move from one to the next
+        if run.start.at <= outcome.jobs_seen:  # after that the workers stop one by one, and jobs move between them
             runs[run.start.task_id].append(run)
     job_workload = [event for event in ordered if event.kind is Kind.PUBLISHED]
     ends = {event.task_id: event.at for event in ordered if event.kind is Kind.WITHDRAWN}
@@ -155,13 +155,13 @@ def _gaps(wish: Event, ends: Mapping[str, int], runs: Sequence[Execution], outco
                 cause, allowed = PIN if cause == UNEXPLAINED else cause, max(allowed, pinned)
             missing = last is None and gap_end == outcome.jobs_seen
             if missing and _nowhere(wish.key, gap_end, outcome.moves):
-                continue  # it waits until somebody pins its key
+                continue  # it waits until a worker pins its key
             yield Gap(wish, at, gap_end, DISPATCH if at == wish.at else cause, allowed, missing)
         at = max(at, until)
 
 
 def _spells(run: Execution, frozen: Sequence[Frozen]) -> Iterable[tuple[int, int]]:
-    """Yield when a run really went on: not while its process stood still."""
+    """Yield the periods in which a run made progress, without those in which its process was paused."""
     at = run.start.at
     for spell in frozen:
         if run.start.pid in spell.pids and at < spell.until and spell.since < run.until:
@@ -172,7 +172,7 @@ def _spells(run: Execution, frozen: Sequence[Frozen]) -> Iterable[tuple[int, int
 
 
 def _cause(since: int, until: int, timeline: Timeline) -> tuple[str, int]:
-    """Return the fault that goes on meanwhile, and from when on a job may be missed."""
+    """Return the fault that explains a gap, and the time from which the gap counts."""
     meanwhile = [one for one in _faults(timeline) if one.since - SLACK <= until and since <= one.until]
     whole = [one.until for one in meanwhile if EVERYBODY in one.hit]
     return meanwhile[0].step.fault if meanwhile else UNEXPLAINED, max([since, *whole])
@@ -183,15 +183,15 @@ def _pinned(key: str, since: int, until: int, moves: Moves | None) -> int | None
 
 
 def _nowhere(key: str, at: int, moves: Moves | None) -> bool:
-    """Whether the key belonged to nobody."""
+    """Return True if the key may have belonged to no worker at that time."""
     return moves is not None and None in moves.workers(key, at, at)
 
 
 def _needless(runs: Sequence[Execution], outcome: VerifyRun) -> Iterable[tuple[Execution, Execution]]:
-    """Yield each run of one dispatch that need not have been started, with the run before it.
+    """Yield each needlessly started run of one dispatch, with the run before it.
 
-    There is need where a fault has hit the worker of the run before, or has changed the members, so that the slot has
-    gone to another worker, if only for a moment; or where the key, if placed, has belonged to another one.
+    A start is needed if a fault has hit the previous run's worker. It is also needed if a fault has changed the members
+    so that the slot went to another worker, even briefly, or if a placed key has belonged to another worker.
     """
     for before, run in pairwise(runs):
         since = min(before.until, run.start.at) - SLACK
@@ -210,7 +210,7 @@ def _moved(before: Execution, run: Execution, since: int, outcome: VerifyRun) ->
 
 
 def _owner_changed_twice(before: Event, start: Event) -> bool:
-    """Whether the slot was given to another one meanwhile, which may have left before it opened it."""
+    """Return True if another worker had the slot in between. It may have left before it opened the slot."""
     return before.epoch is not None and start.epoch is not None and start.epoch > before.epoch + 1
 
 

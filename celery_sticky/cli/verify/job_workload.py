@@ -1,4 +1,4 @@
-"""Which jobs the run wants: all of them, all the time; now and then one is stopped and dispatched anew."""
+"""The job workload: dispatch all jobs and keep them dispatched; now and then stop one and dispatch it again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
 
 SELDOM = (0.5, 2.0)
-"""Seconds between two jobs that are dispatched anew: from, to."""
+"""Seconds between two renewals of a job: minimum and maximum."""
 
 
 class JobWorkload:
-    """Dispatches and stops; writes down what is wanted since when."""
+    """Dispatches and stops jobs, and records when each was dispatched."""
 
     def __init__(self, site: Site, *, seed: int, renew: bool) -> None:
         self._keys = job_keys(site.jobs)
@@ -38,21 +38,21 @@ class JobWorkload:
         self._thread = threading.Thread(target=self._run, daemon=True) if self._keys and renew else None
 
     def want_all(self) -> None:
-        """Dispatch every job; does not wait for its start."""
+        """Dispatch every job without waiting for its start."""
         for key in self._keys:
             self._want(key)
 
     def await_running(self, right: Callable[[Collection[JobInfo]], set[str]], timeout: float) -> bool:
-        """Wait until every job runs where it should, as `right` tells; return whether it does."""
+        """Wait until every job runs in the right worker, as told by `right`; return False after `timeout` seconds."""
         until = time.monotonic() + timeout
         while self._ids and right(Sticky.of(self._app).jobs.list(JOB)) != set(self._ids):
             if time.monotonic() > until:
                 return False
-            time.sleep(0.05)  # looks again
+            time.sleep(0.05)  # poll
         return True
 
     def __enter__(self) -> Self:
-        """Dispatch jobs anew until the block is left."""
+        """Start renewing jobs until the `with` block ends."""
         if self._thread is not None:
             self._thread.start()
         return self
@@ -64,7 +64,7 @@ class JobWorkload:
         if self._thread is not None:
             self._thread.join(timeout=30)
         if self._error is not None:
-            raise StickyError(f"a job could not be dispatched anew: {self._error}")
+            raise StickyError(f"a job could not be dispatched again: {self._error}")
 
     def _run(self) -> None:
         while not self._ended.wait(self._draw.uniform(*SELDOM)):
@@ -82,13 +82,13 @@ class JobWorkload:
         try:
             jobs.stop(JOB, key)
         except NoSuchJob:
-            return  # it got lost: it stays wanted, and so is found missing
+            return  # the job got lost: it stays recorded as dispatched, so the checker finds it missing
         self._write(Kind.WITHDRAWN, key, now)
         del self._ids[key]
         self._want(key)
 
     def _want(self, key: str) -> None:
-        with suppress(NotPinned):  # then it is not wanted, until it has its turn again
+        with suppress(NotPinned):  # then the job is not dispatched until its next turn
             self._ids[key] = Sticky.of(self._app).jobs.admit(JOB, key)
             self._write(Kind.PUBLISHED, key, time.monotonic_ns())
 
@@ -96,7 +96,7 @@ class JobWorkload:
         self._recorder.write(Event(kind=kind, key=key, n=0, task_id=self._ids[key], at=at, pid=os.getpid()))
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._keys:
             Sticky.of(self._app).jobs.close()
         self._app.close()

@@ -1,4 +1,4 @@
-"""The jobs of the run: they do nothing but be there, and their process shows that it lives."""
+"""The jobs of the run: they only stay running, and their process records signs of life."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from celery_sticky.testing.recorder import Recorder
 
 JOB = "verify.stay"
 PULSE = 0.1
-"""Seconds between two signs of life: what dies without a word did so this long after its last one at most."""
+"""Seconds between two signs of life. A process dies at most this long after its last one."""
 
 
 def job_keys(jobs: int) -> list[str]:
-    """Return the keys of so many jobs."""
+    """Return the keys of the given number of jobs."""
     return [f"j{number}" for number in range(jobs)]
 
 
@@ -30,23 +30,23 @@ def declare(sticky: Sticky, site: Site) -> None:
 
     @sticky.job(JOB, keyspace=site.keyspace)
     async def stay(job: Job) -> None:
-        """Be there until it is stopped."""
+        """Run until the job is stopped."""
         pulse.begin()
-        slot = sticky.slot_for(job.key) if site.placed is None else None  # else the epoch is the key's
+        slot = sticky.slot_for(job.key) if site.placed is None else None  # else the epoch is per key
         with recorder.run(job.key, 0, job.id, worker=job.worker, slot=slot, epoch=job.epoch, attempt=job.attempt):
             job.started()
             await asyncio.Event().wait()
 
 
 class Pulse:
-    """Signs of life of a process, from its first job on, whatever its event loop does."""
+    """Signs of life of a process from its first job on, independent of its event loop."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._begun = False
 
     def begin(self) -> None:
-        """Show life from now on. May be called again."""
+        """Start recording signs of life. May be called again."""
         if not self._begun:
             self._begun = True
             threading.Thread(target=self._heartbeat, daemon=True).start()

@@ -1,4 +1,4 @@
-"""One sender: a process that publishes numbered tasks, and what its stdin orders besides, until that closes."""
+"""One sender: a process that publishes numbered tasks, and extra ones as ordered on stdin, until stdin closes."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ from celery_sticky.testing.recorder import Recorder
 
 VARIABLE = "STICKY_VERIFY_LOAD"
 SHORTEST = 0.002
-"""Seconds an ordinary task runs at least."""
+"""Shortest duration of an ordinary task, in seconds."""
 APART = 8
-"""Keys of their own, each, for tasks with an ETA and for tasks that retry: they take their place when they are due."""
+"""Number of separate keys for tasks with an ETA, and for tasks that retry. They take their place in the order only
+when they are due."""
 SELDOM = 0.04
-"""Which share of the tasks each of those kinds has."""
+"""Share of the tasks that each special kind has."""
 PAUSE = 0.2
-"""Seconds after a sending that failed."""
+"""Pause after a failed send, in seconds."""
 SLOW = 30.0
-"""Seconds a slow task runs."""
+"""Duration of a slow task, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one sender sends."""
+    """The load that one sender produces."""
 
     sender: int
     senders: int
     seed: int
     rate: float
-    """Tasks in a second."""
+    """Tasks per second."""
     keys: int
     longest: float
-    """Seconds an ordinary task runs at most."""
+    """Longest duration of an ordinary task, in seconds."""
     kinds: Collection[str]
-    """Of `eta`, `retry`, `raise`: what there is besides ordinary tasks."""
+    """Special kinds of tasks in the load: any of `eta`, `retry`, `raise`."""
 
     def environ(self) -> dict[str, str]:
-        """Return the variable for the process."""
+        """Return the environment variable for the process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
@@ -63,17 +64,17 @@ class Load:
 
 
 def load_keys(keys: int) -> list[str]:
-    """Return the keys of a load of so many ordinary keys; those of the poison that is sent first are among them."""
+    """Return all keys of a load with this many ordinary keys, including those of the first poison messages."""
     return [*(f"k{number}" for number in range(keys)), *sorted(apart()), *(f"oom{number}" for number in range(1, 9))]
 
 
 def apart() -> frozenset[str]:
-    """Return the keys whose tasks take their place when they are due."""
+    """Return the keys whose tasks take their place in the order only when they are due."""
     return frozenset(f"{kind}{number}" for kind in ("eta", "retry") for number in range(APART))
 
 
 class Sender:
-    """Publishes, and writes down what the broker accepted."""
+    """Publishes tasks, and records those that the broker accepted."""
 
     def __init__(self, site: Site, load: Load) -> None:
         self._site, self._load = site, load
@@ -83,7 +84,7 @@ class Sender:
         self._count: Counter[str] = Counter()
 
     def ordinary(self) -> None:
-        """Send one task of the usual mixture."""
+        """Send one task of the usual mix."""
         chance, key = self._random.random(), f"k{self._random.randrange(self._load.keys)}"
         seconds = self._random.uniform(SHORTEST, max(SHORTEST, self._load.longest))
         for kind in self._load.kinds:
@@ -100,7 +101,7 @@ class Sender:
         self.send(RECORD, key, seconds)
 
     def obey(self, order: Mapping[str, Any]) -> None:
-        """Send what was ordered."""
+        """Carry out an order."""
         match order["send"]:
             case "burst":
                 for _ in range(order["tasks"]):
@@ -112,7 +113,7 @@ class Sender:
                 for wrong in self._random.sample(sorted(MALFORMED), order["messages"]):
                     key = f"k{self._random.randrange(self._load.keys)}"
                     self.send_malformed(wrong, key)
-                    self.send(RECORD, key, 0.01)  # an innocent of the same batch
+                    self.send(RECORD, key, 0.01)  # an innocent message in the same batch
             case "big":
                 padding = "x" * (order["megabytes"] << 20)
                 for _ in range(order["tasks"]):
@@ -123,7 +124,7 @@ class Sender:
                     self.send(task, key, 0.01)
 
     def send(self, task: str, key: str, seconds: float, **options: Any) -> None:
-        """Send the next task of a key, once, and write down what is known of it."""
+        """Send the next task of a key, once, and record the result of the send."""
         n = self._count[key] * self._load.senders + self._load.sender
         self._count[key] += 1
         task_id = uuid()
@@ -133,14 +134,14 @@ class Sender:
         try:
             with self._recorder.sending(key, n, task_id, sender=self._load.sender):
                 self._app.tasks[task].apply_async((key, n, seconds), task_id=task_id, retry=False, **options)
-        except StickyError as error:  # refused: the broker was not asked
+        except StickyError as error:  # refused before the broker was asked
             print(f"sender {self._load.sender}: {key} #{n}: {error}", file=sys.stderr)  # noqa: T201
-        except Exception as error:  # of Kombu, of its transport, of redis-py, of the socket
+        except Exception as error:  # from Kombu, its transport, redis-py or the socket
             print(f"sender {self._load.sender}: {key} #{n}: {error!r}", file=sys.stderr)  # noqa: T201
             time.sleep(PAUSE)
 
     def send_malformed(self, wrong: str, key: str) -> None:
-        """Put a message that no worker can read straight into the slot of a key, and write down that it is there."""
+        """Push a message that no worker can read directly into the slot queue of a key, and record it."""
         site, tag = self._site, f"{wrong} {uuid()}"
         envelope = well_formed(RECORD, [key, 0, 0.01], key=key, slots=site.slots, keyspace=site.keyspace)
         MALFORMED[wrong](envelope)
@@ -157,7 +158,7 @@ class Sender:
             history.write(json.dumps(tag) + "\n")
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._site.placed is not None:
             Sticky.of(self._app).wiring.lookup.close()
         self._app.close()

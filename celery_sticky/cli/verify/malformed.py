@@ -1,4 +1,4 @@
-"""Messages of a keyed task that no worker can make a task of: each has a valid stamp, and one thing wrong with it."""
+"""Malformed messages of a keyed task. Each has a valid stamp and exactly one defect, so no worker can run it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_sticky.keys import slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
 
 Envelope = dict[str, Any]
-"""A message as Kombu's virtual transports write it, as JSON knows it."""
+"""A message as written by Kombu's virtual transports, in JSON types."""
 
 EMBED: Mapping[str, Any] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -22,7 +22,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 def well_formed(
     task: str, args: list[Any], *, key: str, slots: int, keyspace: str = "default", task_id: str = ""
 ) -> Envelope:
-    """Return the message of a task, as a sender of the current release writes it."""
+    """Return a task's message as a sender of the current release writes it."""
     task_id = task_id or str(uuid.uuid4())
     headers = {
         "lang": "py",
@@ -65,7 +65,7 @@ def well_formed(
 
 
 def set_body(envelope: Envelope, body: bytes) -> Envelope:
-    """Put a body, as its serializer wrote it, into the envelope."""
+    """Put a serialized body into the envelope."""
     envelope["body"] = base64.b64encode(body).decode()
     return envelope
 
@@ -159,11 +159,11 @@ MALFORMED: Mapping[str, Callable[[Envelope], object]] = {
     "properties list": _outer(properties=[1]),
     "body list in the envelope": _outer(body=[1]),
 }
-"""What is wrong -> how a message comes to be so."""
+"""Name of the defect -> function that adds it to a message."""
 
 
 def malformed(wrong: str, task: str, args: list[Any], **options: Any) -> bytes:
-    """Return a message with this wrong with it, as it stands at the broker; for the options see `well_formed`."""
+    """Return a message with this defect in the form stored at the broker. For the options see `well_formed`."""
     envelope = well_formed(task, args, **options)
     MALFORMED[wrong](envelope)
     return json.dumps(envelope).encode()

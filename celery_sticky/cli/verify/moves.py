@@ -1,7 +1,7 @@
-"""When members and pins of a placed keyspace have changed, and where its keys belonged. Pure.
+"""The changes of members and pins in a placed keyspace, and the placement of its keys over time. This module is pure.
 
-Nobody sees the moment of a change, only that it lies between two looks. So a question about a time is answered with
-everything that may have been then.
+The exact moment of a change is unknown; it only lies between two observations. So the answer for a point in time
+contains everything that may have been true then.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[Value]):
-    """From when on something is so. Times are CLOCK_MONOTONIC nanoseconds."""
+    """A new value, and the interval in which it changed. Times are CLOCK_MONOTONIC nanoseconds."""
 
     since: int
-    """When it was not so yet."""
+    """The last time at which the value was still the old one."""
     until: int
-    """When it was seen to be so."""
+    """The time at which the new value was observed."""
     value: Value
 
 
 @dataclass(slots=True)
 class Moves:
-    """What was seen of a keyspace in the course of a run."""
+    """The observed changes of a keyspace during a run."""
 
     keyspace: Keyspace
     views: list[Change[View]] = field(default_factory=list)
     pins: dict[str, list[Change[str]]] = field(default_factory=dict)
-    """Key -> who has pinned it, by incarnation; empty: nobody. A key that is never pinned need not be there."""
+    """Key -> changes of the incarnation that has pinned it (empty: none). A key that is never pinned may be absent."""
 
     def of(self, key: str, since: int, until: int) -> list[tuple[int, int]]:
-        """Return the changes of members, or of the key's pin, that may have come then: each by `since` and `until`."""
+        """Return `since` and `until` of each change of members or of the key's pin that may lie in that period."""
         members = (new for old, new in pairwise(self.views) if _members(old.value) != _members(new.value))
         changes = (*members, *self.pins.get(key, ())[1:])
         return [(one.since, one.until) for one in changes if one.since <= until and since <= one.until]
 
     def pinned(self, key: str, since: int, until: int) -> int | None:
-        """Return when the key was pinned for the last time in that time; None: it was not."""
+        """Return when the key was last pinned in that period, or None if it was not."""
         pins = (one for one in self.pins.get(key, ())[1:] if one.value)
         return max((one.until for one in pins if one.since <= until and since <= one.until), default=None)
 
     def workers(self, key: str, since: int, until: int) -> set[str | None]:
-        """Return the workers to which the key may have belonged then, by node name; None: to none."""
+        """Return the node names of the workers to which the key may have belonged then; None stands for no worker."""
         views = _in_force(self.views, since, until)
         pins = _in_force(self.pins.get(key, ()), since, until) or [""]
         return {self._worker(key, view, pin) for view, pin in product(views, pins)}

@@ -1,4 +1,4 @@
-"""Each fault: what is done, and when all is well again."""
+"""The nemesis: injects each fault, and waits until the cluster has recovered."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from celery_sticky.testing.waiting import wait_until
 from celery_sticky.testing.worker import WorkerProcess
 
 GRACE = 45.0
-"""Seconds a worker may take to end in order, before it is killed."""
+"""Seconds a worker may take to stop gracefully before it is killed."""
 CASCADE_PAUSE = 0.2
 """Seconds between two deaths."""
 APPENDONLY = "appendonlydir"
-"""The folder of the server's log, as long as nobody configures another."""
+"""The server's default folder for its append-only log."""
 LAG = 500_000_000
 """Nanoseconds by which a replica that has caught up may be behind when its primary dies."""
 SETTLING = 20.0
-"""Seconds all slots may take to be where they belong; the fault is over then at the latest."""
+"""Seconds within which all slots should be at their targets. The fault counts as over then at the latest."""
 
 
 class Nemesis:
-    """Does the faults of one run, one after the other."""
+    """Injects the faults of one run, one after the other."""
 
     def __init__(self, cluster: Cluster, observer: Observer, order: Callable[[Mapping[str, Any]], None]) -> None:
         self._cluster, self._observer, self._order = cluster, observer, order
@@ -46,7 +46,7 @@ class Nemesis:
         self._copy: Mapping[bytes, bytes] = {}
 
     def do(self, step: Step) -> Done:
-        """Do one fault and wait until all is well again, or long enough."""
+        """Inject one fault, and wait until the slots have settled or `SETTLING` has passed."""
         done = Done(step, since=now(), before=self._observer.view())
         act: Callable[[Step, Done], None] = getattr(self, "_" + step.fault.replace("-", "_"))
         act(step, done)
@@ -56,7 +56,7 @@ class Nemesis:
         return done
 
     def keep_copy(self) -> None:
-        """Take the copy of the store that a rollback brings back."""
+        """Take the copy of the store that a rollback restores."""
         server = self._cluster.store
         if server is None:
             return
@@ -74,7 +74,7 @@ class Nemesis:
                 return
             if self._cluster.run_options.mode is not Mode.STICKY:
                 return
-            time.sleep(0.05)  # looks again
+            time.sleep(0.05)  # poll
         done.note = f"not settled within {SETTLING:.0f} s"
 
     # -- workers that die --------------------------------------------------------------------------
@@ -107,16 +107,16 @@ class Nemesis:
         (name,) = step.workers
         children = self._cluster.workers[name].children
         if not children:
-            done.note = "it had no child at that moment"
+            done.note = "the worker had no child at that moment"
             return
         done.hit.add(name)
         victim = self._draw.choice(children)
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
         self._cluster.workers[name].deaths.update(processes.wait_gone([victim], timeout=5.0))
-        time.sleep(0.3)  # its runs may start again only now: they count to this fault
+        time.sleep(0.3)  # its runs may start again only now, and must count to this fault
 
-    # -- workers that come and go in order ---------------------------------------------------------
+    # -- workers that start and stop gracefully ----------------------------------------------------
 
     def _term(self, step: Step, done: Done) -> None:
         (worker,) = self._end(step.workers, done)
@@ -143,11 +143,11 @@ class Nemesis:
         self._end(step.workers, done)
 
     def _end(self, names: Sequence[str], done: Done) -> list[WorkerProcess]:
-        """Ask workers to stop, all at once, and wait until they have; return them."""
+        """Ask all these workers to stop at once, wait until they have, and return them."""
         workers = [self._cluster.retire(name) for name in names]
         pids = [session_of(worker) for worker in workers]
         for worker in workers:
-            with suppress(ProcessLookupError):  # a poison was faster
+            with suppress(ProcessLookupError):  # a poison message may have killed it already
                 worker.kill(signal.SIGTERM)
         for worker, own in zip(workers, pids, strict=True):
             self._await_end(worker, own, done)
@@ -156,7 +156,7 @@ class Nemesis:
     def _await_end(self, worker: WorkerProcess, pids: Sequence[int], done: Done) -> None:
         if not worker.wait_ended(GRACE):
             done.hit.add(worker.name)
-            done.note = f"{worker.name} was killed: it had not ended {GRACE:.0f} s after SIGTERM"
+            done.note = f"{worker.name} was killed: it was still running {GRACE:.0f} s after SIGTERM"
             worker.kill_all()
         worker.deaths.update(processes.wait_gone(pids, timeout=2.0))
 
@@ -168,9 +168,9 @@ class Nemesis:
         worker = self._cluster.workers[name]
         until = time.monotonic() + SETTLING
         while worker.alive and time.monotonic() < until and "ready." not in worker.log:
-            time.sleep(0.05)  # looks again
+            time.sleep(0.05)  # poll
 
-    # -- workers that stand still or are cut off ---------------------------------------------------
+    # -- workers that are paused or cut off --------------------------------------------------------
 
     def _stop(self, step: Step, done: Done) -> None:
         (name,) = step.workers
@@ -204,7 +204,7 @@ class Nemesis:
     def _clock(self, step: Step, done: Done) -> None:
         (name,) = step.workers
         self._cluster.set_clock(name, step.detail["seconds"])
-        time.sleep(3.0)  # it is seen within a second
+        time.sleep(3.0)  # the worker sees the change within 1 s
         self._cluster.set_clock(name, 0)
 
     # -- servers -----------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Nemesis:
             server.kill()
         else:
             server.stop()
-        time.sleep(0.5)  # the fault itself: meanwhile nobody answers
+        time.sleep(0.5)  # the fault itself: no server answers
         server.start()
 
     def _broker_freeze(self, step: Step, done: Done) -> None:
@@ -234,7 +234,7 @@ class Nemesis:
         done.hit.add(EVERYBODY)
         log, copy = server.placement_store / APPENDONLY, server.placement_store / "copy-of-log"
         shutil.copytree(log, copy)
-        time.sleep(step.detail["seconds"])  # the fault itself: what the broker learns now it will have forgotten
+        time.sleep(step.detail["seconds"])  # the fault itself: the broker will lose what it accepts now
         server.kill()
         done.forgot_until = now()
         shutil.rmtree(log)
@@ -245,7 +245,7 @@ class Nemesis:
         pair = self._cluster.pair
         assert pair is not None
         done.hit.add(EVERYBODY)
-        with suppress(AssertionError):  # under load it may always lack the last few bytes
+        with suppress(AssertionError):  # under load the replica may always lack the last few bytes
             wait_until(pair.caught_up, 2.0)
             done.since = now() - LAG
         pair.kill_primary()
@@ -258,7 +258,7 @@ class Nemesis:
         done.hit.add(EVERYBODY)
         with server.client() as client:
             client.config_set("maxmemory", 1)
-            time.sleep(step.detail["seconds"])  # the fault itself: senders are refused, workers go on
+            time.sleep(step.detail["seconds"])  # the fault itself: sends are refused, workers continue
             client.config_set("maxmemory", 0)
 
     def _wrong_type(self, step: Step, done: Done) -> None:
@@ -289,16 +289,16 @@ class Nemesis:
                 for name, value in self._copy.items():
                     pipe.restore(name, 0, value, replace=True)
                 pipe.execute()
-        time.sleep(self._cluster.site.eviction_timeout)  # until then nobody may have seen it
+        time.sleep(self._cluster.site.eviction_timeout)  # workers may notice the rollback only by then
 
     def _backend_away(self, step: Step, done: Done) -> None:
         server = self._cluster.results
         assert server is not None
         server.kill()
-        time.sleep(step.detail["seconds"])  # the fault itself: tasks end, and their results cannot be stored
+        time.sleep(step.detail["seconds"])  # the fault itself: tasks end, but their results cannot be stored
         server.start()
 
-    # -- what senders are told ---------------------------------------------------------------------
+    # -- special orders to the senders -------------------------------------------------------------
 
     def _oom(self, step: Step, done: Done) -> None:
         self._order({"send": "oom", **step.detail})

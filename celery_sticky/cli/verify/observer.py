@@ -1,4 +1,4 @@
-"""Looking at a run while it goes on: owners, history, what waits at the broker, what is dead."""
+"""The observer: reads owners, history, waiting and buried messages during a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IO_TIMEOUT = 5.0
 
 
 class Observer:
-    """Reads; changes nothing but the first document."""
+    """Observes the run. It only reads, except that it writes the first document."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -47,14 +47,14 @@ class Observer:
             write_first(self._session.store(self._site.keyspace), self._site.slots, hash_name=hash_name)
 
     def view(self) -> View | None:
-        """Return the owners, or None where they are not known at this moment."""
+        """Return the ownership view, or None if it cannot be read at this moment."""
         if self._session is not None:
             with suppress(StickyError):
                 return self._session.store(self._site.keyspace).read().view
         return None
 
     def witness(self) -> Witness | None:
-        """Return a thread that looks on, where the keyspace directs keys."""
+        """Return a thread that observes the placement store, if the run uses a placed keyspace."""
         if self._session is None or self._site.placed is None:
             return None
         placement_store = open_placement_store(
@@ -63,7 +63,7 @@ class Observer:
         return Witness(placement_store, Moves(make_keyspace(self._site.placed)), self._site.pinned)
 
     def right(self, jobs: Collection[JobInfo]) -> set[str]:
-        """Return the keys of the jobs that run, as the store says, at who has their key by now."""
+        """Return the keys of the jobs that, according to the store, run in the worker that has their key now."""
         view = self.view()
         running = [info for info in jobs if info.state == "running"]
         if view is None or self._session is None:
@@ -77,7 +77,10 @@ class Observer:
         return set()
 
     def untold(self, workers: Iterable[WorkerProcess]) -> list[Event] | None:
-        """Return pins that these workers take for theirs and that are not, each when it was pinned; None: not known."""
+        """Return the pins that these workers wrongly believe to hold, each with the time of pinning.
+
+        Return None if the store did not answer.
+        """
         if self._session is None or (view := self.view()) is None:
             return None
         members = {name: member.incarnation for name, member in view.members.items()}
@@ -92,7 +95,7 @@ class Observer:
         return [event for event in believed if pins.get(event.key) != members.get(event.worker)]
 
     def settled(self, names: Collection[str]) -> View | None:
-        """Return the view if these workers, and no others, own all slots as they should and have opened them."""
+        """Return the view if exactly these workers are members and have opened every slot at its target."""
         view = self.view()
         if view is None or set(view.members) != {node(name) for name in names}:
             return None
@@ -108,7 +111,7 @@ class Observer:
         return held
 
     def slot_events(self) -> list[SlotEvent]:
-        """Return when slots came and went."""
+        """Return when workers gained and lost slots."""
         return self._slots.events()
 
     def events(self) -> list[Event]:
@@ -120,7 +123,7 @@ class Observer:
         return Recorder(self._site.job_history).events()
 
     def unfinished(self) -> list[Event]:
-        """Return the tasks that were accepted, have not finished and are not dead."""
+        """Return the tasks that were accepted, but have neither finished nor been buried."""
         events = self.events()
         done = {event.task for event in events if event.kind is Kind.END and event.finished}
         buried = self.buried()
@@ -128,7 +131,7 @@ class Observer:
         return [event for event in accepted if event.task not in done and event.task_id not in buried]
 
     def buried(self) -> dict[str, str]:
-        """Return the dead queue: id of the task -> reason."""
+        """Return the buried messages: task id -> reason."""
         if self._session is None:
             return {}
         with suppress(StickyError):
@@ -137,7 +140,7 @@ class Observer:
         return {}
 
     def unburied(self) -> list[str]:
-        """Return the malformed messages, as senders call them, that are not in the dead queue with a reason."""
+        """Return the senders' tags of the malformed messages that are not buried with a reason."""
         if self._session is None or not self._site.malformed_history.exists():
             return []
         sent = [json.loads(line) for line in self._site.malformed_history.read_text().splitlines()]
@@ -150,7 +153,7 @@ class Observer:
         return sent
 
     def waiting(self, ids: Iterable[str]) -> set[str]:
-        """Return which of these tasks have a message at the broker, in whatever record of it."""
+        """Return the ids of the tasks that have a message in any record at the broker."""
         client = client_from_connection(
             Connection(self._site.broker, transport_options=dict(self._site.options)), socket_timeout=IO_TIMEOUT
         )
@@ -161,7 +164,7 @@ class Observer:
         return {task_id for task_id in ids if task_id.encode() in text}
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._session is not None:
             self._session.__exit__(None, None, None)
         self._app.close()
@@ -169,7 +172,7 @@ class Observer:
 
 def _values(client: Any, prefix: str) -> Iterable[bytes]:
     for name in client.scan_iter(match=f"{prefix}*", count=1000):
-        with suppress(redis.RedisError):  # gone meanwhile
+        with suppress(redis.RedisError):  # the key may have been deleted meanwhile
             match client.type(name):
                 case b"list" | "list":
                     yield from client.lrange(name, 0, -1)

@@ -1,4 +1,4 @@
-"""A picture of a run: each slot's owner over time, with the faults marked."""
+"""A picture of a run: each slot's owner over time, with marks for the faults."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from celery_sticky.errors import MissingDependency
 MISSING = "--picture needs matplotlib: pip install 'celery-sticky[verify]'"
 FORMATS = (".svg", ".png")
 Spell = tuple[str, int, float, float]
-"""Worker, slot, and from when until when it had it open: seconds since the load began."""
+"""Worker, slot, and start and end of the period in which the slot was open there, in seconds since the load began."""
 
 
 def spells(outcome: VerifyRun) -> list[Spell]:
-    """Return who had which slot open from when until when."""
+    """Return the periods in which each worker had each slot open."""
     began = outcome.timeline.began
     killed = {done.step.workers[0]: done.since for done in outcome.timeline.done if done.step.fault == "kill"}
     open_: dict[tuple[str, int], int] = {}
@@ -31,7 +31,7 @@ def spells(outcome: VerifyRun) -> list[Spell]:
         worker, last = short(event.worker), event.at
         if event.what == "gained":
             for other in [name for name, slot in open_ if slot == event.slot and name != worker]:
-                death = killed.get(other, event.at)  # it has not said that it lost it: killed, or frozen
+                death = killed.get(other, event.at)  # it recorded no loss: it was killed or paused
                 close(other, event.slot, min(death, event.at) if death > open_[other, event.slot] else event.at)
             open_.setdefault((worker, event.slot), event.at)
         elif (worker, event.slot) in open_:
@@ -45,7 +45,7 @@ def paint(outcome: VerifyRun, path: Path) -> None:
     """Write the picture.
 
     Raises:
-        MissingDependency: there is no matplotlib.
+        MissingDependency: matplotlib is not installed.
         OSError: the file cannot be written.
     """
     try:
@@ -88,4 +88,4 @@ def _mark(axes: Any, outcome: VerifyRun) -> None:
 
 def _title(outcome: VerifyRun) -> str:
     run_options = outcome.run_options
-    return f"Slots by owner: {run_options.pool}, {run_options.workers} workers at first, seed {run_options.seed}"
+    return f"Slots by owner: {run_options.pool}, {run_options.workers} workers at the start, seed {run_options.seed}"

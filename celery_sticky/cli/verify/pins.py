@@ -1,4 +1,4 @@
-"""What a worker of the run has pinned, in its main process: keys that it drew, takes from others and lets go again."""
+"""The pins of a worker in the run: its main process pins random keys, takes some from other workers and unpins some."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from celery_sticky.testing.recorder import Recorder
 TURN = 0.5
 """Seconds between two turns."""
 AT_ONCE = 5
-"""Keys of one turn."""
+"""Number of keys in one turn."""
 SELDOM = 0.04
-"""How often a key is taken from another worker, or let go, of those that it could be."""
+"""Probability of taking a key from another worker, or of unpinning it, where that is possible."""
 REFUSALS = (PinnedElsewhere, NotAMember, StoreUnavailable)
 
 
 class Pins:
-    """As a front end holds its clients. A pin is written down as a run: until it is known to be gone."""
+    """Pins keys as a front-end server pins its clients. A pin is recorded as a run that ends when the pin is gone."""
 
     def __init__(self, sticky: Sticky, site: Site, worker: str, keys: Sequence[str]) -> None:
         self._sticky, self._keyspace, self._keys, self._worker = sticky, site.keyspace, keys, worker
         self._recorder, self._calm = Recorder(site.pin_history), calm_file(site)
         self._draw = random.Random(f"pins-{site.seed}-{worker}")
         self._held: set[str] = set()
-        self._most = (len(keys) + 1) // 2  # what starts first leaves some for the others
+        self._most = (len(keys) + 1) // 2  # the first worker must leave keys for the others
         self._lock = threading.Lock()
-        """What is held and what is pinned change together."""
+        """Keeps the recorded pins consistent with the pins in the store."""
 
     def start(self) -> None:
-        """Pin from now on."""
+        """Start pinning."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -63,7 +63,7 @@ class Pins:
                 self._sticky.unpin(key, self._keyspace)
 
     def lost(self, keys: AbstractSet[str]) -> None:
-        """These were lost: pin again what is still wanted, as `pins_lost` is there for."""
+        """Handle lost pins: pin the keys again that are still held, as a receiver of `pins_lost` should."""
         with self._lock:
             for key in keys & self._held:
                 try:
@@ -86,5 +86,5 @@ class Pins:
 
 
 def calm_file(site: Site) -> Path:
-    """Return the file that is there when no pin is to be taken or let go any more."""
+    """Return the file whose existence tells workers to stop taking pins and unpinning."""
     return Path(site.folder) / "calm"

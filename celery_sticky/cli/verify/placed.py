@@ -1,4 +1,4 @@
-"""Keyspaces that direct keys, as a run may have one: what becomes of a key that no worker has pinned."""
+"""The placed keyspace that a run may use: its variants differ in the treatment of unpinned keys."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import StrEnum
 from celery_sticky.keyspace import Keyspace, jump
 
 NAME = "placed"
-"""Of the keyspace."""
+"""Name of the placed keyspace."""
 SHARE = 4
-"""Of so many keys workers may pin one."""
+"""Workers may pin one in this many keys."""
 
 
 class Placed(StrEnum):
-    """Where the keys go that nobody has pinned."""
+    """Destination of keys that no worker has pinned."""
 
     JUMP = "jump"
-    """To the worker that `jump` names."""
+    """They go to the worker that `jump` returns."""
     SLOT = "slot"
-    """To the owner of their slot."""
+    """They go to the owner of their slot."""
     REFUSE = "refuse"
-    """Nowhere: they cannot be sent to."""
+    """Sends to them are refused."""
 
 
 def make_keyspace(placed: Placed) -> Keyspace:
@@ -32,6 +32,6 @@ def make_keyspace(placed: Placed) -> Keyspace:
 
 
 def to_pin(placed: Placed, keys: Iterable[str]) -> list[str]:
-    """Return which of the keys workers may pin: all of them where the others could not be sent to."""
+    """Return the keys that workers may pin: all of them if sends to unpinned keys are refused."""
     chosen = list(keys)
     return chosen if placed is Placed.REFUSE else chosen[::SHARE]

@@ -1,4 +1,4 @@
-"""What the history of a run proves of its placed keys: order as far as it is promised, and where they ran."""
+"""Checker for placed keys: order as far as it is promised, and the workers in which they ran."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Inversion
 
 STALE = int(FRESH * 1_000_000_000)
-"""Nanoseconds by which what a sender knows may be old."""
+"""Maximum age of a sender's view, in nanoseconds."""
 ASKED = int(3 * REVIEW * 1_000_000_000)
-"""Nanoseconds after which a worker has asked whether a key of which tasks wait there still belongs to it."""
+"""Nanoseconds within which a worker re-checks whether a key with waiting tasks still belongs to it."""
 Task = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementFindings:
-    """What was found."""
+    """The findings about placed keys."""
 
     refused: int
-    """Sendings that were refused: nobody accepted these tasks."""
+    """Number of refused sends; their tasks were not accepted."""
     vain: tuple[Event, ...]
-    """Those that were refused although the key belonged to a worker, and no server was hurt."""
+    """Sends that were refused although the key belonged to a worker and no fault was hitting a server."""
     ran: tuple[Event, ...]
-    """Starts of tasks whose sending was refused."""
+    """Starts of tasks whose send was refused."""
     astray: tuple[Event, ...]
     """Starts in a worker to which the key had not belonged for some time."""
     moved: tuple[Inversion, ...]
-    """Out of order because their messages have changed the queue: that is not promised."""
+    """Tasks out of order because their messages moved to another queue. Order is not promised then."""
     nowhere: int
-    """Tasks that are dead because nobody had pinned their key."""
+    """Number of tasks that were buried because no worker had pinned their key."""
     untold: tuple[Event, ...]
-    """Pins that a worker has lost and was not told of."""
+    """Lost pins of which the worker was not told."""
     changes: int
-    """How often members, or the pin of a key, have changed."""
+    """Number of changes of the members or of a key's pin."""
 
     @property
     def ok(self) -> bool:
@@ -48,7 +48,7 @@ class PlacementFindings:
         return not any((self.vain, self.ran, self.astray, self.untold))
 
     def findings(self) -> dict[str, int]:
-        """Return it as it stands in the JSON."""
+        """Return the findings as they appear in the JSON."""
         return {
             "changes": self.changes,
             "refused": self.refused,
@@ -61,54 +61,54 @@ class PlacementFindings:
         }
 
     def accusations(self, limit: int) -> list[str]:
-        """Return the first `limit` of each broken promise, one a line."""
+        """Return the first `limit` cases of each broken promise, one per line."""
         return [
-            *(f"sending was refused in vain: {one.key} #{one.n} at {one.at / 1e9:.3f}" for one in self.vain[:limit]),
-            *(f"sending was refused, and it ran: {_start(start)}" for start in self.ran[:limit]),
-            *(f"its key belonged elsewhere: {_start(start)}" for start in self.astray[:limit]),
-            *(f"a lost pin it was not told of: {pin.key} on {short(pin.worker)}" for pin in self.untold[:limit]),
+            *(f"send refused without reason: {one.key} #{one.n} at {one.at / 1e9:.3f}" for one in self.vain[:limit]),
+            *(f"send refused, but the task ran: {_start(start)}" for start in self.ran[:limit]),
+            *(f"ran in the wrong worker: {_start(start)}" for start in self.astray[:limit]),
+            *(f"worker not told of a lost pin: {pin.key} on {short(pin.worker)}" for pin in self.untold[:limit]),
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The tasks of a run as their senders know them."""
+    """The accepted tasks of a run, and the placement of their keys over time."""
 
     moves: Moves
     published: Mapping[Task, Event]
 
     @classmethod
     def of(cls, outcome: VerifyRun) -> Sent | None:
-        """Return them; None where the keyspace directs no keys."""
+        """Return the tasks of a run, or None if it does not use a placed keyspace."""
         if outcome.moves is None:
             return None
         published = {event.task: event for event in outcome.events if event.kind is Kind.PUBLISHED}
         return cls(outcome.moves, published)
 
     def moved(self, inversion: Inversion) -> bool:
-        """Whether messages that changed their queue explain why these are out of order.
+        """Return True if messages that moved to another queue explain this inversion.
 
-        They move in their order. So if one change alone is to explain it, the early one was sent to another queue, in
-        the knowledge of that change.
+        Messages move in order. So a single change explains the inversion only if the early task was sent to another
+        queue because its sender already knew of that change.
         """
         late, early = self.published.get(inversion.late.task), self.published.get(inversion.early.task)
         if late is None or early is None:
-            return True  # nobody accepted it: that it ran at all is told
+            return True  # a task that was not accepted: its run is reported separately
         changes = self.moves.of(late.key, late.sent - STALE, inversion.late.at)
         return len(changes) > 1 or any(early.at >= since for since, _ in changes)
 
     def in_vain(self, refused: Event, faults: Iterable[Done]) -> bool:
-        """Whether the key belonged to a worker when its sending was refused, and no server was hurt."""
+        """Return True if a send was refused although the key belonged to a worker and no fault hit a server."""
         since, until = refused.sent - STALE, refused.at
         hurt = any(EVERYBODY in one.hit and one.since <= until and since <= one.until for one in faults)
         return not hurt and None not in self.moves.workers(refused.key, since, until)
 
     def unpinned(self, event: Event) -> bool:
-        """Whether the key of this task may have belonged nowhere since just before it was sent."""
+        """Return True if the task's key may have had no place at some time since just before the send."""
         return None in self.moves.workers(event.key, event.sent - STALE, 1 << 63)
 
     def astray(self, start: Event, faults: Iterable[Done]) -> bool:
-        """Whether the start is in a worker that no fault had met, and to which the key had not belonged for long."""
+        """Return True if the key had not belonged to this worker for some time, and no fault excuses the start."""
         since = start.at - ASKED
         if start.worker in self.moves.workers(start.key, since, start.at):
             return False
@@ -118,10 +118,10 @@ class Sent:
 def reach_of_placed(
     outcome: VerifyRun, sent: Sent, inversions: Sequence[Inversion], nowhere: Collection[str]
 ) -> PlacementFindings:
-    """Return what the outcome proves of placed keys.
+    """Check the outcome's placed keys and return the findings.
 
-    `inversions` are those of the history, whether order was promised or not; `nowhere` the ids of the tasks that are
-    dead because their keys belonged nowhere.
+    `inversions` are all those in the history, whether order was promised or not. `nowhere` has the ids of the tasks
+    that were buried because their keys had no place.
     """
     refused = [event for event in outcome.events if event.kind is Kind.REFUSED]
     ids = {event.task_id for event in refused}

@@ -1,4 +1,4 @@
-"""Which fault comes when, to whom: drawn from a seed, as data. Nothing here does I/O or reads a clock."""
+"""The plan of faults with their times and targets, drawn from a seed. This module does no I/O and reads no clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GRACEFUL = ("term", "join", "leave", "rolling", "surge", "loop-hang")
-"""Steps that wait until tasks have ended: they come before the slow ones."""
+"""Steps that wait until tasks have ended. They come before the slow tasks."""
 SUDDEN = (
     *("kill", "cascade", "stop", "child-kill", "partition"),
     *("broker-restart", "broker-freeze", "clock", "store-rollback"),
@@ -18,23 +18,24 @@ SUDDEN = (
     *("broker-full", "wrong-type"),
 )
 ORDERS = ("oom", "burst", "slow", "big", "malformed")
-"""What senders are told to send at a moment."""
+"""Extra messages that senders send when ordered."""
 KINDS = ("eta", "retry", "raise")
-"""What senders mix into the load all the time."""
+"""Kinds of tasks that senders mix into the load all the time."""
 FAULTS = (*SUDDEN, *GRACEFUL, *ORDERS, *KINDS)
 
 LEAD_IN = 1.0
 """Seconds of load before the first fault."""
 SHARE = 0.93
-"""Of the run's time in which faults begin."""
+"""Share of the run's time in which faults may begin."""
 SKEWS = (-3600, -30, 30)
-"""Seconds a wall clock jumps. What a worker defers while it is ahead is due that much later: so not far ahead."""
+"""Possible jumps of a wall clock, in seconds. A jump ahead is short, because tasks deferred during it run that much
+later."""
 SLOW = 3
-"""Slow tasks at a time."""
+"""Number of slow tasks at a time."""
 CASCADE = 3
-"""Workers there must be for one: two are killed."""
+"""Minimum number of workers for a cascade, which kills two."""
 MORE = 2
-"""Workers there may be beyond those of the beginning."""
+"""Maximum number of workers beyond the initial ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class Step:
     """One fault."""
 
     at: float
-    """Seconds since the load began; it waits for the fault before it to be over."""
+    """Earliest time, in seconds since the load began. The step also waits for the end of the previous fault."""
     fault: str
     workers: tuple[str, ...] = ()
-    """Whom it hits; for `rolling` and `surge`: all, one after the other."""
+    """The workers that it hits; for `rolling` and `surge` all workers, one after the other."""
     names: tuple[str, ...] = ()
-    """Of the workers that start because of it."""
+    """Names of the workers that start because of it."""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -62,7 +63,7 @@ class FaultPlan:
     steps: tuple[Step, ...]
     kinds: tuple[str, ...]
     left_out: Mapping[str, str]
-    """Faults that were asked for and cannot be had in this run -> why."""
+    """Requested faults that are impossible in this run -> reason."""
 
 
 def make_plan(
@@ -77,10 +78,10 @@ def make_plan(
     """Return the plan of a seed.
 
     Args:
-        wanted: of `FAULTS`.
-        impossible: faults that this run cannot do -> why.
-        workers: their names at the beginning; at least two.
-        seconds: how long the load lasts. Each fault comes at least once, even if that takes longer.
+        wanted: the requested faults, from `FAULTS`.
+        impossible: faults that are impossible in this run -> reason.
+        workers: names of the initial workers, at least two.
+        seconds: duration of the load. Each fault comes at least once, even if that takes longer.
         eviction_timeout: seconds after which a silent worker is evicted.
         seed: equal seeds give equal plans.
     """
@@ -105,7 +106,7 @@ def make_plan(
 
 
 def _length(fault: str, eviction_timeout: float, workers: int) -> float:
-    """Return about how many seconds a fault takes until all is well again."""
+    """Return the approximate number of seconds until the cluster has recovered from a fault."""
     return {
         "kill": eviction_timeout + 3,
         "cascade": eviction_timeout + 4,
@@ -133,7 +134,7 @@ def _length(fault: str, eviction_timeout: float, workers: int) -> float:
 def _sequence(
     faults: Sequence[str], draw: random.Random, room: float, eviction_timeout: float, workers: int
 ) -> list[str]:
-    """Return each fault but `slow` once, in any order, and more of them while there is time."""
+    """Return each fault except `slow` once, in random order, and repeat faults while there is time."""
     once = [fault for fault in faults if fault != "slow"]
     names: list[str] = []
     while once:
@@ -148,16 +149,16 @@ def _sequence(
 
 
 class _Cast:
-    """Who is there at each step, and so who can be hit."""
+    """Keeps track of the running workers, to choose the target of each step."""
 
     def __init__(self, workers: list[str], draw: random.Random, eviction_timeout: float) -> None:
         self._there, self._draw, self._eviction_timeout = workers, draw, eviction_timeout
         self._most, self._named, self._orders = len(workers) + MORE, len(workers), 0
         self._least = 2
-        """So many are left by those that leave, for the kill that may come; one more for a cascade."""
+        """Minimum number of workers after a `leave`, so that a kill stays possible; one more for a cascade."""
 
     def drafts(self, faults: Sequence[str]) -> list[Step]:
-        """Return a step for each fault; one for which there are too few or too many workers comes as soon as it can."""
+        """Return a step for each fault. A fault with too few or too many workers is postponed until it is possible."""
         self._least = 3 if "cascade" in faults else 2
         steps, late = list[Step](), list[str]()
         for fault in faults:
@@ -185,7 +186,7 @@ class _Cast:
         return round(self._eviction_timeout + self._draw.uniform(0.3, 1.5), 1)
 
     def _renamed(self, name: str) -> str:
-        """Return the name under which a worker comes back: its own, or a new one in its place."""
+        """Return the name under which a worker restarts: its own or a new one."""
         again = name if self._draw.random() < 0.5 else self._new()
         self._there[self._there.index(name)] = again
         return again

@@ -1,4 +1,4 @@
-"""What a run found: as JSON, and as tables for people."""
+"""The report of a run: JSON for machines, tables for people."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TITLES = {
     Mode.HASH: "plain Celery, one queue for each worker by hash",
 }
 NOTES = (
-    "not checked for order: keys of tasks with an ETA and of tasks that retry (eta0…, retry0…), which take their place "
-    "when they are due; they are checked for everything else"
+    "not checked for order: keys of tasks with an ETA and of tasks that retry (eta0…, retry0…), because these tasks "
+    "take their place when they are due; all other checks apply to them"
 )
 
 
 def facts(outcome: VerifyRun, findings: Findings) -> dict[str, Any]:
-    """Return all that was found."""
+    """Return all findings as they appear in the JSON."""
     began = outcome.timeline.began
     return {
         "mode": str(outcome.run_options.mode),
@@ -63,7 +63,7 @@ def facts(outcome: VerifyRun, findings: Findings) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what took part on this side."""
+    """Return the versions of Python and of the packages in use."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
@@ -80,11 +80,11 @@ def _fault(done: Done, began: int) -> dict[str, Any]:
 
 
 def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
-    """Draw what was found."""
+    """Draw the findings."""
     findings = found["findings"]
     title = TITLES[Mode(found["mode"])]
     word = Text("clean", style="bold green") if found["ok"] else Text("broken promises", style="bold red")
-    yield Text.assemble(f"\nVerdict on {title}, from the history that every process wrote down: ", word)
+    yield Text.assemble(f"\nVerdict on {title}, from the history recorded by every process: ", word)
     made = table("", "", "")
     made.show_header = False
     for name, value, good, comment in _rows(findings):
@@ -97,9 +97,9 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
     if found["figures"]["jobs"] is not None:
         yield from _job_figures(found["figures"]["jobs"])
     for fault, why in found["faults_left_out"].items():
-        yield Text(f"left out: {fault}: {why}", style="yellow")
+        yield Text(f"fault left out: {fault}: {why}", style="yellow")
     for step in found["faults_not_reached"]:
-        yield Text(f"not reached in time: {step}", style="yellow")
+        yield Text(f"fault not reached in time: {step}", style="yellow")
     if {"eta", "retry"} & set(found["faults_mixed_in"]):
         yield Text(NOTES)
     yield Text(f"seed {found['seed']}; " + ", ".join(f"{name} {number}" for name, number in found["versions"].items()))
@@ -108,11 +108,11 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
 def _rows(findings: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
     yield "tasks", findings["tasks"], True, "accepted by the broker"
     meaning = {
-        "lost": "accepted, never run, and nowhere at the broker",
-        "overlaps": "two runs of a key at one time",
-        "out_of_order": "first runs of a key",
-        "stale_epoch": "a run after a higher epoch was seen",
-        "stuck": "at the broker, not run in time",
+        "lost": "accepted, never run, and no longer at the broker",
+        "overlaps": "two runs of a key at the same time",
+        "out_of_order": "among the first runs of a key's tasks",
+        "stale_epoch": "a run after another with a higher epoch",
+        "stuck": "at the broker, but not run in time",
     }
     for name, comment in meaning.items():
         yield name.replace("_", " "), findings[name], not findings[name], comment
@@ -120,11 +120,11 @@ def _rows(findings: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
         "forgotten",
         findings["forgotten"],
         True,
-        "accepted just before the broker went back to older data: it lost them",
+        "accepted and then lost by the broker when it returned to older data",
     )
-    fenced = "of processes paused inside a task; the later run's epoch is higher, a token fences the earlier one"
+    fenced = "by processes paused inside a task; the later run has a higher epoch, so a token fences the earlier one"
     yield "zombie overlaps", findings["zombie_overlaps"], True, fenced
-    yield "zombie starts", findings["zombie_starts"], True, "of processes paused on their way into a task, as above"
+    yield "zombie starts", findings["zombie_starts"], True, "by processes paused just before a task, fenced likewise"
     causes = findings["duplicates"]
     text = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     yield "run again", sum(causes.values()), UNEXPLAINED not in causes, text
@@ -135,41 +135,41 @@ def _rows(findings: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool, str]]:
 
 
 def _placed_rows(findings: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
-    yield "moves", findings["changes"], True, "changes of members, and of the pins of single keys"
-    moved = "their messages changed the queue: that is not promised"
+    yield "moves", findings["changes"], True, "changes of members, and of the pins of keys"
+    moved = "their messages moved to another queue; order is not promised then"
     yield "out of order by moves", findings["out_of_order_by_moves"], True, moved
-    yield "refused", findings["refused"], True, "sendings: nobody accepted these"
-    yield "buried unpinned", findings["buried_unpinned"], True, "their keys belonged nowhere"
+    yield "refused", findings["refused"], True, "sends that were not accepted"
+    yield "buried unpinned", findings["buried_unpinned"], True, "no worker had pinned their keys"
     meaning = {
-        "refused_in_vain": "sending was refused, though the key belonged to a worker",
-        "refused_and_run": "sending was refused, and it ran",
-        "astray": "a run in a worker to which the key did not belong",
-        "pins_lost_untold": "a worker was not told of a pin that it has lost",
+        "refused_in_vain": "sends refused although the key belonged to a worker",
+        "refused_and_run": "sends refused, but the task ran",
+        "astray": "runs in a worker to which the key did not belong",
+        "pins_lost_untold": "lost pins of which the worker was not told",
     }
     for name, comment in meaning.items():
         yield name.replace("_", " "), findings[name], not findings[name], comment
 
 
 def _job_rows(findings: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str]]:
-    yield "jobs", findings["wanted"], True, "dispatched, to run until they are stopped"
+    yield "jobs", findings["wanted"], True, "dispatched, to run until stopped"
     meaning = {
-        "overlaps": "two runs of a job at one time",
-        "stale_epoch": "a job started after a higher epoch was seen",
-        "late": "did not run for longer than a takeover and a start take",
-        "lost": "wanted, and did not run at the end",
-        "needless_starts": "its slot had not moved, and no fault had met its worker",
+        "overlaps": "two runs of a job at the same time",
+        "stale_epoch": "a job started after another with a higher epoch",
+        "late": "not running for longer than a takeover and a start take",
+        "lost": "dispatched, but not running at the end",
+        "needless_starts": "started again although the slot had not moved and no fault had hit the worker",
     }
     for name, comment in meaning.items():
         yield f"job {name.replace('_', ' ')}", findings[name], not findings[name], comment
-    yield "job zombie overlaps", findings["zombie_overlaps"], True, "of processes paused with their jobs, as above"
+    yield "job zombie overlaps", findings["zombie_overlaps"], True, "by processes paused with jobs, fenced likewise"
 
 
 def _figures(figures: Mapping[str, Any]) -> RenderableType:
     made = table("", "p50", "p99", "max", "", right=("p50", "p99", "max"))
     meaning = {
         "takeover_seconds": "from a worker's death until its slots were open elsewhere, or its placed keys ran there",
-        "handover_seconds": "a slot that moves in order is with nobody",
-        "unmoved_pause_seconds": "no slot that stayed ran anything",
+        "handover_seconds": "no worker has a slot that is being handed over",
+        "unmoved_pause_seconds": "no slot that did not move ran a task",
         "latency_seconds": "from acceptance to first start",
     }
     for name, comment in meaning.items():
@@ -177,7 +177,7 @@ def _figures(figures: Mapping[str, Any]) -> RenderableType:
         made.add_row(name.replace("_", " "), *(dash(one.get(part)) for part in ("p50", "p99", "max")), comment)
     least = f"the minimum is {dash(figures['moved_minimum'])}"
     made.add_row("moved share", dash(figures["moved_share"]), "", "", f"of the slots, in joins, leaves, kills; {least}")
-    made.add_row("throughput", dash(figures["throughput"]), "", "", "tasks a second")
+    made.add_row("throughput", dash(figures["throughput"]), "", "", "tasks per second")
     return made
 
 
@@ -186,5 +186,5 @@ def _job_figures(figures: Mapping[str, Any]) -> Iterable[RenderableType]:
     for cause, one in figures["not_running_seconds"].items():
         made.add_row(cause, str(one["count"]), *(dash(one[part]) for part in ("p50", "p99", "max")))
     yield made
-    starts = f"{figures['starts']} starts of jobs, the minimum is {figures['starts_minimum']}"
-    yield Text(f"{starts}; without running for {figures['limit_seconds']:g} s at most is allowed")
+    starts = f"{figures['starts']} starts of jobs; the minimum is {figures['starts_minimum']}"
+    yield Text(f"{starts}; a job may be not running for at most {figures['limit_seconds']:g} s")

@@ -1,4 +1,4 @@
-"""One run: workers start, senders send, faults come, all drains; then the history is judged."""
+"""One run: start workers, send tasks, inject faults, drain, and collect the history for the checker."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ from celery_sticky.testing.history import Event
 from celery_sticky.testing.slot_log import SlotEvent
 
 Tell = Callable[[float, str], None]
-"""Seconds since the load began, and what happened."""
+"""Function of the seconds since the load began and a text."""
 
 STARTING = 60.0
 """Seconds the workers may take until they share the slots."""
 STANDSTILL = 70.0
-"""Seconds without any task coming to its end, after which what is left is stuck: slow ones may have to run again."""
+"""Seconds without any finished task after which the remaining tasks count as stuck. Slow tasks may have to run
+again."""
 DRAINING = 300.0
-"""Seconds after the last task was sent, after which what is left is stuck in any case."""
+"""Seconds after the last send after which the remaining tasks count as stuck in any case."""
 DRAINING_STOCK = 25.0
-"""The same of plain Celery. It is longer than its visibility timeout."""
+"""The same for plain Celery. It is longer than its visibility timeout."""
 STOPPING = 20.0
 TELLING = 15.0
-"""Seconds within which a worker is told that it has lost a pin: it looks every 5 s."""
+"""Seconds within which a worker is told that it has lost a pin. It checks every 5 s."""
 BEATS = 3
 """Heartbeats in a lease."""
 STARTING_JOBS = 1.0
 """Seconds from the end of a takeover until its jobs run."""
 LONGER = 1.6
-"""Up to this many times its seconds a run lasts, if the faults take longer than planned."""
+"""Maximum duration of the faults relative to the planned duration of the run. Later faults are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyRun:
-    """What a run leaves to be judged."""
+    """The recorded history and results of a run, for the checker."""
 
     run_options: RunOptions
     plan: FaultPlan
@@ -59,60 +60,58 @@ class VerifyRun:
     deaths: dict[int, int]
     buried: dict[str, str]
     stuck: Collection[str]
-    """Ids of tasks that were not done in time and still have a message at the broker."""
+    """Ids of tasks that did not finish in time and still have a message at the broker."""
     slots: int
     eviction_timeout: float
     jobs_seen: int
-    """When all jobs were last looked for: they may end after that."""
+    """Time of the last check that all jobs run. Jobs may end after it."""
     moves: Moves | None = None
-    """When keys moved; None where the keyspace directs none."""
+    """The changes of placement; None if the run does not use a placed keyspace."""
     untold: Sequence[Event] = ()
-    """Pins that workers take for theirs at the end, and that are not."""
+    """Pins that workers wrongly believe to hold at the end."""
     unburied: Sequence[str] = ()
-    """Malformed messages that are not in the dead queue at the end."""
+    """Malformed messages that are not buried at the end."""
 
     @property
     def job_limit(self) -> float:
-        """Seconds that a wanted job may not run at most, whatever happens to its worker."""
+        """Longest time in seconds that a job may not be running, whatever happens to its worker."""
         return limit_of(self.eviction_timeout, self.run_options.ttl)
 
 
 def limit_of(eviction_timeout: float, ttl: float) -> float:
-    """Return how long a job may be missing: a takeover, which is seen one heartbeat late, and its start."""
+    """Return the longest allowed gap of a job: a takeover, one heartbeat to notice it, and the start of the job."""
     return eviction_timeout + ttl / BEATS + STARTING_JOBS
 
 
 def names_of(workers: int) -> tuple[str, ...]:
-    """Return the names of the workers at the beginning."""
+    """Return the names of the initial workers."""
     return tuple(f"w{number}" for number in range(1, workers + 1))
 
 
 OF_BROKER = ("broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type")
-"""Faults of a broker that verify has started."""
+"""Faults that need a broker started by verify."""
 ONE_ADDRESS = {"partition", *OF_BROKER}
-"""Faults of a broker, or of the way to it, that is always at one address: a Sentinel would give it another."""
+"""Faults that need a broker with a fixed address. With Sentinel the address changes."""
 
 
 def impossible(run_options: RunOptions) -> dict[str, str]:
-    """Return the faults that a run on these terms cannot do, with the reason."""
+    """Return the faults that are impossible with these options, with the reason."""
     found = {}
     if run_options.broker is not None:
         for fault in (*OF_BROKER, "failover"):
-            found[fault] = "the broker is not a server that verify started"
+            found[fault] = "it needs a broker that verify started itself"
         if run_options.store is None:
-            found["store-rollback"] = "the store is not a server that verify started"
+            found["store-rollback"] = "it needs a store that verify started itself"
     if run_options.store is not None:
-        found["store-rollback"] = "the store is not a server that verify started"
+        found["store-rollback"] = "it needs a store that verify started itself"
     if others := ONE_ADDRESS & set(run_options.faults):
-        found.setdefault(
-            "failover", f"{', '.join(sorted(others))} need a broker that keeps its address: leave them out"
-        )
+        found.setdefault("failover", f"{', '.join(sorted(others))} need a broker with a fixed address: leave them out")
     if run_options.mode is not Mode.STICKY:
         found["store-rollback"] = "plain Celery has no store"
-        found["wrong-type"] = "plain Celery has no records of slots"
+        found["wrong-type"] = "plain Celery has no slot records"
         found["backend-away"] = found["malformed"] = "plain Celery runs here without results and without a dead queue"
     if not all(can_proxy(url) for url in (run_options.broker, run_options.store) if url is not None):
-        found["partition"] = "its proxy can stand only before servers at a redis:// address"
+        found["partition"] = "its proxy works only for servers at a redis:// address"
     if run_options.workers < CASCADE:
         found["cascade"] = f"it kills two of at least {CASCADE} workers"
     if run_options.pool != "prefork":
@@ -123,7 +122,7 @@ def impossible(run_options: RunOptions) -> dict[str, str]:
 
 
 def plan_of(run_options: RunOptions) -> FaultPlan:
-    """Return the faults of a run on these terms."""
+    """Return the plan of faults for a run with these options."""
     return make_plan(
         run_options.faults,
         impossible=impossible(run_options),
@@ -138,7 +137,7 @@ def perform(run_options: RunOptions, tell: Tell) -> VerifyRun:
     """Do one run and leave nothing behind.
 
     Raises:
-        StickyError: it could not be done.
+        StickyError: the run could not be completed.
     """
     plan = plan_of(run_options)
     proxied = frozenset(name for step in plan.steps if step.fault == "partition" for name in step.workers)
@@ -146,7 +145,7 @@ def perform(run_options: RunOptions, tell: Tell) -> VerifyRun:
     fails_over = any(step.fault == "failover" for step in plan.steps)
     with Cluster(run_options, proxied=proxied, clock=clock, fails_over=fails_over) as cluster:
         observer = Observer(cluster.site)
-        # What a store that is rolled back has forgotten is not wanted, whatever was said.
+        # A store that is rolled back forgets dispatches and stops, so the recorded job workload would be wrong.
         job_workload = JobWorkload(
             cluster.site, seed=run_options.seed, renew="store-rollback" not in run_options.faults
         )
@@ -221,7 +220,7 @@ class _Run:
         while not self._ready():
             for worker in self._cluster.workers.values():
                 if not worker.alive:
-                    raise StickyError(f"worker {worker.name} has not started; its log ends:\n{worker.tail(15)}")
+                    raise StickyError(f"worker {worker.name} did not start; the end of its log:\n{worker.tail(15)}")
             if time.monotonic() > until:
                 raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
             time.sleep(0.1)
@@ -242,7 +241,7 @@ class _Run:
         time.sleep(max(0.0, until - self._elapsed))
 
     def _load(self) -> list[str]:
-        """Let the senders send and the faults come; return what there was no time for."""
+        """Run the senders and inject the faults; return the steps that were skipped for lack of time."""
         self._began = now()
         with Senders(self._cluster, self._plan.kinds) as senders, self._job_workload:
             faults = Nemesis(self._cluster, self._observer, senders.order)
@@ -272,7 +271,7 @@ class _Run:
 
     def _drain(self) -> set[str]:
         left = self._left()
-        self._tell(self._elapsed, f"all is sent; {len(left)} tasks are left")
+        self._tell(self._elapsed, f"all tasks are sent; {len(left)} are unfinished")
         sent = moved = time.monotonic()
         limit = DRAINING if self._run_options.mode is Mode.STICKY else DRAINING_STOCK
         while left and time.monotonic() < min(sent + limit, moved + STANDSTILL):
@@ -280,11 +279,11 @@ class _Run:
             before, left = len(left), self._left()
             moved = time.monotonic() if len(left) < before else moved
         spent = time.monotonic() - sent
-        self._tell(self._elapsed, "all is done" if not left else f"{len(left)} tasks were not done in {spent:.0f} s")
+        self._tell(self._elapsed, "all tasks are done" if not left else f"{len(left)} unfinished after {spent:.0f} s")
         return self._observer.waiting(event.task_id for event in left) if left else set()
 
     def _left(self) -> list[Event]:
-        """Return the tasks that have yet to be done; what the broker has lost is not among them."""
+        """Return the unfinished tasks, without those whose messages the broker has lost."""
         left = self._observer.unfinished()
         forgotten = [event for event in left if any(done.forgot(event) for done in self._done)]
         if not forgotten:
@@ -293,27 +292,27 @@ class _Run:
         return [event for event in left if event not in forgotten or event.task_id in there]
 
     def _untold(self) -> list[Event]:
-        """Return pins that workers take for theirs and that are not, when they have had the time to be told of it.
+        """Return pins that workers wrongly believe to hold, after the time within which they should be told.
 
         Raises:
-            StickyError: the store did not say who has pinned what.
+            StickyError: the store did not return the pins.
         """
         if (
             not self._cluster.site.pinned or "store-rollback" in self._run_options.faults
-        ):  # nobody knows of what is forgotten
+        ):  # a rollback forgets pins silently
             return []
         until = time.monotonic() + TELLING
         while (untold := self._observer.untold(self._cluster.workers.values())) != [] and time.monotonic() < until:
-            time.sleep(0.3)  # looks again
+            time.sleep(0.3)  # poll
         if untold is None:
-            raise StickyError(f"the store did not say within {TELLING:g} s who has pinned what: is it in order?")
+            raise StickyError(f"the store did not return the pins within {TELLING:g} s: check that it is running")
         return untold
 
     def _unburied(self) -> list[str]:
-        """Return the malformed messages that are not dead, when workers have had the time to look at them."""
+        """Return the malformed messages that are not buried after workers had the time to read them."""
         until = time.monotonic() + TELLING
         while (unburied := self._observer.unburied()) and time.monotonic() < until:
-            time.sleep(0.3)  # looks again
+            time.sleep(0.3)  # poll
         if any(done.forgot_until for done in self._done):
             there = self._observer.waiting(unburied)
             return [tag for tag in unburied if tag in there]

@@ -17,15 +17,15 @@ from celery_sticky.cli.verify.load import Load
 
 SENDERS = 2
 BUSY = 0.4
-"""How busy the workers are, as long as all of them are there."""
+"""Share of the capacity of all initial workers that the load uses."""
 LONGEST = 0.4
-"""Seconds an ordinary task runs at most."""
+"""Longest duration of an ordinary task, in seconds."""
 TIMEOUT = 20.0
-"""Seconds a sender may take to send what it was told to."""
+"""Seconds a sender may take to send the tasks it was ordered to send."""
 
 
 class Senders:
-    """Two processes, from when they are made until the block is left."""
+    """Two sender processes. They start with this object and end with the `with` block."""
 
     def __init__(self, cluster: Cluster, kinds: tuple[str, ...]) -> None:
         self._cluster = cluster
@@ -72,18 +72,18 @@ class Senders:
 
     @property
     def alive(self) -> bool:
-        """Whether none has ended by itself."""
+        """Whether all senders are still running."""
         return all(process.poll() is None for process in self._processes)
 
     def order(self, what: Mapping[str, Any]) -> None:
-        """Tell one of them to send something besides."""
+        """Order one of the senders to send something extra."""
         sender = self._draw.choice(self._processes)
         if sender.stdin is not None and sender.poll() is None:
             sender.stdin.write(json.dumps(dict(what)) + "\n")
             sender.stdin.flush()
 
     def end(self) -> None:
-        """Let them end, once they have sent what they were told to. May be called twice."""
+        """Let the senders finish their orders and end. May be called twice."""
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()

@@ -1,4 +1,4 @@
-"""Where one run of verify takes place, as every process of it knows it."""
+"""The parameters of one run of verify that all its processes share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from celery_sticky.cli.verify.placed import NAME, Placed
 from celery_sticky.keys import DEFAULT_KEYSPACE
 
 VARIABLE = "STICKY_VERIFY"
-"""The environment variable that tells a process its `Site`."""
+"""The environment variable that passes the `Site` to a process."""
 HOST = "verify"
 HANG = signal.SIGUSR2
-"""Has a worker's loop hang for a while."""
+"""The signal that makes a worker's loop hang for a while."""
 
 
 class Mode(StrEnum):
-    """What is under test."""
+    """The system under test."""
 
     STICKY = "sticky"
     QUEUE = "queue"
@@ -32,28 +32,28 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """All that a process must know of a run."""
+    """The parameters that a process needs to take part in a run."""
 
     mode: Mode
     broker: str
     store: str
-    """Empty: at the broker."""
+    """URL of the store; empty: the broker."""
     prefix: str
-    """What every key begins with, on a server that is not ours alone."""
+    """Prefix of every Redis key on a server that others may use too."""
     folder: str
     slots: int
     workers: int
     ttl: float
-    """Seconds a lease lasts."""
+    """Length of a lease, in seconds."""
     jobs: int = 0
-    """How many are wanted all the time."""
+    """Number of jobs that run all the time."""
     placed: Placed | None = None
-    """Whether the keyspace directs keys, and where those go that are not pinned."""
+    """Destination of unpinned keys in the placed keyspace; None: the run uses a plain keyspace."""
     pinned: Sequence[str] = ()
     """The keys that workers pin."""
     seed: int = 0
     results: str = ""
-    """Where workers store results; empty: nowhere."""
+    """URL of the result backend; empty: results are not stored."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Transport options that the broker's address needs."""
 
@@ -64,7 +64,7 @@ class Site:
 
     @property
     def margin(self) -> float:
-        """Seconds that trust ends before the lease, and eviction comes after."""
+        """Seconds by which trust ends before the lease, and eviction follows after it."""
         return round(self.ttl * 0.27, 2)
 
     @property
@@ -74,31 +74,31 @@ class Site:
 
     @property
     def hang(self) -> float:
-        """Seconds for which a loop hangs: it is found out after one `ttl`, and others have its slots well before."""
+        """Seconds for which a loop hangs: it is detected after one `ttl`, and peers have the slots before it ends."""
         return self.ttl * 2.5
 
     @property
     def history(self) -> Path:
-        """Where every process writes what it did."""
+        """The file in which every process records what it did."""
         return Path(self.folder) / "history.jsonl"
 
     @property
     def job_history(self) -> Path:
-        """Where jobs are written down: apart from tasks, which have other rules."""
+        """The file that records jobs. It is separate because other rules apply to tasks."""
         return Path(self.folder) / "jobs.jsonl"
 
     @property
     def malformed_history(self) -> Path:
-        """Where senders write down which messages they sent that nobody can read."""
+        """The file in which senders record the malformed messages that they sent."""
         return Path(self.folder) / "malformed.jsonl"
 
     @property
     def pin_history(self) -> Path:
-        """Where workers write down what they have pinned."""
+        """The file in which workers record their pins."""
         return Path(self.folder) / "pins.jsonl"
 
     def environ(self) -> dict[str, str]:
-        """Return the variables for a process."""
+        """Return the environment variables for a process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
@@ -120,5 +120,5 @@ def short(node_name: str) -> str:
 
 
 def queue_of(index: int) -> str:
-    """Return the queue of one of the workers, where each has its own."""
+    """Return the plain Celery queue with this index, for modes in which each worker has its own."""
     return f"verify-{index}"

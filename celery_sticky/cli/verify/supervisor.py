@@ -1,4 +1,4 @@
-"""Starts workers again that a task has killed, as systemd or Kubernetes would, and notes those that ended otherwise."""
+"""Restarts workers that a task has killed, as systemd or Kubernetes would, and records those that ended otherwise."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from celery_sticky.cli.verify.timeline import Done
 
 INTERVAL = 0.1
 BEFORE = 1_000_000_000
-"""Nanoseconds before it is noticed in which a worker may have died."""
+"""Maximum delay between a worker's death and its detection, in nanoseconds."""
 
 
 class Supervisor:
-    """A thread beside the faults."""
+    """A thread that restarts workers while the nemesis injects faults."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -26,7 +26,7 @@ class Supervisor:
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._ended.set()
         self._thread.join(timeout=10)
 
@@ -41,7 +41,7 @@ class Supervisor:
         worker, at = self._cluster.workers[name], now()
         worker.deaths[worker.pid] = at
         if worker.returncode != -signal.SIGKILL:
-            self.crashes.append(f"{name} ended with {worker.returncode}; its log ends:\n{worker.tail(15)}")
+            self.crashes.append(f"{name} ended with status {worker.returncode}; the end of its log:\n{worker.tail(15)}")
         spell = int(2 * self._cluster.site.eviction_timeout * 1e9)  # until its slots run again, here or elsewhere
         self.restarts.append(Done(Step(0, "oom", (name,)), at - BEFORE, at + spell, {name}))
         self._cluster.revive(name)

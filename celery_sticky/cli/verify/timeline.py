@@ -1,4 +1,4 @@
-"""What was done to the workers and when, as the judge and the report need it."""
+"""The timeline: the faults that were injected and when, for the checker and the report."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from celery_sticky.testing.judge import Overlap
 
 EVERYBODY = "*"
 THAWING = 1_000_000_000
-"""Nanoseconds after a process was thawed in which it may do its few more instructions."""
+"""Nanoseconds after a paused process resumes in which it may run a little more code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Processes that stood still (SIGSTOP)."""
+    """Processes that were paused (SIGSTOP)."""
 
     worker: str
     pids: frozenset[int]
@@ -25,16 +25,16 @@ class Frozen:
     until: int
 
     def explains(self, overlap: Overlap) -> bool:
-        """Whether the first run was frozen while it ran, and the second began meanwhile under a higher epoch."""
+        """Return True if the first run was paused and the second began meanwhile under a higher epoch."""
         first, second = overlap.first.start, overlap.second.start
         fenced = first.epoch is not None and second.epoch is not None and second.epoch > first.epoch
         meanwhile = first.at <= self.until and self.since <= second.at <= self.until + THAWING
         return fenced and first.pid in self.pids and meanwhile
 
     def first_starts(self, events: Iterable[Event]) -> set[Event]:
-        """Return the first start of each process after its thaw: it may have been frozen on the way into the task.
+        """Return the first start of each process after it resumed, as it may have been paused just before the task.
 
-        Between its last look at the lease and the first line of the task lie a few instructions, as inside the task.
+        A little code runs between the last check of the lease and the first line of the task.
         """
         firsts: dict[int, Event] = {}
         for event in events:
@@ -45,38 +45,38 @@ class Frozen:
 
 @dataclass(slots=True)
 class Done:
-    """A fault that was done. Times are CLOCK_MONOTONIC nanoseconds."""
+    """An injected fault. Times are CLOCK_MONOTONIC nanoseconds."""
 
     step: Step
     since: int
     until: int = 0
     hit: set[str] = field(default_factory=set)
-    """Workers of which tasks may have run in vain; EVERYBODY for a fault of a server."""
+    """Workers whose tasks may have to run again; EVERYBODY for a fault of a server."""
     before: View | None = None
     after: View | None = None
-    """The owners before, and when all was settled again; None where nobody could tell."""
+    """The owners before the fault, and after the slots had settled again; None if unknown."""
     note: str = ""
     forgot_until: int = 0
-    """The broker lost what it had accepted between `since` and then; 0: nothing."""
+    """The broker lost the messages that it accepted from `since` until then; 0 if it lost none."""
 
     def forgot(self, event: Event) -> bool:
-        """Whether the broker lost the message of a task that was accepted then."""
+        """Return True if the broker lost a message that was accepted at the time of this event."""
         return self.since <= event.at <= self.forgot_until
 
     def excuses(self, worker: str, since: int, until: int) -> bool:
-        """Whether this fault is why a task of that worker, running then, may run again."""
+        """Return True if this fault explains that a task of that worker, running in that period, runs again."""
         return bool(self.hit & {worker, EVERYBODY}) and self.since <= until and since <= self.until
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All that was done."""
+    """The timeline of all faults."""
 
     began: int
     done: Sequence[Done]
     frozen: Sequence[Frozen]
     restarts: Collection[Done]
-    """Workers that died of a poison message and were started again, as a supervisor does."""
+    """Restarts of workers that a poison message had killed."""
     skipped: Sequence[str] = ()
     crashes: Sequence[str] = ()
-    """Workers that ended by themselves for no known reason, with the end of their log."""
+    """Workers that ended without a known reason, with the end of their log."""

@@ -1,4 +1,4 @@
-"""Poller at the directory of a placed keyspace all through a run."""
+"""Observes the placement store of a placed keyspace throughout a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from celery_sticky.ownership.view import View
 from celery_sticky.stores.placement import NO_VERSION, PinMoved, PlacementStore
 
 EVERY = 0.1
-"""Seconds between two looks, if nothing is heard."""
+"""Seconds between two reads if no notification arrives."""
 
 
 class Witness:
-    """A thread that keeps `moves`, from when it is made until `close`."""
+    """A thread that records changes in `moves` until `close`."""
 
     def __init__(self, placement_store: PlacementStore, moves: Moves, keys: Collection[str]) -> None:
         self.moves = moves
@@ -28,7 +28,7 @@ class Witness:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop observing."""
         self._ended.set()
         self._placement_store.wake()
         self._thread.join(timeout=10)
@@ -41,7 +41,7 @@ class Witness:
                 heard = self._placement_store.watch(EVERY)
                 self._heard |= {one.key for one in heard if isinstance(one, PinMoved)}
             except StickyError:
-                self._ended.wait(EVERY)  # the store is being hurt
+                self._ended.wait(EVERY)  # a fault is hitting the store
 
     def _look(self) -> None:
         known, asked = self._view, time.monotonic_ns()
@@ -51,7 +51,7 @@ class Witness:
             self.moves.views.append(Change(self._before, answered, look.view))
         for key in self._keys:
             pin, seen = look.pins.get(key, ""), self.moves.pins.setdefault(key, [])
-            # Of a pin that has come and gone between two looks only the hint tells.
+            # A pin that was set and removed between two reads is known only from its notification.
             if not seen or seen[-1].value != pin or key in self._heard:
                 seen.append(Change(self._before, answered, pin))
         self._before = asked

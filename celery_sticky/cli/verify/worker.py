@@ -37,7 +37,7 @@ def _hang_when_told(consumer: Any) -> None:
     def hang() -> None:
         original("time", "sleep")(site.hang)
 
-    # Called by the loop itself, and so between tasks: the signal may come at any moment.
+    # The loop itself calls `hang`, so it runs between tasks; the signal may come at any moment.
     signal.signal(HANG, lambda *_: start_native_thread(lambda: consumer.call_soon(hang)))
 
 

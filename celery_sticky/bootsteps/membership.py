@@ -32,7 +32,7 @@ class Membership(bootsteps.StartStopStep):
     # Threads start when everything has forked: a child would inherit whatever lock one of them happened to hold.
     requires = (
         "celery.worker.components:Pool",
-        "celery.worker.components:Heartbeat",
+        "celery.worker.components:Beat",
         "celery_sticky.bootsteps.control:Control",
     )
 

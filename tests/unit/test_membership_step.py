@@ -17,7 +17,7 @@ def test_it_starts_when_everything_has_forked() -> None:
     """Guards: a process forked beside our threads inherits what they have locked; beat's hung on it."""
     blueprint = WorkController.Blueprint(steps=[Membership, Control])
     order = [step.__name__ for step in blueprint._finalize_steps(blueprint.claim_steps())]
-    assert order.index("Membership") > max(order.index("Pool"), order.index("Heartbeat"))
+    assert order.index("Membership") > max(order.index("Pool"), order.index("Beat"))
 
 
 def nothing() -> None:

@@ -31,7 +31,7 @@ local function load_rest()
     local spent = 0 -- bytes of the budget
 
     -- include notes
-    -- include verdicts
+    -- include dispositions
     -- include deferred
     -- include messages
 

@@ -76,7 +76,7 @@ class Children:
 
     def _on_prerun(self, task_id: str, task: Any, **_: Any) -> None:
         if (sticky := task.request.sticky) is not None:
-            reliance = (sticky["keyspace"], sticky["term"])
+            reliance = (sticky["keyspace"], sticky["membership"])
             self._here[task_id] = reliance
             if not self._context.lease.trusted(*reliance):
                 kill_group(os.getpid())

@@ -78,7 +78,7 @@ class Interrupts:
             if sticky is None:
                 return body(*args, **kwargs)
             where = sys.modules["greenlet"].getcurrent() if self._green else threading.get_ident()
-            reliance = (sticky["keyspace"], sticky["term"])
+            reliance = (sticky["keyspace"], sticky["membership"])
             if not self._context.lease.trusted(*reliance):
                 raise LeaseLost()  # the process was stopped between the reservation of the start and the start
             self._here[where] = reliance

@@ -49,7 +49,7 @@ def retry_of(app: Celery, body: bytes, **options: Any) -> Any:
     task, stamp = app.tasks[envelope.task], envelope.headers[STAMP_HEADER]
     queue = f"sticky.{stamp['keyspace']}.{stamp['slot']}"
     task.push_request(
-        **{**envelope.headers, STAMP_HEADER: {**stamp, "epoch": 1, "term": 1}},
+        **{**envelope.headers, STAMP_HEADER: {**stamp, "epoch": 1, "membership": 1}},
         args=["a", 1],
         kwargs={},
         called_directly=False,

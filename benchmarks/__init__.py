@@ -1,1 +1,1 @@
-"""Side by side with stock Celery on one private server: `python -m benchmarks`. See the README beside this file."""
+"""Benchmarks beside stock Celery on one private server: `python -m benchmarks`. See the README beside this file."""

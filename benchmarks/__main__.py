@@ -25,7 +25,7 @@ SECTIONS: dict[str, Callable[..., None]] = {
     "large": large.run,
 }
 LONG = ("jobs", "events", "scale", "large")
-"""Not in a quick run, unless asked for."""
+"""Sections that a quick run leaves out unless they are named."""
 
 
 def main() -> None:

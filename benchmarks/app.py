@@ -1,6 +1,6 @@
-"""The app under test, with and without celery-sticky: the same tasks, which do next to nothing.
+"""The app under test, with and without celery-sticky: the same tasks, which do almost nothing.
 
-A worker runs it as `celery -A benchmarks.app worker`, told by the environment which of the two it is.
+A worker runs it as `celery -A benchmarks.app worker`; the environment selects the side.
 """
 
 # Celery has no types.
@@ -32,7 +32,7 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
     app = Celery(f"bench-{side}", broker=url, set_as_current=False)
     app.conf.update(
         task_ignore_result=True,
-        task_acks_late=True,  # what celery-sticky always does
+        task_acks_late=True,  # celery-sticky always does this
         task_default_queue=f"bench-{side}",
         broker_connection_retry_on_startup=True,
     )
@@ -44,27 +44,27 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
 
     @app.task(name="noop", key="key", shared=False)
     def noop(key: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     @app.task(name="carry", key="key", shared=False)
     def carry(key: str, load: str) -> None:
-        """Nothing, with much to carry."""
+        """Do nothing, with a large argument."""
 
     @app.task(name="stamp", key="key", shared=False)
     def stamp(key: str, sent: int) -> None:
-        """Say how long it took from before the publish to here, in nanoseconds."""
+        """Record the time from before the publish to here, in nanoseconds."""
         waited = time.monotonic_ns() - sent
         with open(os.environ[LOG], "a") as log:
             log.write(f"{waited}\n")
 
     @app.task(name="nap", key="key", shared=False)
     def nap(key: str) -> None:
-        """Take a moment."""
+        """Sleep for a moment."""
         time.sleep(NAP)
 
     @app.task(name="step", key="key", shared=False, bind=True)
     def step(self: Any, key: str, n: int, seconds: float) -> None:
-        """Take a while, and write down when."""
+        """Sleep for a while, and record when."""
         with Recorder(os.environ[LOG]).run(key, n, self.request.id, worker=self.request.hostname):
             time.sleep(seconds)
 
@@ -73,7 +73,7 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
 
 
 def write_slots() -> None:
-    """Write down when slots come and go."""
+    """Record when slots come and go."""
     log = SlotLog(Path(os.environ[LOG]))
     slots_gained.connect(lambda sender, slots, **_: log.write("gained", sender, slots), weak=False)
     slots_lost.connect(lambda sender, slots, **_: log.write("lost", sender, slots), weak=False)

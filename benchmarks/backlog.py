@@ -1,4 +1,4 @@
-"""Very many messages in no time: copies of one that was published, put into the slot queues in large pieces."""
+"""Build a large backlog fast: write copies of one published message into the slot queues in large batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from benchmarks.server import SLOTS, Server
 from celery_sticky import queue_for, slot_for
 
 PIECE = 10_000
-"""Messages a round trip."""
+"""Messages per round trip."""
 
 
 class Copier:
-    """Makes messages of a task that takes its key alone, each with a key and an id of its own."""
+    """Makes messages of a task whose only argument is its key; each has its own key and id."""
 
     def __init__(self, server: Server, task: str) -> None:
         self._server, self._numbers = server, count()
@@ -29,7 +29,7 @@ class Copier:
         self._embed = json.loads(base64.b64decode(self._message["body"]))[2]
 
     def fill(self, number: int, slots: Collection[int] = range(SLOTS)) -> None:
-        """Put so many messages into these slots, each of another key, and of none that was used before."""
+        """Put this many messages into these slots, each with a new key."""
         among = set(slots)
         keys = ((key, slot) for n in self._numbers if (slot := slot_for(key := f"k{n}", SLOTS)) in among)
         for begin in range(0, number, PIECE):
@@ -52,7 +52,7 @@ class Copier:
 
 
 def _published(port: int, task: str) -> dict[str, Any]:
-    """Return a message as it is sent, by way of another database: no worker looks there."""
+    """Return a message as it is sent. It goes through another database, which no worker reads."""
     app = make_app(f"redis://127.0.0.1:{port}/1", "sticky")
     app.tasks[task].apply_async(("model",))
     app.close()

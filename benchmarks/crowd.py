@@ -1,4 +1,4 @@
-"""Many worker processes on one server: what they ask of it when idle, and how fast they share the slots anew."""
+"""Many worker processes on one server: their load when idle, and how fast they redistribute the slots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_sticky.testing.waiting import wait_until
 
 SOLO = Pool("solo", 1)
 AT_ONCE = 3
-"""Workers that may be starting at the same time: importing Celery is what a start costs."""
+"""Workers that may start at the same time. The import of Celery dominates the cost of a start."""
 TIMEOUT = 120.0
 
 
@@ -42,7 +42,7 @@ REQUESTS = "requests/s, idle"
 
 
 def measure(server: Server, side: str, size: int, seconds: float) -> dict[str, str]:
-    """Return figures, by what they are."""
+    """Return figures by their names."""
     with tempfile.TemporaryDirectory() as folder, prepared(server, side):
         begun = time.monotonic()
         with started(server, side, size, stamps(folder)) as workers:
@@ -76,7 +76,7 @@ def started(server: Server, side: str, size: int, log: Path) -> Iterator[list[Wo
 
 
 def idle(server: Server, workers: Sequence[Worker], seconds: float) -> dict[str, str]:
-    """Return what workers with nothing to do cost."""
+    """Return the cost of idle workers."""
     before, net = server.commands(), server.sent()
     start, server_cpu, cpu = time.monotonic(), server.cpu(), sum(worker.cpu() for worker in workers)
     time.sleep(seconds)
@@ -95,7 +95,7 @@ def idle(server: Server, workers: Sequence[Worker], seconds: float) -> dict[str,
 
 
 def events(server: Server, crowd: Crowd, workers: Sequence[Worker], log: Path) -> dict[str, str]:
-    """Let one leave, one come, and one die."""
+    """Let one worker leave, one join, and one die."""
     size, figures = len(workers), {}
     workers[0].stop()
     figures["SIGTERM of one to settled, s"] = f"{crowd.wait_settled(size - 1):.2f}"
@@ -109,7 +109,7 @@ def events(server: Server, crowd: Crowd, workers: Sequence[Worker], log: Path) -
 
 
 class Crowd:
-    """The document, looked at again and again."""
+    """The document, read repeatedly."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -129,11 +129,11 @@ class Crowd:
         return int(self._server.client.hstrlen("sticky:default:view", "document"))
 
     def wait_members(self, size: int) -> None:
-        """Wait until there are so many."""
+        """Wait until there are this many members."""
         wait_until(lambda: self._members() == size, TIMEOUT, f"{size} members")
 
     def wait_settled(self, size: int) -> float:
-        """Wait until so many share all slots; return the seconds."""
+        """Wait until this many members share all slots; return the seconds."""
         begun = time.monotonic()
         wait_until(lambda: self._settled(size), TIMEOUT, f"{size} members share the slots")
         return time.monotonic() - begun

@@ -1,8 +1,8 @@
-"""What an event does to tasks that wait: a worker is killed, stopped, or gives work to one that comes.
+"""The effect of an event on waiting tasks: a worker is killed, stopped, or gives work to a new one.
 
-Stock Celery is run in the way in which it keeps the order of a backlog: one queue, one worker (`-c 1`) consumes it. The
-second worker is there, and is told to consume the queue at the moment of the event. On our side both workers share the
-slots from the start; for the handover the second one comes while the first has everything.
+Stock Celery runs in the setup that keeps the order of a backlog: one queue, consumed by one worker (`-c 1`). The second
+worker is idle, and starts to consume the queue at the moment of the event. On our side both workers share the slots
+from the start; for the handover the second worker joins while the first owns all slots.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EVENTS = (TAKEOVER, STOP, HANDOVER)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What became of the tasks of one run."""
+    """The outcome of the tasks of one run."""
 
     pause: float | None
     """Seconds from the event until the oldest unfinished task of every key had started; None: not in time."""
@@ -60,7 +60,7 @@ class Seen:
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
-    """Do each event to each side."""
+    """Run each event on each side."""
     bound = 30.0 if quick else 150.0
     table = Table(
         "The same event: 400 tasks of 30 ms, 12 keys, one worker process of two",
@@ -83,7 +83,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 
 def measure(server: Server, event: str, side: str, bound: float) -> Seen:
-    """Publish, let the event happen, and wait until all is done or the time is up."""
+    """Publish, trigger the event, and wait until all tasks have ended or the time is up."""
     with tempfile.TemporaryDirectory() as folder, prepared(server, side) as app, ExitStack() as stack:
         path = stamps(folder)
         recorder, slots = Recorder(path), SlotLog(path)
@@ -133,7 +133,7 @@ def send(app: Any, recorder: Recorder) -> None:
 
 
 def seen(events: Sequence[Event], at: int) -> Seen:
-    """Return what the history tells of an event at this time."""
+    """Return the outcome of an event at this time, from the history."""
     judged = judge(events)
     return Seen(
         pause=_pause(events, at),
@@ -152,7 +152,7 @@ def _pause(events: Sequence[Event], at: int) -> float | None:
         left = [e.task for e in events if e.kind is Kind.PUBLISHED and e.key == key and e.task not in done]
         mine = [r for r in runs if left and r.start.task == min(left)]
         if not left or any(r.start.at < at and r.ended for r in mine):
-            continue  # all done before, or the oldest ran on through the event
+            continue  # all ended before, or the oldest task kept running through the event
         started = [(r.start.at - at) / SECOND for r in mine if r.start.at >= at]
         if not started:
             return None
@@ -173,7 +173,7 @@ def _started(recorder: Recorder) -> int:
 
 
 def _shared(events: Sequence[SlotEvent]) -> bool:
-    """Whether two workers have half of the slots each."""
+    """Whether two workers own half of the slots each."""
     owner: dict[int, str] = {}
     for event in events:
         if event.what == "gained":

@@ -1,7 +1,7 @@
-"""How long slots are on their way to another owner, by how many messages wait in them.
+"""How long slots take to reach another owner, by the number of messages that wait in them.
 
-Two workers share the slots. One of them is stopped and started again, under its name: its slots go to the other one and
-come back, with all that waits in them.
+Two workers share the slots. One of them is stopped and started again under its name. Its slots go to the other worker
+and come back, with all messages that wait in them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ TIMEOUT = 60.0
 
 @dataclass(slots=True)
 class Moves:
-    """What was seen of one backlog, in milliseconds."""
+    """The times measured with one backlog, in milliseconds."""
 
     waiting: list[int] = field(default_factory=list)
-    """Messages in the slots when they began to move."""
+    """Messages in the slots when the move began."""
     stop: list[float] = field(default_factory=list)
     """From SIGTERM to the last slot open at the other worker."""
     join: list[float] = field(default_factory=list)
-    """From the first slot given to the last slot open at the worker that came."""
+    """From the first slot given away to the last slot open at the joining worker."""
     gaps: list[float] = field(default_factory=list)
-    """From a slot closed here to open there."""
+    """From a slot's closing at one worker to its opening at the other."""
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
@@ -58,7 +58,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 
 def measure(server: Server, backlog: int, *, rounds: int) -> Moves:
-    """Let the slots go and come back."""
+    """Move the slots away and back."""
     moves = Moves()
     with tempfile.TemporaryDirectory() as folder, prepared(server, "sticky"):
         path, log = stamps(folder), SlotLog(stamps(folder))
@@ -80,7 +80,7 @@ def measure(server: Server, backlog: int, *, rounds: int) -> Moves:
 
 
 def _stop(moves: Moves, log: SlotLog, goes: Worker, slots: Collection[int]) -> None:
-    time.sleep(1.0)  # both at work, or at rest
+    time.sleep(1.0)  # both are busy, or both idle
     since = time.monotonic_ns()
     goes.stop()
 
@@ -100,7 +100,7 @@ def _note_join(moves: Moves, events: list[SlotEvent]) -> None:
 
 
 def _wait_slots(log: SlotLog, worker: Worker, name: str, slots: Collection[int] | None) -> frozenset[int]:
-    """Wait until a worker has these slots; where they are not known: all, or half of them."""
+    """Wait until a worker owns these slots; without given slots: all, or half of them."""
     count = len(slots) if slots is not None else {STAYS: 256, GOES: 128}[name]
 
     def there() -> bool:

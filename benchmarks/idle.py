@@ -1,6 +1,6 @@
-"""What a worker costs that has nothing to do: commands at the server, processor time, memory.
+"""The cost of an idle worker: commands at the server, processor time, memory.
 
-Celery's defaults are on, gossip and heartbeats too; 256 slots, beats and sweeps on our side.
+Celery's defaults are on, including gossip and heartbeats. Our side adds 256 slots, lease heartbeats and sweeps.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from benchmarks.throughput import prepared
 from benchmarks.workers import POOLS, Pool, running
 
 OURS = {"info"}
-"""What the measurement itself asks."""
+"""Commands that the measurement itself sends."""
 BREATH = 5.0
-"""Seconds a worker is given to come to rest."""
+"""Seconds that a worker gets to become idle."""
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
@@ -34,7 +34,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 
 def measure(server: Server, pool: Pool, side: str, seconds: float, table: Table) -> tuple[float, float]:
-    """Add a row; return requests a second, and MiB."""
+    """Add a row; return requests a second and MiB."""
     with prepared(server, side), running(server, side, pool, flags=(), level="INFO") as worker:
         worker.wait_ready()
         time.sleep(BREATH)

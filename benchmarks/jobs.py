@@ -1,6 +1,6 @@
-"""Ten thousand jobs that do nothing: how fast they start, move and stop, and what one costs in memory.
+"""Ten thousand no-op jobs: how fast they start, move and stop, and the memory of one.
 
-Three workers have them; a fourth one comes and goes.
+Three workers run them; a fourth one joins and leaves.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 
 class Log:
-    """What the job hosts write."""
+    """The lines that the job hosts write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def lines(self, since: int = 0) -> list[tuple[str, int]]:
-        """Return sign and key, and when, from a moment on."""
+        """Return sign, key and time of each line from a moment on."""
         if not self.path.exists():
             return []
         pairs = (line.split() for line in self.path.read_text().splitlines())
@@ -76,7 +76,7 @@ class Log:
         return said.count(b"+") - said.count(b"-")
 
     def wait_running(self, count: int) -> None:
-        """Wait until so many jobs run."""
+        """Wait until this many jobs run."""
         wait_until(lambda: self.running() == count, TIMEOUT, f"{count} jobs run")
 
 
@@ -90,12 +90,12 @@ def crew(server: Server, log: Log) -> Iterator[list[Worker]]:
 
 
 def member(server: Server, log: Log, name: str) -> AbstractContextManager[Worker]:
-    """Return a worker to be started."""
+    """Return a worker, not yet started."""
     return running(server, "sticky", SOLO, app="benchmarks.jobs_app", name=name, log=log.path)
 
 
 def settle(server: Server, size: int) -> None:
-    """Wait until so many workers share the slots."""
+    """Wait until this many workers share the slots."""
     crowd = Crowd(server)
     crowd.wait_settled(size)
     crowd.close()
@@ -118,7 +118,7 @@ def start(jobs: Jobs, log: Log, count: int) -> Rows:
 
 
 def sizes(server: Server, workers: Sequence[Worker]) -> tuple[float, float, float]:
-    """Return the memory of job hosts, workers and server, in KiB, at rest."""
+    """Return the memory of job hosts, workers and server when idle, in KiB."""
     time.sleep(BREATH)
     host, main = sum(worker.host_rss() for worker in workers), sum(worker.rss() for worker in workers)
     return host * 1024, main * 1024, float(server.client.info("memory")["used_memory"]) / 1024
@@ -127,7 +127,7 @@ def sizes(server: Server, workers: Sequence[Worker]) -> tuple[float, float, floa
 def costs(
     server: Server, workers: Sequence[Worker], before: tuple[float, float, float], count: int, report: Report
 ) -> Rows:
-    """Return what a job costs that does nothing."""
+    """Return the cost of a no-op job."""
     host, main, redis = ((b - a) / count for a, b in zip(before, sizes(server, workers), strict=True))
     report.ratio("job_kib", host + main)
     cpu, begun = sum(worker.cpu() for worker in workers), time.monotonic()
@@ -142,7 +142,7 @@ def costs(
 
 
 def latency(jobs: Jobs) -> Rows:
-    """Dispatch one job after the other, beside all those that run; and stop them again."""
+    """Dispatch jobs one after the other while all others run, and stop them again."""
     took = []
     for number in range(DISPATCHES):
         begun = time.monotonic()
@@ -154,7 +154,7 @@ def latency(jobs: Jobs) -> Rows:
 
 
 def moves(server: Server, log: Log, count: int) -> Rows:
-    """Let a worker come and go."""
+    """Let a worker join and leave."""
     since = time.monotonic_ns()
     with member(server, log, "late") as late:
         settle(server, WORKERS + 1)
@@ -169,7 +169,7 @@ def moves(server: Server, log: Log, count: int) -> Rows:
 
 
 def moved(event: str, log: Log, since: int, until: int) -> Rows:
-    """Return how fast jobs went elsewhere."""
+    """Return how fast jobs moved to another worker."""
     ended: dict[str, int] = {}
     gaps = []
     lines = [(what, at) for what, at in log.lines(since) if at <= until]

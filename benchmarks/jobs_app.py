@@ -1,6 +1,6 @@
-"""The app of workers with jobs, which do nothing but wait: `celery -A benchmarks.jobs_app worker`.
+"""The app of workers with jobs that only wait: `celery -A benchmarks.jobs_app worker`.
 
-Apart from the other app, whose workers have no job host.
+It is separate from the other app, whose workers have no job host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def declare(app: Any) -> Sticky:
 
     @sticky.job(JOB)
     async def idle(job: Job) -> None:
-        """Wait, and write down when it began and when it ended."""
+        """Wait, and record the start and the end."""
         write("+", job.key)
         try:
             async for _ in job.inbox:
@@ -34,7 +34,7 @@ def declare(app: Any) -> Sticky:
 
 
 def write(sign: str, key: str) -> None:
-    """Append a line to what all job hosts write."""
+    """Append a line to the file that all job hosts write."""
     line = f"{sign}{key} {time.monotonic_ns()}\n".encode()
     file = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:

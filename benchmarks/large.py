@@ -1,4 +1,4 @@
-"""Big bodies, and very many deferred messages that come due at once: how fast, with how much memory, and who waits."""
+"""Big bodies, and many deferred messages that come due at once: speed, memory, and the longest server command."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ POOLS = (Pool("prefork", 2), Pool("threads", 8))
 KEYS = 20
 TIMEOUT = 300.0
 LEAD = 30.0
-"""Seconds until deferred messages come due: by then they are in place, and the worker is ready."""
+"""Seconds until deferred messages come due: long enough to write them all and start the worker."""
 SPELL = 10.0
-"""Seconds in which the tasks are counted that run once they are due."""
+"""Seconds for which tasks are counted once they are due."""
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
@@ -32,7 +32,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 
 def bodies(server: Server, report: Report, counts: dict[int, int]) -> None:
-    """Measure a backlog of big messages, by megabytes of an argument."""
+    """Measure a backlog of big messages, by the size of an argument in megabytes."""
     table = Table(
         f"Big bodies: a backlog over {KEYS} keys, published before the worker starts",
         ["argument", "tasks", "pool", "worker", "tasks/s", "longest command at the server, ms", "worker, MiB at most"],
@@ -62,7 +62,7 @@ def _bodies_of(server: Server, side: str, pool: Pool, size: int, count: int) -> 
 
 
 def deferred(server: Server, report: Report, counts: dict[str, int]) -> None:
-    """Measure very many messages that come due in one moment."""
+    """Measure many messages that come due at once."""
     pool = Pool("threads", 8)
     table = Table(
         f"Deferred messages that come due at once ({pool.name})",
@@ -101,7 +101,7 @@ def _deferred_of(server: Server, side: str, pool: Pool, count: int) -> list[str]
 
 
 def _defer_all(client: Any, due: float) -> None:
-    """Let every waiting message wait for its time, as the driver writes that down."""
+    """Turn every waiting message into a deferred one, in the driver's own format."""
     for slot in range(SLOTS):
         queue = f"sticky.default.{slot}"
         members = [f"{number:016d}:0:{body}" for number, body in enumerate(client.lrange(queue, 0, -1))]

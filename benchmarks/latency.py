@@ -1,6 +1,6 @@
-"""How long it takes from before a publish to inside the task, on workers that have nothing else to do.
+"""The time from before a publish to inside the task, on otherwise idle workers.
 
-Both workers run at the same time and are sent to in random order, so that a slow moment hits both alike.
+Both workers run at the same time and get tasks in random order, so a slow moment affects both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 
 def measure(server: Server, pool: Pool, samples: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each side."""
+    """Return the latencies of each side, in milliseconds."""
     with prepared(server, "sticky"), running(server, "stock", pool) as stock, running(server, "sticky", pool) as ours:
         workers = {"stock": stock, "sticky": ours}
         tasks = {side: make_app(server.url, side).tasks["stamp"] for side in SIDES}

@@ -1,4 +1,4 @@
-"""What keys leave behind: a worker's memory over very many tasks, and what is left in Redis."""
+"""What keys leave behind: a worker's memory over many tasks, and the keys left in Redis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOL = Pool("threads", 8)
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
-    """Run tasks of keys that come again, and then as many that each have a key of their own."""
+    """Run tasks with keys that repeat, then as many tasks with a distinct key each."""
     tasks, keys = (40_000, 4000) if quick else (TASKS, KEYS)
     sizes = measure(server, report, tasks, keys)
     report.ratio("memory_growth", sizes[-1] / sizes[1])
@@ -28,7 +28,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 
 def measure(server: Server, report: Report, tasks: int, keys: int) -> list[float]:
-    """Run the tasks, in ten steps, and return the worker's memory in MiB after each; the first is before any."""
+    """Run the tasks in ten steps; return the worker's memory in MiB before the first and after each."""
     step = tasks // STEPS
     table = Table(
         f"Memory over {tasks:,} no-op tasks of {keys:,} keys ({POOL.name})",
@@ -39,7 +39,7 @@ def measure(server: Server, report: Report, tasks: int, keys: int) -> list[float
         copier = Copier(server, "noop")
         for n in range(STEPS + 1):
             if not n:
-                send_many(app, 256, 256)  # opens what is opened once
+                send_many(app, 256, 256)  # does the one-time setup
             elif keys == tasks:
                 copier.fill(step)
             else:

@@ -1,4 +1,4 @@
-"""What a key costs the sender: `apply_async` of a keyed and of an unkeyed task, in turn, on one server."""
+"""The sender's cost of a key: `apply_async` of a keyed and of an unkeyed task, in turn, on one server."""
 
 # Celery has no types.
 # mypy: disable-error-code="untyped-decorator"
@@ -18,7 +18,7 @@ from benchmarks.server import Server
 from celery_sticky import Sticky
 
 CALLS = 200
-"""Publishes of each task in a round."""
+"""Publishes of each task per round."""
 KEYS = [f"tenant-{n}" for n in range(1000)]
 
 
@@ -39,7 +39,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 
 
 def make_tasks(url: str) -> tuple[Any, Any, Any]:
-    """Return an app, a task without and one with a key; each publishes to queues of its own."""
+    """Return an app, a task without a key and a task with one; each publishes to its own queues."""
     app = Celery("publish", broker=url, set_as_current=False)
     Sticky(app)
 
@@ -54,7 +54,7 @@ def make_tasks(url: str) -> tuple[Any, Any, Any]:
 
 
 def publish(task: Any, keys: list[str]) -> float:
-    """Return the seconds that one publish took, on average."""
+    """Return the average seconds of one publish."""
     start = time.perf_counter()
     for key in keys:
         task.apply_async((key,))
@@ -62,13 +62,13 @@ def publish(task: Any, keys: list[str]) -> float:
 
 
 def measure(tasks: dict[str, Any], rounds: int) -> dict[str, list[float]]:
-    """Publish in short turns, in random order within each round, so that a slow moment hits both alike."""
+    """Publish in short turns, in random order within each round, so a slow moment affects both."""
     seen: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in range(rounds + 2):
         batch = random.choices(KEYS, k=CALLS)
         for name in random.sample(list(tasks), len(tasks)):
             gc.collect()
             seconds = publish(tasks[name], batch)
-            if round_number >= 2:  # the first ones open connections and meet slots for the first time
+            if round_number >= 2:  # the first publishes open connections and use slots for the first time
                 seen[name].append(seconds)
     return seen

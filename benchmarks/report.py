@@ -32,13 +32,13 @@ class Table:
 
 @dataclass(slots=True)
 class Report:
-    """What a run has found."""
+    """The findings of a run."""
 
     tables: list[Table] = field(default_factory=list)
     ratios: dict[str, float] = field(default_factory=dict)
 
     def ratio(self, name: str, value: float) -> None:
-        """Note the ratio of our figure to that of stock Celery."""
+        """Record the ratio of our figure to that of stock Celery."""
         self.ratios[name] = round(value, 4)
 
     def as_json(self, machine: dict[str, str]) -> dict[str, Any]:
@@ -51,13 +51,13 @@ class Report:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Return the median, with lowest and highest where there are several."""
+    """Return the median, with the lowest and highest if there are several values."""
     middle = f"{statistics.median(values):.{digits}f}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def machine(server: str) -> dict[str, str]:
-    """Return what the figures depend on."""
+    """Return the conditions that the figures depend on."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )

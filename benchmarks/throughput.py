@@ -1,6 +1,6 @@
-"""How many no-op tasks a worker runs a second: a backlog is published, then a worker is started and works it off.
+"""How many no-op tasks a worker runs a second: a backlog is published, then a worker starts and processes it.
 
-A run is measured from the first task that is acknowledged to the last one, or for `SECONDS`, whichever is sooner.
+A run is measured from the first acknowledged task to the last one, or for `SECONDS`, whichever is shorter.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Cell:
     keys: int
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    """Microseconds of processor time of the worker a task."""
+    """Microseconds of the worker's processor time per task."""
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
-    """Measure every cell once a round, in random order within the round."""
+    """Measure every cell once per round, in random order within the round."""
     cells = [Cell(pool, side, keys) for pool in POOLS for side, keys in _sides(pool, quick=quick)]
     for _ in range(1 if quick else 5):
         for cell in random.sample(cells, len(cells)):
@@ -77,7 +77,7 @@ def _table(cells: list[Cell]) -> Table:
 
 
 def measure(server: Server, cell: Cell, *, seconds: float, scale: float) -> tuple[float, float]:
-    """Return tasks a second, and the worker's CPU microseconds a task."""
+    """Return tasks a second and the worker's CPU microseconds per task."""
     backlog = int(BACKLOG[cell.side] * scale)
     with prepared(server, cell.side) as app:
         send_many(app, backlog, cell.keys)
@@ -114,7 +114,7 @@ def prepared(server: Server, side: str, slots: int = SLOTS) -> Iterator[Any]:
 
 
 def send_many(app: Any, count: int, keys: int, start: int = 0) -> None:
-    """Publish no-op tasks over the keys in turn."""
+    """Publish no-op tasks for the keys in turn."""
     task = app.tasks["noop"]
     with app.producer_or_acquire() as producer:
         for i in range(start, start + count):

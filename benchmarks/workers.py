@@ -31,12 +31,12 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """Its name in the tables."""
         return self.kind if self.kind == "solo" else f"{self.kind} -c{self.size}"
 
     @property
     def slug(self) -> str:
-        """What the JSON calls it."""
+        """Its name in the JSON."""
         return self.name.replace(" -c", "")
 
 
@@ -44,7 +44,7 @@ POOLS = (Pool("prefork", 1), Pool("prefork", 2), Pool("threads", 8), Pool("solo"
 
 
 class Worker:
-    """A running worker with everything it has started: one session of processes."""
+    """A running worker with all processes it has started, which form one session."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.pid = process.pid
@@ -52,7 +52,7 @@ class Worker:
         self.log = log
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Wait until it says so."""
+        """Wait until its log says that it is ready."""
         deadline = time.monotonic() + timeout
         while " ready." not in self.log.read_text(errors="replace"):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -87,7 +87,7 @@ class Worker:
         return _kib(self.pid, "status", "VmRSS") / 1024
 
     def peak_rss(self) -> float:
-        """Return the most memory that the main process has had, in MiB."""
+        """Return the peak memory of the main process, in MiB."""
         return _kib(self.pid, "status", "VmHWM") / 1024
 
     def host_rss(self) -> float:
@@ -96,11 +96,11 @@ class Worker:
         return _kib(host, "status", "VmRSS") / 1024
 
     def pss(self) -> float:
-        """Return the memory of all its processes, what they share counted once, in MiB."""
+        """Return the memory of all its processes in MiB; shared memory counts once."""
         return sum(_kib(pid, "smaps_rollup", "Pss") for pid in self.pids()) / 1024
 
     def stop(self) -> None:
-        """Ask it to end, as a process manager does; does not wait."""
+        """Ask it to end, as a process manager does, without waiting."""
         os.kill(self.pid, signal.SIGTERM)
 
     def wait_gone(self, timeout: float = 60.0) -> None:
@@ -108,7 +108,7 @@ class Worker:
         self._process.wait(timeout)
 
     def kill(self) -> None:
-        """End all of it at once, if it has not ended yet."""
+        """Kill all its processes, if it has not ended yet."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10)
@@ -136,7 +136,7 @@ def running(
 ) -> Iterator[Worker]:
     """Start a worker of one side; it is killed at the end of the block.
 
-    `log` is where its tasks and its slots are written down, for workers that share it; `conf` goes into `app.conf`.
+    Workers may share `log`, the file in which their tasks and slots are recorded; `conf` goes into `app.conf`.
     """
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "log")
@@ -154,5 +154,5 @@ def running(
 
 
 def stamps(folder: str | Path) -> Path:
-    """Return where the task `stamp` writes."""
+    """Return the file to which the task `stamp` writes."""
     return Path(folder, "stamps")

@@ -1,1 +1,1 @@
-"""How a Celery worker takes part: one step a file. Every touch of a Celery internal is in this room."""
+"""The boot steps through which a Celery worker takes part, one step per file. Every use of Celery internals is here."""

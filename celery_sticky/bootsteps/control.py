@@ -1,4 +1,4 @@
-"""Remote control: `celery inspect sticky`. Importing this module makes the command known: the CLI does so by itself.
+"""Remote control: `celery inspect sticky`. Importing this module registers the command, which the CLI does by itself.
 
 A worker imports it because `Membership` requires the step `Control`.
 """
@@ -12,7 +12,7 @@ from celery.worker.control import inspect_command
 
 
 class Control(bootsteps.Step):
-    """Makes the command known in a worker."""
+    """Registers the command in a worker."""
 
 
 @inspect_command()

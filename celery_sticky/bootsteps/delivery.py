@@ -1,7 +1,8 @@
 """Consumer step: hands messages of slot queues to Celery's own strategies, and so to its pool.
 
-The courier posts; Celery's loop takes, never more than the pool can run. Celery stops and starts this step whenever its
-own broker connection is lost. Slots are not touched by that: the courier has a connection of its own.
+The courier signals ready messages; Celery's loop takes them, never more than the pool can run. Celery stops and starts
+this step whenever its own broker connection is lost. That does not affect the slots, because the courier has its own
+connection.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from celery_sticky.platform.native import start_thread
 logger = logging.getLogger("celery_sticky")
 
 SPARE = 4
-"""Entries handed to a pool of processes beyond its size: they wait for a free process in Celery's semaphore."""
+"""Entries handed to a pool of processes beyond its size; they wait for a free process in Celery's semaphore."""
 IN_A_ROW = 0.02
-"""Seconds the loop may go on taking entries that run in the loop itself, before it looks at its other duties."""
+"""Seconds for which the loop may run entries in the loop itself before it returns to its other duties."""
 
 
 class Delivery(bootsteps.StartStopStep):
-    """Hands messages of slot queues to Celery. It is the courier's host."""
+    """Hands messages of slot queues to Celery. It is the courier's task sink."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -68,7 +69,7 @@ class Delivery(bootsteps.StartStopStep):
         self._writer.setblocking(False)
 
     def include_if(self, consumer: Any) -> bool:
-        """Only where the worker takes part."""
+        """Include the step only if the worker takes part."""
         return self._context is not None
 
     def create(self, consumer: Any) -> Delivery:
@@ -84,16 +85,16 @@ class Delivery(bootsteps.StartStopStep):
                 drop_unaccepted(consumer.pool)
             cancel()
 
-        setattr(consumer, name, give_up)  # called by a cold shutdown, and by nothing else
+        setattr(consumer, name, give_up)  # only a cold shutdown calls it
         limit_rates(consumer, self._context.courier)
         connect_again_when_refused(consumer)
         return self
 
     def start(self, consumer: Any) -> None:
-        """Celery is connected: build the strategies, and take what is ready."""
+        """Build the strategies now that Celery is connected, and take what is ready."""
         self._strategies = {name: self._strategy(task, consumer) for name, task in consumer.app.tasks.items()}
         if not self._context.has_processes:
-            guard_traces(consumer.app.tasks)  # Celery has built them anew; a child guards its own
+            guard_traces(consumer.app.tasks)  # Celery has rebuilt them; a child process guards its own
         self._consumer = consumer
         self._green, self._solo = consumer.pool.is_green, isinstance(consumer.pool, SoloPool)
         self._inline = consumer.hub is not None and not self._context.has_processes and not consumer.pool.is_green
@@ -105,13 +106,13 @@ class Delivery(bootsteps.StartStopStep):
                 self._wanted = threading.Event()  # a green one
                 start_thread(self._hand_out, "sticky-hand-out")
             for member in self._context.members.values():
-                member.post(BrokerUp())  # should the courier not reach it, it says so, and after this
+                member.post(BrokerUp())  # if the courier cannot reach the broker, it reports that later
             self._context.courier.start(self)
         elif self._green:
             self.ready()
 
     def stop(self, consumer: Any) -> None:
-        """Celery's connection is lost, or the worker stops: it has dropped what was handed out but not started."""
+        """Put back what was handed out but not started; Celery dropped it, as its connection is lost or it stops."""
         self._consumer = None
         self._context.courier.put_back_all()
 
@@ -124,8 +125,8 @@ class Delivery(bootsteps.StartStopStep):
         self._wake_loop()
 
     def _strategy(self, task: Any, consumer: Any) -> Any:
-        # `strategy.default` reads `task.Request` when it builds the handler (celery/worker/strategy.py); messages of
-        # ordinary queues keep the handler that Celery has built with the task's own class.
+        # `strategy.default` reads `task.Request` when it builds the handler (celery/worker/strategy.py). Messages of
+        # ordinary queues keep the handler that Celery built with the task's own class.
         original = task.Request
         task.Request = sticky_request_class(symbol_by_name(original))
         try:
@@ -140,12 +141,12 @@ class Delivery(bootsteps.StartStopStep):
     # -- for the courier -----------------------------------------------------------------------
 
     def concurrency(self) -> int:
-        """Return how many tasks the pool runs at a time, now."""
+        """Return how many tasks the pool can run at a time now."""
         consumer = self._consumer
         return 1 if self._solo or consumer is None else places(consumer.pool) or 1
 
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
-        """Return what the task of this message locks while it runs.
+        """Return the lock that the task of this message holds while it runs.
 
         Raises:
             InvalidKey: the message is in the wrong slot, or its key cannot be read.
@@ -159,7 +160,7 @@ class Delivery(bootsteps.StartStopStep):
         number = stamp.slot if isinstance(number, str) else number  # a worker queue has keys of every slot
         if (stamp.keyspace, stamp.slot, stamp.slots) != (keyspace, number, self._context.keyspaces[keyspace]):
             raise InvalidKey(
-                f"the message says keyspace {stamp.keyspace!r}, slot {stamp.slot} of {stamp.slots}, but stands in "
+                f"the message is for keyspace {stamp.keyspace!r}, slot {stamp.slot} of {stamp.slots}, but is in "
                 f"keyspace {keyspace!r}, slot {number} of {self._context.keyspaces[keyspace]}: "
                 "its sender is configured with other slots than the workers"
             )
@@ -168,7 +169,7 @@ class Delivery(bootsteps.StartStopStep):
         return (keyspace, stamp.key)
 
     def _stamp(self, slot: SlotId, envelope: Envelope) -> dict[str, Any]:
-        """Work out the stamp of a message that a producer without celery-sticky has put into the right queue."""
+        """Compute the stamp of a message that a producer without celery-sticky put into the right queue."""
         spec = self._context.tasks.spec_for(envelope.task)
         if spec is None:
             raise InvalidKey(f"the message has no stamp, and task {envelope.task!r} has no key")
@@ -182,11 +183,11 @@ class Delivery(bootsteps.StartStopStep):
         return stamp
 
     def due_of(self, envelope: Envelope) -> float | None:
-        """Return when the message wants to run, in seconds since the epoch, or None."""
+        """Return when the message is due, in seconds since the Unix epoch, or None."""
         return due_of(envelope.headers, self._timezone) if envelope.headers.get("eta") else None
 
     def ready(self) -> None:
-        """Entries may be taken now: by the greenlet that hands out, or by Celery's loop once it is woken."""
+        """Take ready entries: in the greenlet that hands out, or in Celery's loop once it is woken."""
         consumer = self._consumer
         if consumer is None:
             return
@@ -198,14 +199,14 @@ class Delivery(bootsteps.StartStopStep):
             self._wake_loop()
 
     def refused(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
-        """These were buried before they could start: tell whoever waits for them."""
+        """Report messages that were buried before they could start to their callers."""
         self._context.refusals.tell(messages)
 
     # -- in Celery's loop ----------------------------------------------------------------------
 
     def _hand_out(self) -> None:
-        # A greenlet of its own: the pool makes whoever asks for a place wait for one. Neither the courier may have to,
-        # nor a task that has just ended and still is in its place.
+        # It has its own greenlet, because the pool blocks the caller until it has a place. Neither the courier may
+        # block, nor a task that has just ended but still has its place.
         while True:
             self._wanted.wait()
             self._wanted.clear()
@@ -221,7 +222,7 @@ class Delivery(bootsteps.StartStopStep):
     def _on_woken(self, *_: Any) -> None:
         with suppress(BlockingIOError):
             self._reader.recv(4096)
-        self._posted = False  # after reading, before looking: who posts from here on writes again
+        self._posted = False  # after reading and before draining: a later post writes to the socket again
         self._drain()
 
     def _drain(self) -> None:
@@ -250,7 +251,7 @@ class Delivery(bootsteps.StartStopStep):
             entries = context.courier.take(1)
         else:
             room = places(consumer.pool)
-            waits = not room and grows(consumer)  # one that waits makes an empty pool grow
+            waits = not room and grows(consumer)  # a waiting task makes an empty pool grow
             at_once = 1 if waits else free_places(consumer.pool, room)
             entries = context.courier.take((room or 1) + (SPARE if context.has_processes else 0), at_once)
         for entry in entries:
@@ -292,4 +293,4 @@ class Delivery(bootsteps.StartStopStep):
         signals.task_unknown.send(sender=consumer, message=message, exc=error, name=name, id=task_id)
         if consumer.event_dispatcher:
             consumer.event_dispatcher.send("task-failed", uuid=task_id, exception=f"NotRegistered({name!r})")
-        return Unreadable(f"there is no task {name!r} in this worker")
+        return Unreadable(f"this worker has no task {name!r}")

@@ -1,7 +1,7 @@
-"""Consumer step: the very end. When the pool has drained, the rest of the slots is given away and the threads end.
+"""Consumer step: the very end. When the pool has drained, it gives away the remaining slots and ends the threads.
 
-Celery calls `shutdown` of consumer steps after the pool has stopped, in reverse order and only at the end, while `stop`
-also comes at every lost connection.
+Celery calls `shutdown` of consumer steps in reverse order after the pool has stopped, and only at the end; it calls
+`stop` also at every lost connection.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from celery_sticky.platform.reaper import kill_group
 logger = logging.getLogger("celery_sticky")
 
 STOP_TIMEOUT = 5.0
-"""Seconds the last slots may take to be given away."""
+"""Seconds in which the last slots should be given away."""
 LEAST = 0.1
-"""Seconds for those whose turn comes when that is over."""
+"""Minimum seconds for each member whose turn comes after that."""
 
 
 class Handover(bootsteps.StartStopStep):
-    """Gives everything away at the end."""
+    """Gives away everything at the end."""
 
     requires = ("celery_sticky.bootsteps.delivery:Delivery",)
 
@@ -33,7 +33,7 @@ class Handover(bootsteps.StartStopStep):
         self._context: Any = getattr(consumer.controller, "sticky", None)
 
     def include_if(self, consumer: Any) -> bool:
-        """Only where the worker takes part."""
+        """Include the step only if the worker takes part."""
         return self._context is not None
 
     def create(self, consumer: Any) -> Handover:
@@ -41,19 +41,19 @@ class Handover(bootsteps.StartStopStep):
         return self
 
     def start(self, consumer: Any) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def stop(self, consumer: Any) -> None:
-        """Nothing: this also comes when a connection is lost."""
+        """Do nothing: Celery calls this also when a connection is lost."""
 
     terminate = stop
 
     def shutdown(self, consumer: Any) -> None:
-        """The pool is gone: nothing that it had not begun will run here."""
+        """Finish everything. The pool is gone, so tasks that it had not begun will not run here."""
         context = self._context
         for run in tuple(context.runs.values()):
             if context.has_processes and run.pid:
-                kill_group(run.pid)  # of a cold shutdown something may be left
+                kill_group(run.pid)  # a cold shutdown may leave processes
             if context.has_processes or not run.accepted:
                 run.unstart()
         done = _finish(
@@ -66,10 +66,10 @@ class Handover(bootsteps.StartStopStep):
         context.courier.shutdown(STOP_TIMEOUT)
         context.results.finish(STOP_TIMEOUT)
         if not all(done):
-            logger.warning("sticky: not every slot was given away; the rest moves when the lease has run out")
+            logger.warning("sticky: not every slot was given away; the rest moves when the lease has expired")
 
 
 def _finish(some: Collection[Any], timeout: float) -> list[Any]:
-    """Finish them all within one time: they have been told to leave, and do so side by side."""
+    """Finish all of them within one timeout: they were told to leave, and do so in parallel."""
     deadline = time.monotonic() + timeout
     return [one.finish(max(LEAST, deadline - time.monotonic())) for one in some]

@@ -1,7 +1,7 @@
-"""Consumer step: answers the loop watch from where tasks are started, if they can be.
+"""Consumer step: answers the loop watch from where tasks are started, if tasks can start.
 
-With a hub the answer is a callback of the hub; with gevent and eventlet it comes from a greenlet; where Celery's loop
-is a plain one, from its next pass.
+With a hub, the answer is a callback of the hub. With gevent and eventlet it comes from a greenlet, and in a plain loop
+from the next pass of the loop.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class LoopCheck(bootsteps.StartStopStep):
         self._context: Any = getattr(consumer.controller, "sticky", None)
         self._watch: Any = self._context.loop_watch if self._context is not None else None
         self._owed: deque[Any] = deque()
-        """One for each release that the pool's semaphore is owed: filled by the watch's thread, paid by the loop."""
+        """One entry for each release owed to the pool's semaphore: added by the watch's thread, paid by the loop."""
         self._connected: Any = None
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._write = original("os", "write")  # called in a native thread
 
     def include_if(self, consumer: Any) -> bool:
-        """Only where the loop is watched."""
+        """Include the step only if the loop is watched."""
         return self._watch is not None
 
     def create(self, consumer: Any) -> LoopCheck:
@@ -49,7 +49,7 @@ class LoopCheck(bootsteps.StartStopStep):
         return self
 
     def start(self, consumer: Any) -> None:
-        """Celery is connected: answer from now on."""
+        """Start answering, because Celery is connected."""
         self._connected = consumer
         watch: LoopWatch = self._watch
         if watch.ask is not None:
@@ -63,7 +63,7 @@ class LoopCheck(bootsteps.StartStopStep):
         watch.while_silent = lambda: self._take_back(consumer)
 
     def stop(self, consumer: Any) -> None:
-        """Celery's connection is lost: until it is back nothing can be started."""
+        """Note that Celery's connection is lost: until it is back, no task can start."""
         self._connected = None
 
     terminate = stop
@@ -87,7 +87,7 @@ class LoopCheck(bootsteps.StartStopStep):
             self._answer()
 
     def _take_back(self, consumer: Any) -> None:
-        # What only waits for the loop to write it to a process must not hold a slot that is given away.
+        # A task that only waits for the loop to write it to a process must not hold a slot that is being given away.
         courier = self._context.courier
         self._owed.extend(take_back(consumer.pool, self._context.runs, lambda run: not courier.is_open(run.entry.slot)))
 
@@ -105,7 +105,7 @@ def _lacks(consumer: Any) -> str:
 
 def pool_lacks(pool: Any) -> str:
     """Return what keeps the pool from running any task, or an empty text."""
-    # Of Celery's event-driven prefork pool: what is written to a process that has reported for work, busy or not.
+    # For Celery's event-driven prefork pool: the queues of the processes that have reported for work, busy or not.
     up = getattr(getattr(pool, "_pool", None), "_all_inqueues", None)
     if up is not None and not up:
         return NO_PROCESS

@@ -1,6 +1,6 @@
-"""Worker step: takes part in keyspaces. Makes what the other steps share, and registers membership and heartbeats.
+"""Worker step: takes part in keyspaces. It creates what the other steps share, and starts membership and heartbeats.
 
-It is made before the pool forks, so that the children share the lease; the threads start when the pool has started.
+It is created before the pool forks, so that the children share the lease; the threads start after the pool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("celery_sticky")
 class Membership(bootsteps.StartStopStep):
     """Takes part in the keyspaces of this worker."""
 
-    # Threads start when everything has forked: a child would inherit whatever lock one of them happened to hold.
+    # Threads start after all forks: a child would inherit any lock that a thread held at that moment.
     requires = (
         "celery.worker.components:Pool",
         "celery.worker.components:Beat",
@@ -51,7 +51,7 @@ class Membership(bootsteps.StartStopStep):
             return Children(context, worker.app.tasks, ends_tasks=ends_tasks)
         interrupts = Interrupts(context, green=worker.pool_cls.is_green, ends_tasks=ends_tasks)
         for name, task in worker.app.tasks.items():
-            if not name.startswith("celery."):  # a message may bring a key of its own to a task without one
+            if not name.startswith("celery."):  # a message may bring its own key to a task without one
                 interrupts.guard(task)
         return interrupts
 
@@ -60,7 +60,7 @@ class Membership(bootsteps.StartStopStep):
         return self
 
     def start(self, worker: Any) -> None:
-        """Take the name in every keyspace and begin to send heartbeats."""
+        """Join every keyspace under the worker's name, and begin to send heartbeats."""
         if not self.enabled:
             return
         signals.worker_shutting_down.connect(self._leave, weak=False)
@@ -77,11 +77,11 @@ class Membership(bootsteps.StartStopStep):
         for placer in self._context.placers.values():
             placer.start()
         for member in self._context.members.values():
-            member.post(BrokerDown())  # until `Delivery` starts: what it owns would stand still for as long
+            member.post(BrokerDown())  # until `Delivery` starts: owned slots would be idle until then
             member.start()
 
     def _leave_before_cold_shutdown(self, worker: Any) -> None:
-        # Celery sends its signal only when it has waited for the soft shutdown and for what it has cancelled.
+        # Celery sends its signal only after the soft shutdown and after waiting for the tasks it cancelled.
         wait = worker.wait_for_soft_shutdown
 
         def leave_and_wait() -> None:
@@ -97,17 +97,17 @@ class Membership(bootsteps.StartStopStep):
             member.leave()
 
     def close(self, worker: Any) -> None:
-        """The worker begins to shut down: begin to give the slots away."""
+        """Begin to give the slots away, because the worker begins to shut down."""
         if self.enabled:
             self._leave()
 
     def stop(self, worker: Any) -> None:
-        """Nothing: tasks may still run. The step `Handover` ends it all when the pool has drained."""
+        """Do nothing: tasks may still run. The step `Handover` ends everything when the pool has drained."""
 
     terminate = stop
 
     def info(self, worker: Any) -> dict[str, Any]:
-        """Return what `inspect stats` shows."""
+        """Return the output of `inspect stats`."""
         return {"sticky": self._context.describe()} if self.enabled else {}
 
 
@@ -116,5 +116,5 @@ def _make_context(worker: Any, chosen: Any) -> WorkerContext:
         return make_context(worker, chosen)
     except StickyError as error:
         if click.get_current_context(silent=True) is None:
-            raise  # not started by a command
-        raise click.ClickException(str(error)) from error  # one line, as other errors of the command line
+            raise  # a program started the worker, not a command
+        raise click.ClickException(str(error)) from error  # one line, like other errors of the command line

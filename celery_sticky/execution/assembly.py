@@ -1,4 +1,4 @@
-"""Makes a worker's part in its keyspaces: courier, placers, keepers and members, before the pool forks."""
+"""Assembles a worker's part in its keyspaces: courier, placers, keepers and members, before the pool forks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from celery_sticky.stores import open_placement_store, open_store
 
 
 def make_context(worker: Any, chosen: Any) -> WorkerContext:
-    """Make it for the keyspaces that were chosen on the command line, or else for those of the app.
+    """Assemble it for the keyspaces chosen on the command line, or otherwise for those of the app.
 
     Raises:
-        InvalidSettings: there is no driver for the broker or the store, or it cannot do what a keyspace asks for.
+        InvalidSettings: the broker or the store has no driver, or cannot do what a keyspace needs.
     """
     return _Assembly(worker, chosen).make()
 
@@ -83,13 +83,13 @@ class _Assembly:
 
     def _check(self) -> None:
         queues = self._connect()
-        queues.close()  # nothing is sent: a broker we have no driver for is refused here and now
+        queues.close()  # nothing was sent: this only refuses a broker without a driver, early
         if self._placed and not queues.guarantees.moves:
             names = ", ".join(self._placed)
             raise InvalidSettings(
-                f"keyspaces {names} direct keys to workers (assign, pins): this broker cannot do that"
+                f"keyspaces {names} place keys on workers (assign, pins): this broker does not support that"
             )
-        open_store(self._where, DEFAULT_KEYSPACE).close()  # likewise
+        open_store(self._where, DEFAULT_KEYSPACE).close()  # for the same reason
 
     def _connect(self) -> SlotQueues:
         settings = self._settings
@@ -114,7 +114,7 @@ class _Assembly:
         )
 
     def _report(self, keyspace: str, event: Event) -> None:
-        """Pass on what the courier says."""
+        """Pass on the courier's reports."""
         if isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str):
             self._context.placers[keyspace].report(event)
         elif self._context.jobs is not None:

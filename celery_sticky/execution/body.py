@@ -1,9 +1,9 @@
-"""Guards the code of Celery that surrounds a task's body, in the process that runs it.
+"""Guards Celery's code around a task's body, in the process that runs the task.
 
 Celery stores results, counts chord parts and publishes callbacks around the body (celery/app/trace.py, 5.5 to 5.7).
-Where that raises, Celery has no answer: a pool of processes acknowledges a task that may never have begun; a thread or
-greenlet ends without a word about a task that has. Here each is told apart: a body that has ended counts as ended,
-whatever became of its result, and one that never began says so (`NotBegun`).
+Celery does not handle errors there. A pool of processes acknowledges a task that may never have begun. A thread or
+greenlet ends without reporting a task that has. This module separates the cases: a body that has ended counts as ended,
+whatever became of its result, and a body that never began raises `NotBegun`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger("celery_sticky")
 TRACER = "celery.app.trace"
 """The module whose frames run tasks."""
 _here = threading.local()
-"""What is known of the body that this thread or greenlet runs, as `run`."""
+"""The state of the body that this thread or greenlet runs, as `run`."""
 SUSPECT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, PicklingError)
-"""Errors of code that meets a value it does not expect: the message may be to blame. A server that is away is not."""
+"""Errors raised by code that meets an unexpected value, so the message may be the cause; not of a server outage."""
 
 
 class NotBegun(Exception):
-    """Celery failed before the task's body began: it has not run."""
+    """Celery failed before the task's body began: the task has not run."""
 
     def __init__(self, text: str, suspect: bool = False) -> None:
         super().__init__(text, suspect)
@@ -50,7 +50,7 @@ class NotBegun(Exception):
 
 
 class _Body(Struct):
-    """What is known of the body of one run."""
+    """The state of the body of one run."""
 
     task: Any
     began: bool
@@ -63,9 +63,9 @@ class _Body(Struct):
 
 
 def at_end(call: Callable[[str | None, Any], None]) -> None:
-    """Have this called with state and value of the keyed run of this thread or greenlet, once that has ended.
+    """Call `call` with state and value when the keyed run of this thread or greenlet has ended.
 
-    Without a state an exception, the one being handled, has broken the run off.
+    A state of None means that an exception, the one being handled, broke the run off.
     """
     mark: _Body | None = getattr(_here, "run", None)
     if mark is not None:
@@ -73,19 +73,19 @@ def at_end(call: Callable[[str | None, Any], None]) -> None:
 
 
 def entering(task: Any) -> Any:
-    """Return the request of the run that is about to enter this task's body, here; None: its caller is no pool."""
+    """Return the request of the run that is about to enter this task's body here; None: the caller is not a pool."""
     mark: _Body | None = getattr(_here, "run", None)
     return mark.request if mark is not None and mark.task is task and not mark.inside else None
 
 
 def error_here() -> Exception | None:
-    """Return what the body has raised that this thread or greenlet ran last, if it is one of a keyed run."""
+    """Return the error raised by the body that this thread or greenlet ran last, if it belongs to a keyed run."""
     mark: _Body | None = getattr(_here, "run", None)
     return None if mark is None else mark.error
 
 
 def mark_body(task: Any) -> None:
-    """Have the body of a task note when it begins and how it ends. Do it before Celery builds the task's tracer."""
+    """Make a task's body record its begin and end. Call this before Celery builds the task's tracer."""
     if hasattr(task.run, "sticky_marked"):
         return
     body = task.run
@@ -93,7 +93,7 @@ def mark_body(task: Any) -> None:
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
         mark: _Body | None = getattr(_here, "run", None)
-        if mark is None or mark.inside or mark.task is not task:  # the last two: called by a body, not by a pool
+        if mark is None or mark.inside or mark.task is not task:  # the last two: a body called it, not a pool
             return body(*args, **kwargs)
         mark.began = mark.inside = True
         if task.sticky_tracks:
@@ -108,19 +108,19 @@ def mark_body(task: Any) -> None:
 
     run.sticky_marked = True  # type: ignore[attr-defined]
     task.run = run
-    # Celery stores the state STARTED just before the body, and gives the task up where that fails: it is stored by us.
+    # Celery stores the state STARTED just before the body, and gives up the task if that fails, so we store it instead.
     task.sticky_tracks, task.track_started = task.track_started, False
 
 
 def guard_traces(tasks: Any) -> None:
-    """Guard the tracers that Celery has built for these tasks."""
+    """Guard the tracers that Celery built for these tasks."""
     for task in tasks.values():
         if hasattr(task.run, "sticky_marked") and not hasattr(task.__trace__, "sticky_guarded"):
             task.__trace__ = _guarded(task, task.__trace__)
 
 
 def _guarded(task: Any, trace: Any) -> Any:
-    # What a `__call__` or `before_start` of the application's own does, nobody can see: it counts as begun.
+    # The effects of the application's own `__call__` or `before_start` are unknown, so such a task counts as begun.
     own = type(task)
     opaque = own.__call__ is not Task.__call__ or own.before_start is not Task.before_start
 
@@ -154,7 +154,7 @@ def _guarded(task: Any, trace: Any) -> Any:
             _here.run = None
 
     def tracked(uuid: str, args: Any, kwargs: Any, request: Any) -> Any:
-        """Run a task without a key: all that is ours to do is to store STARTED."""
+        """Run a task without a key; only STARTED is stored by us."""
         _here.run = _Body(task, opaque, {"id": uuid, **(request or {})})
         try:
             return trace(uuid, args, kwargs, request)
@@ -171,7 +171,7 @@ def _end_of(outcome: Any) -> tuple[str, Any]:
 
 
 def _checked(outcome: Any, mark: _Body) -> Any:
-    """Return what Celery says of the run, unless it says less than is known."""
+    """Return Celery's outcome of the run, or a corrected one if Celery's says less than is known."""
     state = outcome.info.state if outcome.info is not None else states.SUCCESS
     if not mark.began and state == states.FAILURE:
         error = outcome.info.retval
@@ -190,7 +190,7 @@ def _ended(task: Any, mark: _Body, error: Exception, runtime: float) -> Any:
 
 
 def brings_next_try(error: Any) -> bool:
-    """Whether a task has raised this to have its message replaced by that of the next try."""
+    """Return whether the error replaces the task's message by that of the next try."""
     return bool(getattr(error, "sticky_body", b""))
 
 
@@ -201,7 +201,7 @@ def _told(error: Any, state: str, runtime: float) -> Any:
 
 
 def _store_started(task: Any, request: dict[str, Any]) -> None:
-    # Where Celery does: after it has looked whether the task had succeeded before, whose state this would write over.
+    # At the same point as Celery: after its check whether the task already succeeded, whose state this would overwrite.
     ignored = request.get("ignore_result")
     if task.ignore_result if ignored is None else ignored:
         return
@@ -210,11 +210,13 @@ def _store_started(task: Any, request: dict[str, Any]) -> None:
     try:
         task.backend.store_result(task_id, meta, states.STARTED, request=Context(request))
     except SoftTimeLimitExceeded:
-        raise  # it is the task's
+        raise  # this one belongs to the task
     except Exception as error:
-        logger.warning("sticky: the state STARTED of task %s[%s] is not stored: %r; it runs", task.name, task_id, error)
+        logger.warning(
+            "sticky: the state STARTED of task %s[%s] is not stored: %r; the task runs", task.name, task_id, error
+        )
 
 
 def runs_task(frame: FrameType) -> bool:
-    """Whether this frame belongs to a task that runs."""
+    """Return whether this frame belongs to a running task."""
     return frame.f_globals.get("__name__") == TRACER

@@ -1,9 +1,9 @@
-"""Ends running keyed tasks with the trust they rely on, where tasks run in processes of their own.
+"""Ends running keyed tasks when the trust they rely on ends, where tasks run in their own processes.
 
-In each child of the pool a thread looks at the shared lease, and kills the child with whatever it started while it runs
-a keyed task past the deadline or without its parent. The main process does the same half a second later, from outside:
-C code that holds the interpreter lock keeps a child's own thread waiting. Should the main process die, the kernel kills
-its children, and `platform.reaper` what they have started.
+In each child of the pool, a thread watches the shared lease. It kills the child, and everything the child started, if
+it runs a keyed task past the deadline or without its parent. The main process does the same from outside half a second
+later, because C code that holds the interpreter lock blocks a child's own thread. If the main process dies, the kernel
+kills its children, and `platform.reaper` kills the processes they started.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from celery_sticky.platform.reaper import FAREWELL, hire, kill_group
 logger = logging.getLogger("celery_sticky")
 
 GRACE = 0.5
-"""Seconds the main process leaves a child to end itself."""
+"""Seconds the main process gives a child to end itself."""
 
 
 class Children:
-    """Watches over keyed tasks in the children of the pool. Make it before the pool forks.
+    """Watches over keyed tasks in the children of the pool. Create it before the pool forks.
 
-    Without `ends_tasks` a task that runs at the end of trust may go on, but none starts after it.
+    Without `ends_tasks`, a task that runs when the trust ends may go on, but none starts afterwards.
     """
 
     def __init__(self, context: WorkerContext, tasks: Any, *, ends_tasks: bool) -> None:
@@ -43,7 +43,7 @@ class Children:
         signals.worker_process_init.connect(self._on_child, weak=False)
 
     def start(self) -> None:
-        """Begin to watch, in the main process."""
+        """Start watching, in the main process."""
         if self._ends_tasks:
             Deadline(self._context.lease, self._relied_on_by_children, self._kill, grace=GRACE).start()
 
@@ -55,21 +55,21 @@ class Children:
         try:
             os.write(self._undertaker, f"{word}\n".encode())
         except OSError:
-            logger.warning("sticky: the reaper is gone: what tasks start outlives a killed main process")
+            logger.warning("sticky: the reaper process is gone: processes of tasks survive a killed worker")
         os.close(self._undertaker)
 
     # -- in a child ----------------------------------------------------------------------------
 
     def _on_child(self, **_: Any) -> None:
-        os.setpgid(0, 0)  # what the task starts dies with it
+        os.setpgid(0, 0)  # processes that the task starts die with it
         guard_traces(self._tasks)
         signals.task_prerun.connect(self._on_prerun, weak=False)
         signals.task_postrun.connect(self._on_postrun, weak=False)
         if not self._ends_tasks:
             return
         self._tell_undertaker(str(os.getpid()))
-        # The kernel's own signal at a parent's death is sent when the *thread* that forked us ends, and is lost where
-        # the parent died before it was asked for.
+        # The kernel's parent-death signal is sent when the *thread* that forked us ends, and it is lost if the parent
+        # died before we asked for it.
         Deadline(
             self._context.lease, self._relied_on_here, lambda _: kill_group(os.getpid()), parent=self._main
         ).start()

@@ -1,4 +1,4 @@
-"""What a Celery worker has of celery-sticky, shared by its steps as `worker.sticky`."""
+"""The worker context: the state of celery-sticky in a Celery worker, shared by its boot steps as `worker.sticky`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_sticky.settings import Settings
 
 @dataclass(slots=True)
 class WorkerContext:
-    """A worker's part in its keyspaces."""
+    """A worker's context in its keyspaces."""
 
     hostname: str
     settings: Settings
@@ -28,38 +28,38 @@ class WorkerContext:
     """Name -> slots."""
     lease: Lease
     has_processes: bool
-    """Whether tasks run in processes of their own, which can be killed."""
+    """Whether tasks run in their own processes, which can be killed."""
     courier: Courier
     members: dict[str, Member] = field(default_factory=dict)
     jobs: Any = None
-    """The jobs' side of the slots (`execution.jobs.WorkerJobs`); None where the app declares none."""
+    """The worker's jobs (`execution.jobs.WorkerJobs`); None if the app declares none."""
     placers: dict[str, Placer] = field(default_factory=dict)
-    """Of the keyspaces that direct keys to workers."""
+    """The placers of the placed keyspaces."""
     refusals: Any = None
-    """`execution.refusals.Refusals`: tells whoever waits for what was buried unstarted."""
+    """`execution.refusals.Refusals`: fails the tasks of messages that were buried before they started."""
     results: Results = field(default_factory=Results)
     """Writes results that a worker's loop must not wait for."""
     loop_watch: LoopWatch | None = None
-    """Asks Celery's loop for signs of life; None where it is not watched."""
+    """Checks that Celery's loop responds; None if the loop is not watched."""
     runs: dict[int, Any] = field(default_factory=dict)
     """The runs whose start is reserved and that have not ended."""
     store_url: str = ""
-    """Where the store is, without passwords."""
+    """The URL of the store, without passwords."""
     servers: Mapping[str, Any] = field(default_factory=dict)
-    """What it is → the Kombu connection that leads there; nothing is sent over it."""
+    """Role → the Kombu connection to the server; nothing is sent over it."""
     leaders: Leaders = field(default_factory=Leaders)
     """The processes of the pool that have run keyed tasks."""
     ending: bool = False
-    """A cold shutdown gives up on the running tasks: they run again elsewhere, and are not to blame."""
+    """A cold shutdown ends the running tasks: they run again elsewhere, and the deaths are not their fault."""
 
     def give_up(self) -> None:
-        """End the running tasks: Celery kills processes, elsewhere the end of trust interrupts them."""
+        """End the running tasks: Celery kills processes; in other pools the end of trust interrupts the tasks."""
         self.ending = True
         if not self.has_processes:
             self.lease.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return what `inspect stats`, `inspect sticky` and the command line show: plain JSON."""
+        """Return the output of `inspect stats`, `inspect sticky` and the command line, as plain JSON."""
         return {
             "worker": self.hostname,
             "store": self.store_url,

@@ -1,4 +1,4 @@
-"""Warns, at a worker's start, of a server that deletes keys when its memory is short."""
+"""Warns at a worker's start if a server deletes keys when it runs out of memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ logger = logging.getLogger("celery_sticky")
 
 KEEPS = ("noeviction", None)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between attempts to ask a server that does not answer."""
+"""Seconds between attempts to reach a server that does not answer: first and maximum."""
 
 
 def warn_of_eviction(servers: Mapping[str, Any], socket_timeout: float) -> None:
-    """Ask each server (what it is → a Kombu connection) in a thread of its own; return at once."""
+    """Check each server (its role → a Kombu connection) in a thread of its own; return at once."""
     try:
         from celery_sticky.redis_clients import is_redis
-    except MissingDependency:  # then there is no Redis
+    except MissingDependency:  # without the client library no server is Redis
         return
     for what, connection in servers.items():
         if is_redis(connection):
@@ -36,7 +36,7 @@ def _warn(what: str, connection: Any, socket_timeout: float) -> None:
     while True:
         try:
             policy = eviction_policy(connection, socket_timeout=socket_timeout)
-        except BrokerUnavailable:  # the member and the courier tell of it
+        except BrokerUnavailable:  # the member and the courier report it
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             continue

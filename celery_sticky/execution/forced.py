@@ -1,4 +1,4 @@
-"""What tasks are made to do in a worker that takes part, whatever they say of themselves."""
+"""Task options that celery-sticky enforces in a worker, regardless of the tasks' own settings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from celery_sticky.execution.retry import fence_retry
 
 
 def force(tasks: Any, keyed: Iterable[str]) -> None:
-    """See to it that messages of keyed tasks are settled by us, and their retries too."""
+    """Make celery-sticky settle the messages of keyed tasks, and their retries."""
     for name in keyed:
         _keep_when_lost(tasks[name])
         share_disabled_backend(tasks[name])
     for task in tasks.values():
         mark_body(task)
-        fence_retry(task)  # all: a message may bring a key of its own to a task without one
+        fence_retry(task)  # every task: a message may bring its own key to a task without one
 
 
 def share_disabled_backend(task: Any) -> None:
-    """Spare each run the search for its thread's backend where there is none.
+    """Without a result backend, save each run the search for its thread's backend.
 
-    Celery makes one in each greenlet, which is a third of a no-op task.
+    Celery creates one in each greenlet, which takes a third of a no-op task's time.
     """
     backend = task.app.backend
     if isinstance(backend, DisabledBackend):
@@ -32,7 +32,7 @@ def share_disabled_backend(task: Any) -> None:
 
 
 def _keep_when_lost(task: Any) -> None:
-    """Settle after the run, and keep the message when the process is lost, whatever the task says."""
+    """Settle after the run, and keep the message when the process is lost, regardless of the task's options."""
     task.acks_late = True
     task.reject_on_worker_lost = True
     task.retry_on_worker_lost = False  # would publish a second message of the same task

@@ -1,4 +1,4 @@
-"""What the members of a Celery worker tell the application, and what they learn from it."""
+"""The connection between the members of a Celery worker and the application."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class WorkerHooks:
     def refused(self, error: RefusedToStart) -> None:
         """See `Hooks.refused`."""
         logger.critical("sticky: this worker stops: %s", error)
-        worker_state.should_stop = 1  # looked at by Celery's loops, which then shut down with this exit code
+        worker_state.should_stop = 1  # Celery's loops check this, and shut down with this exit code
 
     def fresh_revokes(self) -> Collection[str]:
         """See `Hooks.fresh_revokes`."""
         current = _revoked_here()
-        self._known = self._known & current  # what Celery has forgotten need not be known here
+        self._known = self._known & current  # ids that Celery has forgotten need not be kept
         return current - self._known
 
     def revokes_told(self, task_ids: Collection[str]) -> None:
@@ -52,6 +52,6 @@ class WorkerHooks:
 
 
 def _revoked_here() -> set[str]:
-    # A LimitedSet (celery/utils/collections.py), whose own iterator sorts. A list is made in one step, while the main
-    # thread may add.
+    # A LimitedSet (celery/utils/collections.py), whose own iterator sorts. The list is copied in one step, because the
+    # main thread may add to it.
     return set(list(worker_state.revoked._data))  # noqa: C414

@@ -1,9 +1,9 @@
-"""Ends running keyed tasks with the trust they rely on, in pools without processes: `LeaseLost` is raised into them.
+"""Ends running keyed tasks when the trust they rely on ends, in pools without processes: raises `LeaseLost` in them.
 
-Best effort, and only within the task's own body: a thread is interrupted at its next bytecode, a greenlet when it next
-gives way, the main thread (solo) also out of most blocking calls. Never while it is inside code that takes locks which
-the rest of the worker needs, such as logging: an exception between taking a lock and the `try` that frees it would hang
-the worker for good.
+Best effort, and only within the task's own body. A thread is interrupted at its next bytecode, a greenlet when it next
+yields, the main thread (solo) also in most blocking calls. Code that takes locks which the rest of the worker needs,
+such as logging, is never interrupted: an exception between taking a lock and the `try` that frees it would hang the
+worker.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from celery_sticky.platform.native import start_thread
 logger = logging.getLogger("celery_sticky")
 
 INTERRUPT = signal.SIGURG
-"""Tells the main thread to look whether its task has lost its lease; ignored where nobody handles it."""
+"""Tells the main thread to check whether its task has lost its lease; ignored if nobody handles it."""
 CALLED = tuple(
     f"celery_sticky.{room}"
     for room in ("placement.lookup", "jobs", "redis_clients", "router", "stores", "testing", "wiring")
 )
-"""What tasks call of ours."""
+"""Our own modules that tasks call."""
 LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery.", *CALLED)
-"""Modules whose code is not interrupted."""
+"""Modules whose code is never interrupted."""
 
 
 class LeaseLost(Reject):
-    """Raised into a keyed task when its worker may no longer act on its key."""
+    """Raised in a keyed task when its worker may no longer act on its key."""
 
     def __init__(self, reason: str = "the worker's lease has ended", requeue: bool = True) -> None:
         super().__init__(reason, requeue)
@@ -48,7 +48,7 @@ class LeaseLost(Reject):
 class Interrupts:
     """Watches over keyed tasks that run in this process.
 
-    Without `ends_tasks` a task that runs at the end of trust may go on, but none starts after it.
+    Without `ends_tasks`, a task that runs when the trust ends may go on, but none starts afterwards.
     """
 
     def __init__(self, context: WorkerContext, *, green: bool, ends_tasks: bool) -> None:
@@ -56,7 +56,7 @@ class Interrupts:
         self._here: dict[Any, Reliance] = {}
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         if not self._ends_tasks:
             return
         watch = Deadline(self._context.lease, lambda: list(self._here.values()), self._interrupt)
@@ -67,7 +67,7 @@ class Interrupts:
             watch.start()
 
     def guard(self, task: Any) -> None:
-        """Mark the body of a task while it runs."""
+        """Make the task's body register itself while it runs."""
         if not hasattr(task.run, "sticky_guarded"):
             task.run = self._guarded(task, task.run)
 
@@ -80,7 +80,7 @@ class Interrupts:
             where = sys.modules["greenlet"].getcurrent() if self._green else threading.get_ident()
             reliance = (sticky["keyspace"], sticky["membership"])
             if not self._context.lease.trusted(*reliance):
-                raise LeaseLost()  # the process was stopped between the reservation of the start and the start
+                raise LeaseLost()  # the process was stopped between reserving the start and starting
             self._here[where] = reliance
             try:
                 return body(*args, **kwargs)
@@ -100,7 +100,7 @@ class Interrupts:
         if self._green:
             if self._here.pop(where, None):
                 logger.error("sticky: the lease has ended; interrupting %r", where)
-                # An argument of gevent's `kill`; eventlet's throws at once, which is what we want there.
+                # The argument `block` exists in gevent only; eventlet's `kill` throws at once, which we want there.
                 where.kill(LeaseLost(), block=False) if hasattr(where, "loop") else where.kill(LeaseLost)
         elif where == threading.main_thread().ident:
             signal.pthread_kill(where, INTERRUPT)
@@ -109,7 +109,7 @@ class Interrupts:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(where), ctypes.py_object(LeaseLost))
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
-        # Runs in the main thread, between two bytecodes: either its task is marked, or it has ended.
+        # Runs in the main thread, between two bytecodes: its task is either registered or has ended.
         where = threading.get_ident()
         reliance = self._here.get(where)
         if (
@@ -123,7 +123,7 @@ class Interrupts:
 
 
 def _may_raise(frame: FrameType | None) -> bool:
-    """Whether the code that runs, from the task's body inwards, takes no locks of others."""
+    """Return whether no code on the stack, from the task's body inwards, takes locks that others need."""
     while frame is not None and frame.f_code.co_filename != __file__:
         if str(frame.f_globals.get("__name__")).startswith(LOCKING):
             return False
@@ -132,5 +132,5 @@ def _may_raise(frame: FrameType | None) -> bool:
 
 
 def _take_back(thread: int) -> None:
-    # Sent, but not yet raised when the body ended: it must not hit what runs in this thread next.
+    # If it was sent but not yet raised when the body ended, it must not hit the next code in this thread.
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)

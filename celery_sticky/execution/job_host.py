@@ -1,6 +1,6 @@
-"""The program of a job host: `python -m celery_sticky.execution.job_host`, started by a worker for its jobs.
+"""The job host program: `python -m celery_sticky.execution.job_host`, started by a worker for its jobs.
 
-It loads the app by name, as `celery -A` does, because a process that is forked beside threads may hang.
+It loads the app by name, as `celery -A` does, because a process forked from a threaded one may hang.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ logger = logging.getLogger("celery_sticky.jobs")
 
 @dataclass(frozen=True, slots=True)
 class HostOrders:
-    """What the program is told by the worker that starts it."""
+    """The orders of the worker that starts the program."""
 
     app: str
-    """As `celery -A` takes it."""
+    """As in `celery -A`."""
     hostname: str
     """The worker's node name."""
     keyspaces: Mapping[str, int]
@@ -53,10 +53,10 @@ def host_command(worker: Any, app: str, keyspaces: Mapping[str, int]) -> list[st
 
 
 def main(orders: HostOrders) -> None:
-    """Run the host, and return when the worker wants it to end. Exits with status 1 if the app cannot be loaded."""
+    """Run the host; return when the worker tells it to end. Exits with status 1 if the app cannot be loaded."""
     leave_signals_to_worker()
     for descriptor in (CONNECTION, LEASE):
-        os.set_inheritable(descriptor, False)  # a program that a job starts is not to keep them
+        os.set_inheritable(descriptor, False)  # programs started by jobs must not inherit them
     try:
         app = _load(orders)
         wiring = app.sticky_wiring
@@ -81,17 +81,17 @@ def main(orders: HostOrders) -> None:
 def _load(orders: HostOrders) -> Any:
     app = find_app(orders.app)
     app.set_current()
-    set_default_app(app)  # in handlers too, which run in other threads
+    set_default_app(app)  # also for handlers, which run in other threads
     app.loader.import_default_modules()
     app.finalize()
     _set_up_log(app, orders.hostname)
-    signals.worker_process_init.send(sender=None)  # for what an app sets up in each process that runs its code
+    signals.worker_process_init.send(sender=None)  # lets an app set up each process that runs its code
     platforms.set_process_title("celeryd", info=f"{orders.hostname} job host")
     return app
 
 
 def _set_up_log(app: Any, hostname: str) -> None:
-    # The worker leaves its options here for the children of its pool, which set up their log in this way too.
+    # The worker leaves its logging options here for the children of its pool, which set up logging in the same way.
     app.log.setup(
         int(os.environ.get("CELERY_LOG_LEVEL") or logging.WARNING),
         os.environ.get("CELERY_LOG_FILE") or None,
@@ -101,16 +101,16 @@ def _set_up_log(app: Any, hostname: str) -> None:
     )
 
 
-# -- in the worker: what to call the app --------------------------------------------------------
+# -- in the worker: the name of the app ---------------------------------------------------------
 
 
 def app_name(app: Any, configured: str | None = None, arguments: Sequence[str] | None = None) -> str:
     """Return a name under which another process can load this app.
 
-    `configured`, or what this process was given as `celery -A`, or where the app is found among the loaded modules.
+    This is `configured`, or the value of `celery -A` in this process, or the place of the app in a loaded module.
 
     Raises:
-        StickyError: it is found nowhere.
+        StickyError: no name was found.
     """
     if configured:
         return configured
@@ -120,14 +120,14 @@ def app_name(app: Any, configured: str | None = None, arguments: Sequence[str] |
     for found in _places(app):
         return found
     raise StickyError(
-        f"jobs run in a process of their own, which has to load the app, and no loaded module has {app!r} under a "
-        'name: set `sticky_job_app = "module:attribute"` to where it is to be found'
+        f"jobs run in their own process, which must load the app, but no loaded module has {app!r} under a "
+        'name: set `sticky_job_app = "module:attribute"` to where the app is'
     )
 
 
 def _option(arguments: Sequence[str]) -> str | None:
-    """Read `-A` as `celery` does: from its own options, before the name of the command, else from the environment."""
-    from celery.bin.celery import celery  # 9 MB that the job host has no need of
+    """Read `-A` as `celery` does: from the options before the command's name, else from the environment."""
+    from celery.bin.celery import celery  # takes 9 MB that the job host does not need
 
     parser = celery.make_parser(click.Context(celery, resilient_parsing=True))
     with suppress(click.UsageError):  # this process was not started as `celery`
@@ -137,7 +137,7 @@ def _option(arguments: Sequence[str]) -> str | None:
 
 
 def _loaded(name: str) -> Any:
-    """Return the app of this name, if its module is loaded: what is not ours to load may do anything."""
+    """Return the app of this name if its module is loaded; loading a module here could have any effect."""
 
     def look_up(module: str, *_: Any, **__: Any) -> ModuleType:
         if module not in sys.modules:
@@ -153,7 +153,7 @@ def _loaded(name: str) -> Any:
 def _places(app: Any) -> Iterator[str]:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("celery", "celery_sticky", "__mp_main__"):
-            continue  # they hold whatever app is the current one; the last is `__main__` as billiard calls it
+            continue  # they refer to the current app, whichever it is; the last is `__main__` under billiard's name
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
             if value is app and (importable := _importable(name, module)):
                 yield f"{importable}:{attribute}"

@@ -1,4 +1,4 @@
-"""The jobs' side of a worker: a keeper for each keyspace that has jobs, and the one job host."""
+"""The jobs of a worker: a keeper for each keyspace that has jobs, and the one job host."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from celery_sticky.stores import open_job_store
 logger = logging.getLogger("celery_sticky.jobs")
 
 LOADING = 10.0
-"""Seconds a worker waits at most for its job host to load the app, before it goes on to start without it."""
+"""Maximum seconds for which a worker waits for its job host to load the app before it starts without it."""
 GRACE = 2.0
-"""Seconds a worker waits longer at its end than jobs may take to stop."""
+"""Seconds a stopping worker waits in addition to the time that jobs may take to stop."""
 
 
 class WorkerJobs:
-    """Keepers and job host of a worker, as its steps see them."""
+    """Keepers and job host of a worker, as its boot steps see them."""
 
     def __init__(self, context: WorkerContext, keepers: Mapping[str, Keeper], supervisor: Supervisor) -> None:
         self._context, self._keepers, self._supervisor = context, keepers, supervisor
@@ -46,11 +46,11 @@ class WorkerJobs:
         return self._context.settings.job_stop_timeout + GRACE
 
     def slots(self, keyspace: str) -> Slots:
-        """Return whom the member of a keyspace tells what to do with its slots."""
+        """Return the object that carries out a member's orders on its slots."""
         return self._slots.get(keyspace) or self._context.courier
 
     def report(self, keyspace: str, event: Event) -> None:
-        """Pass on what the courier says of a keyspace."""
+        """Pass on the courier's report on a keyspace."""
         shared = self._slots.get(keyspace)
         if shared is not None:
             shared.report(event)
@@ -58,9 +58,9 @@ class WorkerJobs:
             _post(self._context, keyspace, event)
 
     def start(self) -> None:
-        """Start the host and the keepers' threads; return when jobs can be started, or that may take longer.
+        """Start the host and the keepers' threads; return when jobs can start, or after `LOADING` seconds.
 
-        The members of keyspaces with jobs join when there is a host: what they own would stand still until then.
+        The members of keyspaces with jobs join only when there is a host: until then their slots would be idle.
         """
         for keyspace in self._keepers:
             _post(self._context, keyspace, HostDown())
@@ -71,22 +71,22 @@ class WorkerJobs:
             logger.error("jobs: the job host has not loaded the app within %g s. %s", LOADING, REMEDY)
 
     def finish(self, timeout: float) -> None:
-        """End the threads and the host: what runs still is killed."""
+        """End the threads and the host; runs that are left are killed."""
         deadline = time.monotonic() + timeout
         for keeper in self._keepers.values():
             keeper.finish(max(0.1, deadline - time.monotonic()))
         self._supervisor.finish(max(0.1, deadline - time.monotonic()))
 
     def describe(self) -> dict[str, Any]:
-        """Return what `inspect sticky_jobs` shows, by keyspace."""
+        """Return the output of `inspect sticky_jobs`, by keyspace."""
         return {name: keeper.describe() for name, keeper in self._keepers.items()}
 
 
 def make_jobs(worker: Any, context: WorkerContext) -> WorkerJobs | None:
-    """Make what runs jobs in this worker, or nothing where the app declares none for its keyspaces.
+    """Create the jobs part of this worker, or return None if the app declares none for its keyspaces.
 
     Raises:
-        InvalidJob: a schedule is for a job that is not declared.
+        InvalidJob: a schedule names a job that is not declared.
         StickyError: the app has no name by which a job host could load it.
     """
     wiring = worker.app.sticky_wiring

@@ -1,7 +1,7 @@
-"""Celery's rate limits for messages of slot queues: kept by the gate, with Celery's own buckets.
+"""Celery's rate limits for messages of slot queues: applied by the gate, with Celery's own buckets.
 
-Celery has a message of a limited task wait in the bucket, handed out already: there it would hold a place of the pool,
-and so other keys. In the gate it waits before it is handed out.
+Celery makes a message of a limited task wait after it was handed out, where it takes up a place of the pool and so
+blocks other keys. In the gate, it waits before it is handed out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery_sticky.delivery.limited import Bucket
 
 
 def limit_rates(consumer: Any, courier: Courier) -> None:
-    """Have the courier keep the rate limits of a consumer, also those set later (`celery control rate_limit`)."""
+    """Make the courier apply the rate limits of a consumer, also those set later (`celery control rate_limit`)."""
     reset = consumer.reset_rate_limits
 
     def reset_and_tell() -> None:
@@ -28,7 +28,7 @@ def limit_rates(consumer: Any, courier: Courier) -> None:
 
 @contextmanager
 def no_rate_limits(consumer: Any) -> Iterator[None]:
-    """Within this, strategies are built that know of no rate limit."""
+    """Build strategies without rate limits within this block."""
     disabled = consumer.disable_rate_limits
     consumer.disable_rate_limits = True
     try:

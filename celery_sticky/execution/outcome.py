@@ -1,7 +1,8 @@
-"""How one attempt at a message ended, decided in one place from what Celery said of it.
+"""Decides, in one place, how one attempt at a message ended, from what Celery reported.
 
-"Celery said nothing" has many reasons, and only one of them is the death of a process: a result backend that is away,
-an event that cannot be sent, a pool that takes no tasks, a message that nobody can read. They are told apart here.
+"Celery reported nothing" has many causes, and only one of them is the death of a process. Others are a result backend
+that is down, an event that cannot be sent, a pool that takes no tasks, or an unreadable message. They are told apart
+here.
 """
 
 from __future__ import annotations
@@ -18,64 +19,64 @@ from msgspec import Struct
 from celery_sticky.execution.body import SUSPECT, NotBegun
 
 MOST_TRIES = 8
-"""Failures in a row after which a message is buried, where the error may be the message's own fault."""
+"""Consecutive failures after which a message is buried, if the message itself may be the cause."""
 DEATHS = (WorkerLostError, Terminated, TimeLimitExceeded, MemoryError, SystemExit, KeyboardInterrupt)
-"""What tells that the process of a task is gone, or was killed for the task's sake."""
+"""Errors that mean the process of a task is gone, or was killed because of the task."""
 
 UNDECODABLE = (RecursionError, PicklingError, ContentDisallowed, DecodeError, InvalidTaskError)
-"""Errors that only the message can be to blame for."""
+"""Errors that only the message can cause."""
 
 
 class Ending(StrEnum):
     """How an attempt ended."""
 
     ENDED = "ended"
-    """It succeeded, raised, was ignored, revoked or expired: its message is done with."""
+    """It succeeded, raised, was ignored, revoked or expired: its message is settled."""
     RETRIED = "retried"
-    """The message of the next try takes its place."""
+    """The message of the next try replaces it."""
     REJECTED = "rejected"
-    """The task refused its message for good."""
+    """The task rejected its message for good."""
     REQUEUED = "requeued"
-    """The task gave its message back."""
+    """The task returned its message to the queue."""
     DIED = "its process died"
     """The only outcome that counts as an attempt."""
     INTERRUPTED = "interrupted"
-    """The worker ended it: the lease was over, or the worker shuts down."""
+    """The worker ended it: the lease was over, or the worker is shutting down."""
     NOT_STARTED = "not started"
     """The pool dropped it before it began."""
     FAILED = "infrastructure failed"
-    """Neither task nor message is to blame: it is tried again later."""
+    """Neither task nor message is the cause: it is tried again later."""
     UNREADABLE = "cannot be read"
-    """No worker can make a task of it."""
+    """No worker can build a task from it."""
 
 
 class Said(Struct):
-    """What was said of an attempt so far."""
+    """What Celery has reported of an attempt so far."""
 
     reserved: bool = False
-    """Its start is reserved: it may run."""
+    """Its start is reserved, so it may run."""
     acknowledged: bool = False
     rejected: bool = False
     requeue: bool = False
     retried: bool = False
-    """A retry brought the message of the next try along."""
+    """A retry supplied the message of the next try."""
     began: bool = False
     """The pool accepted the task."""
     over: bool = False
-    """The task's body came to its end."""
+    """The task's body has ended."""
     dropped: bool = False
-    """The pool has dropped it, and nothing of it ran."""
+    """The pool dropped it before any of it ran."""
     unreadable: bool = False
     error: BaseException | None = None
-    """What the task raised, or Celery's own code on its behalf."""
+    """The error raised by the task, or by Celery's own code while handling it."""
 
 
 def decide(said: Said, *, to_blame: Callable[[], bool], failures: int) -> Ending:
     """Return how the attempt ended.
 
     Args:
-        said: what Celery said.
-        to_blame: tells whether a death is the task's own: the worker has not ended it.
+        said: what Celery reported.
+        to_blame: returns whether a death is the task's own fault: the worker has not ended it.
         failures: how often in a row the infrastructure has failed this message before.
     """
     if said.unreadable:
@@ -91,7 +92,7 @@ def decide(said: Said, *, to_blame: Callable[[], bool], failures: int) -> Ending
     if isinstance(said.error, Reject) and said.reserved:
         return Ending.REQUEUED if said.error.requeue else Ending.REJECTED
     if said.over and not isinstance(said.error, DEATHS):
-        return Ending.ENDED  # Celery's own code failed on the way to the acknowledgement
+        return Ending.ENDED  # Celery's own code failed before the acknowledgement
     if isinstance(said.error, Exception) and not (said.reserved and isinstance(said.error, DEATHS)):
         return Ending.UNREADABLE if _at_fault(said.error, failures + 1) else Ending.FAILED
     return Ending.DIED if to_blame() else Ending.INTERRUPTED
@@ -106,6 +107,6 @@ def _rejected(said: Said, to_blame: Callable[[], bool]) -> Ending:
 
 
 def _at_fault(error: Exception, tries: int) -> bool:
-    """Whether the message is to blame for an error of Celery's code: at once, or when that many tries have met it."""
+    """Return whether the message is the cause of an error in Celery's code: surely, or after `MOST_TRIES` tries."""
     suspect = error.suspect if isinstance(error, NotBegun) else isinstance(error, SUSPECT)
     return isinstance(error, UNDECODABLE) or (suspect and tries >= MOST_TRIES)

@@ -1,7 +1,7 @@
-"""How many tasks the pool could begin now: what is handed out beyond that is reserved, and holds its slot, for nothing.
+"""How many tasks the pool could begin now. A task handed out beyond that is reserved and holds its slot for nothing.
 
-Tasks without a key are in the same pool, for as long as they like. A pool of processes needs none of this: what Celery
-has for it waits in a semaphore, where it is not reserved yet.
+Tasks without a key use the same pool, for any length of time. A pool of processes needs none of this: there Celery's
+tasks wait in a semaphore, where they are not reserved yet.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from celery.worker import state as worker_state
 
 
 def places(pool: Any) -> int:
-    """Return how many tasks the pool runs at a time, now."""
+    """Return how many tasks the pool can run at a time now."""
     if pool.is_green:
-        return int(pool._pool.size)  # up to Celery 5.6 gevent's `num_processes` are the greenlets that run
+        return int(pool._pool.size)  # up to Celery 5.6, gevent's `num_processes` is the number of running greenlets
     return int(pool.num_processes or 0)
 
 
 def grows(consumer: Any) -> bool:
-    """Whether the pool is empty by design: Celery's autoscaler makes it grow as soon as there is work."""
+    """Return whether the pool is empty by design: Celery's autoscaler grows it as soon as there is work."""
     return not places(consumer.pool) and bool(getattr(consumer.controller, "max_concurrency", None))
 
 
@@ -34,13 +34,13 @@ def free_places(pool: Any, room: int) -> int:
 
 
 def _free_greenlets(greenlets: Any) -> int:
-    # gevent's Pool or eventlet's GreenPool, whose counters Celery itself keeps when the pool grows or shrinks.
+    # gevent's Pool or eventlet's GreenPool: Celery adjusts these counters itself when the pool grows or shrinks.
     free: int = (greenlets._semaphore if hasattr(greenlets, "_semaphore") else greenlets.sem).counter
     return max(0, free)
 
 
 def _free_threads(threads: int, executor: Any) -> int:
     queued: int = executor._work_queue.qsize()
-    # Never none while nobody waits there: should Celery forget to count a task as ended, the pool must not stand still.
+    # At least one if no task waits there: if Celery misses the end of a task, the pool must not stall.
     free = threads - len(worker_state.active_requests) - queued
     return max(free, 0 if queued else 1)

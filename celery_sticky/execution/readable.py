@@ -1,7 +1,7 @@
-"""Whether a message can be made a task of, asked before Celery sees it.
+"""Checks whether Celery can build a task from a message, before Celery sees it.
 
-Celery trusts its messages: a header of another type than it writes raises wherever it is used first, in the strategy,
-in the pool's books or in the child, and by then it cannot be told from an error of a server. So what Celery reads of a
+Celery trusts its messages: a header of an unexpected type raises wherever it is used first, in the strategy, in the
+pool's bookkeeping or in the child. There the error looks like one of a server. So everything that Celery reads of a
 message (protocol 2, Celery 5.5 to 5.7) is checked here, once, and a message that fails goes to the dead queue. Headers
 that do no harm (`shadow`, `argsrepr`, `lang`, `group` and the like) may have any type.
 """
@@ -20,25 +20,25 @@ from kombu.message import Message
 from celery_sticky.errors import StickyError
 
 RESERVED = ("args", "kwargs", "hostname", "is_eager", "called_directly", "delivery_info", "properties")
-"""What Celery itself writes into a request, besides the headers."""
+"""Names that Celery itself writes into a request, in addition to the headers."""
 NOTHING_MORE = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 SIGNATURES: Mapping[str, Any] = {"callbacks": Mapping, "errbacks": Mapping | str, "chain": Mapping}
-"""An error callback may be the name of a task."""
+"""Types of the callbacks; an error callback may also be the name of a task."""
 PLAIN = ("utf-8", "UTF-8", "utf8")
 READER = msgspec.json.Decoder(tuple[list[Any], dict[str, Any], dict[str, Any]])
 
 
 class Unreadable(StickyError, ValueError):
-    """No worker can make a task of this message."""
+    """No worker can build a task from this message."""
 
 
 def check(message: Message) -> None:
-    """Decode the body of a message, once, and look at all that Celery reads of it.
+    """Decode the body of a message, once, and check everything that Celery reads of it.
 
-    Nearly all messages are as Celery writes them, and that is quickly seen.
+    Nearly all messages look as Celery writes them, which is checked quickly.
 
     Raises:
-        Unreadable: what is wrong with it.
+        Unreadable: says what is wrong with the message.
     """
     headers = message.headers
     if not _is_usual(headers):
@@ -48,7 +48,7 @@ def check(message: Message) -> None:
 
 
 def _is_usual(headers: Mapping[str, Any]) -> bool:
-    """Whether there is nothing to look at more closely."""
+    """Return whether the headers need no closer check."""
     get = headers.get
     task, task_id, retries = get("task"), get("id"), get("retries", 0)
     return (
@@ -66,8 +66,8 @@ def _is_usual(headers: Mapping[str, Any]) -> bool:
 
 
 def _is_usual_body(message: Message) -> bool:
-    """Whether there is nothing to look at more closely, as with headers; then, or nearly, it is decoded too."""
-    # Kombu's JSON loader looks at every object for types it knows; a body without any needs none of that.
+    """Return whether the body needs no closer check; if so, and in most other cases, it is then decoded too."""
+    # Kombu's JSON loader checks every object for special types; a body without any does not need that.
     if (
         message.content_type != "application/json"
         or message.content_encoding not in PLAIN
@@ -78,7 +78,7 @@ def _is_usual_body(message: Message) -> bool:
         return False
     try:
         body = message._decoded_cache = READER.decode(message.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # Kombu reads more, and says it better
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # Kombu reads more, with better errors
         return False
     return bool(body[2] == NOTHING_MORE)
 
@@ -98,7 +98,7 @@ def _decoded(message: Message) -> Any:
         raise Unreadable(f"the body cannot be decompressed: {message.errors[0][1]!r:.200}")
     try:
         return message.payload
-    except Exception as error:  # of whatever serializer
+    except Exception as error:  # any serializer may raise any error
         raise Unreadable(f"the body cannot be decoded: {error!r:.300}") from error
 
 
@@ -134,7 +134,7 @@ def _check_text(headers: Mapping[str, Any], name: str) -> None:
         try:
             str(text).encode()
         except UnicodeEncodeError:
-            raise Unreadable(f"header {name!r} is no text that can be written down: {text!r:.80}") from None
+            raise Unreadable(f"header {name!r} is text that cannot be encoded: {text!r:.80}") from None
 
 
 def _check_times(limits: Any) -> None:
@@ -146,7 +146,7 @@ def _check_times(limits: Any) -> None:
 def _in_seconds(*limits: float | None) -> bool:
     try:
         return all(one is None or (not isinstance(one, bool) and math.isfinite(one) and one >= 0) for one in limits)
-    except OverflowError:  # of an int that no float can hold
+    except OverflowError:  # raised for an int too large for a float
         return False
 
 

@@ -1,8 +1,8 @@
-"""Celery's consumer connects again when the server refuses it for a while, as it does when a connection breaks.
+"""Makes Celery's consumer reconnect when the server refuses it temporarily, as it does when a connection breaks.
 
-Celery takes a refusal for an error in the program (`channel_errors`, celery/worker/consumer/consumer.py, 5.5 to 5.7):
-its worker exits when it connects to a full server, or when a server is demoted under it. `broker_channel_error_retry`
-makes it try again after every such error, a wrong configuration included.
+Celery treats a refusal as a programming error (`channel_errors`, celery/worker/consumer/consumer.py, 5.5 to 5.7): its
+worker exits when it connects to a full server, or when a server is demoted while connected. The setting
+`broker_channel_error_retry` makes it retry after every such error, including a wrong configuration.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from celery_sticky.redis_errors import Cure, describe, refusal_of
 logger = logging.getLogger("celery_sticky")
 
 PAUSE = 1.0
-"""Seconds between two attempts."""
+"""Seconds between attempts."""
 
 
 def connect_again_when_refused(consumer: Any) -> None:
-    """Make the consumer try again after refusals that pass; after any other it fails as before."""
+    """Make the consumer retry after temporary refusals; after any other error it fails as before."""
     if consumer.app.conf.broker_channel_error_retry:
-        return  # Celery tries again after any error
+        return  # Celery already retries after any error
     stock = consumer.connection_errors
     consumer.connection_errors = (*stock, *consumer.channel_errors)
     for name in ("on_connection_error_before_connected", "on_connection_error_after_connected"):

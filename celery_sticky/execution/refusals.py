@@ -1,7 +1,7 @@
-"""What becomes of the task of a message that was buried before it could start: a failure, as of one that raised.
+"""Fails the task of a message that was buried before it could start, as if the task had raised an error.
 
-Whoever waits for its result would wait for ever otherwise, and so would the chord that it is part of. Here is the same
-that Celery's `Request` does for a task that failed without a process that could say so.
+Otherwise its caller, and the chord it is part of, would wait for its result forever. This does the same as Celery's
+`Request` for a task that failed without a process to report it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from celery_sticky.execution.run import NoChannel
 
 
 class Refusals:
-    """Tells those who wait, and nobody else waits for that: a result backend may be slow."""
+    """Reports buried messages to their callers in another thread, because a result backend may be slow."""
 
     def __init__(self, app: Any, hostname: str, results: Results) -> None:
         self._app, self._hostname, self._results = app, hostname, results
         self._accept = prepare_accept_content(app.conf.accept_content)
         self.dispatcher: Any = None
-        """Celery's, for events."""
+        """Celery's event dispatcher."""
 
     def tell(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
-        """These were buried, and why."""
+        """Fail the tasks of these buried messages with their errors."""
         for envelope, error in messages:
             self._results.put(envelope.task_id, partial(self._fail, envelope, error))
 
@@ -47,13 +47,13 @@ class Refusals:
             with suppress(NotRegistered, InvalidTaskError, DecodeError, ContentDisallowed):
                 request = self._request(envelope)
         if request is None:
-            # No task of this worker, or a message that cannot be trusted: only the result is written.
-            if envelope.task_id and envelope.task_id.isprintable():  # else nobody can ask for it
+            # This worker does not know the task, or the message cannot be trusted: only the result is written.
+            if envelope.task_id and envelope.task_id.isprintable():  # otherwise nobody can ask for the result
                 context = Context(id=envelope.task_id, task=envelope.task)
                 self._app.backend.mark_as_failure(envelope.task_id, error, request=context)
             return
         task = request.task
-        context = request._context  # Celery's own name for what a result backend and error callbacks are given
+        context = request._context  # what Celery passes to a result backend and to error callbacks
         task.backend.mark_as_failure(request.id, error, request=context, store_result=request.store_errors)
         info = _info(error)
         signals.task_failure.send(

@@ -1,7 +1,7 @@
-"""Celery's Request for messages of slot queues: it reserves its start, and says when the task has let go of its key.
+"""Celery's Request for messages of slot queues: it reserves its start, and reports when the task has released its key.
 
 `celery.worker.request.create_request_cls` (Celery 5.5 to 5.7) makes a subclass that replaces `execute_using_pool` and
-`on_success` without calling ours, so they are wrapped in that subclass, at its birth. The full set of ends is:
+`on_success` without calling ours, so they are wrapped when that subclass is created. The full set of ends is:
 on_success, on_failure (also retry, ignore, reject, lost process), a hard time limit, and a revoke before the start.
 """
 
@@ -30,9 +30,9 @@ from celery_sticky.execution.shield import forget_job
 logger = logging.getLogger("celery_sticky")
 
 KILLED = (False, None, None)
-"""What Celery's gevent and eventlet pools say of a task whose greenlet was killed; success has a runtime."""
+"""What Celery's gevent and eventlet pools report of a killed greenlet; a success has a runtime instead."""
 OF_A_TASK = (Reject, Ignore, Retry, SoftTimeLimitExceeded, MaybeEncodingError)
-"""What a child says of a task that it ran, though not by returning it."""
+"""Errors with which a child reports a task that it did run."""
 
 
 class PoolClosed(RuntimeError):
@@ -40,7 +40,7 @@ class PoolClosed(RuntimeError):
 
 
 class StickyRequest:
-    """Mixed into the Request class of a task: what `super()` is then, no type checker can know."""
+    """Mixed into the Request class of a task; type checkers cannot know what `super()` is then."""
 
     _run: TaskRun
     _task: Any
@@ -59,24 +59,24 @@ class StickyRequest:
             super().__init__(message, **options)  # type: ignore[call-arg]
         except InvalidTaskError:
             raise
-        except Exception as error:  # it is made of the message and nothing else
+        except Exception as error:  # only the message can be the cause
             raise InvalidTaskError(f"{type(error).__name__}: {error}") from error
         task = self._task
         if not task.acks_late or not task.reject_on_worker_lost or task.retry_on_worker_lost:
             self._write_aside()
 
     def _write_aside(self) -> None:
-        """Have what Celery stores of this task in the main process stored by another thread."""
+        """Let another thread store what Celery stores of this task in the main process."""
         if not self._aside:
             self._task, self._aside = kept(self._task, self._run.context.results), True
 
     @property
     def eta(self) -> None:
-        """None: the message has waited in the broker, it is due. `request.eta` in the task is the original."""
+        """None: the message waited in the broker and is due. `request.eta` in the task is the original."""
         return None
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """The pool has taken the task: it runs."""
+        """Note that the pool has taken the task and it runs."""
         run = self._run
         run.pid = run.context.leaders.of(pid) if run.context.has_processes else pid
         run.said.began = run.accepting = True
@@ -88,12 +88,12 @@ class StickyRequest:
             run.accepting = False
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
-        """The task has failed, retries, is rejected, was lost with its process, or could not begin."""
+        """Handle a task that failed, retries, was rejected, was lost with its process, or could not begin."""
         run, error = self._run, _exception(exc_info)
         run.said.error, run.said.over = error, return_ok
         processes = run.context.has_processes
         if processes and not return_ok and not isinstance(error, (*OF_A_TASK, *DEATHS)):
-            task_ready(self)  # the child has failed before the task's body
+            task_ready(self)  # the child failed before the task's body
             run.let_go()
             return
         self._write_aside()
@@ -104,25 +104,25 @@ class StickyRequest:
             if isinstance(error, WorkerLostError | Terminated):
                 run.kill_remains()
             if not (processes and isinstance(error, TimeLimitExceeded)):
-                run.let_go()  # else `on_timeout` follows
+                run.let_go()  # otherwise `on_timeout` follows
 
     def on_retry(self, exc_info: Any) -> None:
-        """The task retries: its message is replaced, if the retry brings another one."""
+        """Handle a retry: if it supplies another message, this replaces the task's message."""
         with _tolerating(self, "on_retry"):
             super().on_retry(exc_info)  # type: ignore[misc]
-        # After Celery's own, which acknowledges.
+        # After Celery's own handler, which acknowledges.
         if isinstance(retry := _exception(exc_info), DeferredRetry):
             self._run.defer(retry.sticky_due, retry.sticky_body)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """The task has run into a time limit; only at the hard one it ends."""
+        """Handle a time limit; only the hard limit ends the task."""
         run = self._run
         if not soft:
             run.said.error, run.said.over = TimeLimitExceeded(timeout), True
             self._write_aside()
         with _tolerating(self, "on_timeout"):
             super().on_timeout(soft, timeout)  # type: ignore[misc]
-        if not soft and not (run.said.acknowledged or run.said.rejected):  # it has failed on the way there
+        if not soft and not (run.said.acknowledged or run.said.rejected):  # Celery's handler failed before that
             run.said.acknowledged = bool(_acks_on_timeout(self._task))
         if not soft and run.context.has_processes:
             run.let_go_when_dead()  # it is killed after this
@@ -130,7 +130,7 @@ class StickyRequest:
             run.let_go()
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
-        """Celery gives up on the running task: in a cold shutdown, or it lost a connection that is none of ours."""
+        """Cancel the task in a cold shutdown only; Celery also calls this when it loses a connection, not ours."""
         context = self._run.context
         if context.ending and context.has_processes:
             super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
@@ -141,19 +141,19 @@ class StickyRequest:
             super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
         self.acknowledge()  # type: ignore[attr-defined]
         self._already_revoked = True
-        # A terminated task lets go when its process is dead, which on_failure tells; other pools do not tell.
+        # A terminated task is let go when its process is dead, which on_failure reports; other pools do not report it.
         if not (terminated and self._run.context.has_processes):
             self._run.let_go()
 
 
 def _acks_on_timeout(task: Any) -> Any:
-    own = getattr(task, "acks_on_timeout", None)  # Celery 5.5 has one setting for both
+    own = getattr(task, "acks_on_timeout", None)  # Celery 5.5 has one setting for failures and timeouts
     return task.acks_on_failure_or_timeout if own is None else own
 
 
 @contextmanager
 def _tolerating(request: Any, what: str) -> Iterator[None]:
-    """Let nothing that Celery's own code raises keep a task from letting go of its key."""
+    """Log errors of Celery's own code, so that they cannot keep a task from releasing its key."""
     try:
         yield
     except Exception:
@@ -165,7 +165,7 @@ def _tell_failed(request: Any, what: str) -> None:
 
 
 def _exception(exc_info: Any) -> Any:
-    """Return what the task raised. Pools without processes leave it wrapped."""
+    """Return the error raised by the task. Pools without processes leave it wrapped."""
     error = exc_info.exception
     return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
@@ -175,11 +175,11 @@ def _reserving(execute: Any) -> Any:
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
         run: TaskRun = self._run
         if not run.start(self):
-            raise TaskRevokedError(self.id)  # makes the worker give the pool's place free again, and nothing else
+            raise TaskRevokedError(self.id)  # makes the worker release the pool's place, and has no other effect
         try:
             _name_custom_headers(self.request_dict)
             if not run.context.has_processes:
-                # What was decoded here need not be decoded again there: Celery takes what has no content type as it is.
+                # Avoids decoding the body twice: Celery takes a body without a content type as it is.
                 self._body, self._content_type = self._payload, None
             result = execute(self, pool, **kwargs)
             if result is None and run.context.has_processes:
@@ -199,10 +199,10 @@ def _reserving(execute: Any) -> Any:
 
 
 def _name_custom_headers(fields: dict[str, Any]) -> None:
-    """Say which of a message's headers are the application's own: else Celery finds out anew for each task.
+    """Mark which of a message's headers are the application's own; otherwise Celery works it out for each task.
 
-    Celery asks its `Context` (celery/app/task.py), which takes away every name it knows; here it is asked once for all
-    messages with the same names. Where there are none, an empty mapping says so: for None it would look again.
+    Celery uses its `Context` for that (celery/app/task.py), which removes every name it knows. Here it is done once for
+    all messages with the same names. No such headers are marked by an empty mapping: for None Celery would look again.
     """
     if fields.get("headers") is None:
         fields["headers"] = {name: fields[name] for name in _custom_headers(tuple(fields))}
@@ -214,7 +214,7 @@ def _custom_headers(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _watch(result: Any, run: TaskRun) -> None:
-    # A thread or greenlet that ends by an exception in Celery's own code, or before its turn, calls nobody back.
+    # If Celery's own code raises in a thread or greenlet, or it ends before its turn, no callback is called.
     if (future := getattr(result, "f", None)) is not None:
         future.add_done_callback(lambda done: _gone(run, None if done.cancelled() else done.exception()))
     elif (link := getattr(result, "link", None)) is not None:
@@ -223,7 +223,7 @@ def _watch(result: Any, run: TaskRun) -> None:
 
 
 def _error_of(ended: Any) -> BaseException | None:
-    """Return what a greenlet has raised that has ended."""
+    """Return the error raised by a greenlet that has ended."""
     if hasattr(ended, "exception"):  # gevent's
         raised: BaseException | None = ended.exception
         return raised
@@ -257,10 +257,10 @@ def _letting_go(on_success: Any) -> Any:
     def ended(self: Any, outcome: Any, **kwargs: Any) -> Any:
         run: TaskRun = self._run
         try:
-            if outcome == KILLED and outcome[0] is False:  # 0: a task that had succeeded before, and is not run again
+            if outcome == KILLED and outcome[0] is False:  # 0: a task that already succeeded, and is not run again
                 task_ready(self)
                 return
-            if not isinstance(outcome, tuple):  # a pool without processes: the task has raised what ends a process
+            if not isinstance(outcome, tuple):  # a pool without processes: the task raised an exit exception
                 task_ready(self)
                 run.said.error = _exception(outcome)
                 return
@@ -270,7 +270,7 @@ def _letting_go(on_success: Any) -> Any:
             except Exception:
                 _tell_failed(self, "on_success")
             if not outcome[0]:
-                self.acknowledge()  # Celery has asked the task itself, not ours, whether it acknowledges late
+                self.acknowledge()  # Celery checked `acks_late` of the task itself, not of our stand-in
         finally:
             run.let_go()
 

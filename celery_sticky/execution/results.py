@@ -1,8 +1,8 @@
-"""Results that the main process writes, in a thread of its own: a result backend that is away holds up nobody else.
+"""Writes results of the main process in a thread, so that a result backend that is down does not block the worker.
 
-What a task's own process writes, Celery writes there. What is left for the main process (revoked, expired, timed out,
-lost, refused before the start) would be written in its loop, where one write to a Redis that is away takes 20 seconds.
-The backend's own rules for retries hold (`result_backend_always_retry`, its number of retries, its back-off).
+Celery writes the results of a task's own process there. The results left to the main process (revoked, expired, timed
+out, lost, refused before the start) would be written in its loop, where one write to a Redis that is down takes 20
+seconds. The backend's own retry settings apply (`result_backend_always_retry`, its number of retries, its back-off).
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from celery_sticky.platform.native import start_thread
 logger = logging.getLogger("celery_sticky")
 
 MOST = 10_000
-"""Writes that wait at most; beyond that the oldest is given up."""
+"""Maximum number of waiting writes; beyond that the oldest is dropped."""
 
 Write = Callable[[], None]
 
 
 class Results:
-    """Makes writes one after the other, while there are any."""
+    """Makes the waiting writes one after the other."""
 
     def __init__(self) -> None:
         self._inbox: deque[tuple[str, Write]] = deque()
-        self._lock = threading.RLock()  # a signal handler of Celery's may come between, in the same thread
+        self._lock = threading.RLock()  # a signal handler of Celery may call `put` in the same thread
         self._working = False
 
     def put(self, task_id: str, write: Write) -> None:
-        """Write the result of a task as soon as it can be."""
+        """Queue the writing of a task's result."""
         with self._lock:
             given_up = self._inbox.popleft()[0] if len(self._inbox) >= MOST else None
             self._inbox.append((task_id, write))
             start, self._working = not self._working, True
         if given_up is not None:
-            logger.error("the result of task %s is given up: %d others wait for the result backend", given_up, MOST)
+            logger.error("the result of task %s is dropped: %d others wait for the result backend", given_up, MOST)
         if start:
             start_thread(self._run, "sticky-results")
 
     def finish(self, timeout: float) -> None:
-        """Wait until all is written, at most `timeout` seconds."""
+        """Wait at most `timeout` seconds until everything is written."""
         deadline = time.monotonic() + timeout
         while self._working and time.monotonic() < deadline:
-            time.sleep(0.01)  # looks again: what writes is a thread or a greenlet, and either goes on meanwhile
+            time.sleep(0.01)  # polls, so that the writer continues, whether it is a thread or a greenlet
 
     def _run(self) -> None:
         while True:
@@ -66,7 +66,7 @@ class Results:
 
 
 class _Aside:
-    """A task's result backend, but that what Celery's `Request` marks is written by `Results`."""
+    """A task's result backend, except that `Results` writes what Celery's `Request` marks."""
 
     def __init__(self, task: Any, results: Results) -> None:
         self._task, self._results = task, results
@@ -75,7 +75,7 @@ class _Aside:
         return getattr(self._task.backend, name)
 
     def _put(self, mark: str, task_id: str, args: Any, options: Any) -> None:
-        # The backend is taken there: Celery has one for each thread.
+        # The backend is looked up in the writing thread, because Celery has one for each thread.
         self._results.put(task_id, lambda: getattr(self._task.backend, mark)(task_id, *args, **options))
 
     def mark_as_failure(self, task_id: str, *args: Any, **options: Any) -> None:
@@ -86,7 +86,7 @@ class _Aside:
 
 
 class Kept(Proxy):
-    """A task as the main process sees it in a keyed run: kept until it ended, its results written aside."""
+    """A task as the main process sees it in a keyed run: kept until it ended, with its results written by `Results`."""
 
     acks_late = True
     reject_on_worker_lost = True
@@ -95,6 +95,6 @@ class Kept(Proxy):
 
 @functools.lru_cache(maxsize=4096)
 def kept(task: Any, results: Results) -> Any:
-    """Return what stands in for `task` (signals take it for the task itself)."""
+    """Return a stand-in for `task` (signals take it for the task itself)."""
     aside = _Aside(task, results)
     return type("Kept", (Kept,), {"backend": property(lambda _: aside)})(lambda: task)

@@ -1,11 +1,11 @@
-"""`retry` of a keyed task as one step at the broker: the message of the next try takes the place of this one.
+"""Makes `retry` of a keyed task one step at the broker: the message of the next try replaces the current one.
 
-Celery publishes the next try where the task runs, and acknowledges this one later in the main process: two steps, and
-a worker that has lost the slot in between still takes the first. Here the next try is written down instead of
-published, travels with the `Retry` to the main process, and settles the delivery under its fence (`Act.DEFER`).
+Celery publishes the next try where the task runs, and acknowledges the current one later in the main process. These are
+two steps, and a worker that has lost the slot in between can still do the first. Here the next try is not published but
+serialized; it travels with the `Retry` to the main process and settles the delivery under its fence (`Act.DEFER`).
 
-All of `Task.retry` is Celery's own (5.5 to 5.7): the signature it makes of the request gets a producer of ours. What
-would go to another queue, or to this one with another priority, is published as ever.
+All of `Task.retry` is Celery's own (5.5 to 5.7): only the signature it makes of the request gets our producer. A
+message that goes to another queue, or to this one with another priority, is published as usual.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ logger = logging.getLogger("celery_sticky")
 
 
 class DeferredRetry(Retry):
-    """A `Retry` that brings the message of the next try along."""
+    """A `Retry` that carries the message of the next try."""
 
     sticky_body: bytes = b""
     sticky_due = 0.0
-    """Seconds since the epoch."""
+    """When it is due, in seconds since the Unix epoch."""
     publication: tuple[Any, dict[str, Any]] = (None, {})
-    """How Celery would have published it: body and options. Stays in the process that runs the task."""
+    """The body and options with which Celery would have published it. Stays in the process that runs the task."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return *super().__reduce__(), {"sticky_body": self.sticky_body, "sticky_due": self.sticky_due}
 
 
 class _Sheet(virtual.Channel):
-    """A channel without a connection: it writes a message as it would be sent, and keeps it."""
+    """A channel without a connection: it serializes a message as it would be sent, and keeps it."""
 
     def __init__(self) -> None:
-        """Without Kombu's, which enters the channel in a connection's books."""
+        """Skip Kombu's `__init__`, which registers the channel with a connection."""
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         self.written = dumps(message).encode()
 
 
 class _Notary:
-    """The producer that `retry` publishes with: it keeps the message of the next try, and passes on all else."""
+    """The producer that `retry` publishes with: it keeps the message of the next try, and publishes all others."""
 
     def __init__(self, app: Any, delivery_info: dict[str, Any]) -> None:
         self._app, self._source = app, delivery_info
@@ -84,12 +84,12 @@ class _Notary:
         return place == ("", self._source["routing_key"], self._source["priority"])
 
     def lend_to(self, signature: Any, ignores: Any) -> None:
-        """Have this signature published by us; `ignores`: whether the task does without a result, by default."""
+        """Make this signature publish with us; `ignores`: whether the task ignores its result by default."""
         options = signature.options
         own = {name: options[name] for name in ("producer", "ignore_result") if name in options}
         self._ignores = own.get("ignore_result", ignores)
-        # Else Celery would first have this process listen for the result of the next try, for which nobody waits here:
-        # with the result backend away that raises, and Celery rejects the message for good.
+        # Otherwise Celery first subscribes this process to the result of the next try, though nobody waits for it
+        # here. With the result backend down this raises, and Celery rejects the message for good.
         options.update({"producer": self, **own, "ignore_result": True})
         self._stack.callback(_restore, options, own)
 
@@ -104,7 +104,7 @@ def _restore(options: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 class _FencedRetry:
-    """Stands in for a task's `retry`. Of several retries in one run the last one counts."""
+    """Replaces a task's `retry`. Of several retries in one run the last one counts."""
 
     def __init__(self, task: Any) -> None:
         self._task, self._retry, self._sign = task, task.retry, task.signature_from_request
@@ -133,14 +133,14 @@ class _FencedRetry:
 
     def sign(self, *args: Any, **kwargs: Any) -> Any:
         signature = self._sign(*args, **kwargs)
-        # Not as an argument of `retry`: a class may have a `retry` of its own that takes less.
+        # Set here, not passed to `retry`, because a task class may define a `retry` that takes fewer arguments.
         if (notary := getattr(self._task.request, "sticky_notary", None)) is not None:
             notary.lend_to(signature, self._task.ignore_result)
         return signature
 
 
 def fence_retry(task: Any) -> None:
-    """Make `retry` in a keyed run of this task a deferred message. Once is enough."""
+    """Make `retry` in a keyed run of this task produce a deferred message. May be called again."""
     if isinstance(getattr(task.retry, "__self__", None), _FencedRetry):
         return
     fenced = _FencedRetry(task)
@@ -148,11 +148,11 @@ def fence_retry(task: Any) -> None:
 
 
 def _publish_unraised(task: Any, task_id: str, deferred: DeferredRetry, state: str | None, retval: Any) -> None:
-    """A retry was asked for, but the run ends otherwise: publish its message after all, as Celery would have."""
+    """Publish the message of a retry as Celery would, if the run ended in another way after the retry was made."""
     if retval is deferred or _comes_again(state, retval):
         return
     if error_here() is deferred:
-        return  # the state RETRY could not be stored: the message of the next try is brought along all the same
+        return  # the state RETRY could not be stored, but the message of the next try is still delivered
     body, options = deferred.publication
     try:
         with task.app.producer_or_acquire() as producer:
@@ -162,9 +162,9 @@ def _publish_unraised(task: Any, task_id: str, deferred: DeferredRetry, state: s
 
 
 def _comes_again(state: str | None, retval: Any) -> bool:
-    """Whether the message of this run gets another turn anyway, so that the next try would be a second one."""
+    """Return whether the message of this run gets another turn anyway, which would make the next try a second one."""
     if state is not None:
         return state == states.REJECTED and bool(retval.requeue)
-    # No state: an exception breaks the run off. Unless it means the process, Celery acknowledges the message.
+    # No state: an exception broke the run off. Celery acknowledges the message unless the process itself ends.
     error = sys.exception()
     return not isinstance(error, Exception) or isinstance(error, (MemoryError, Reject))

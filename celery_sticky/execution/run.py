@@ -1,4 +1,4 @@
-"""One hand-out of a message to Celery: what Celery says of it, and what is told to the courier when it has ended."""
+"""One hand-out of a message to Celery: collects what Celery reports, and tells the courier when it has ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACK = End(Outcome.ACK)
 
 
 class TaskRun:
-    """A turn of an entry. Celery acknowledges whenever it likes; the verdict is passed on when the task has ended."""
+    """A turn of an entry. Celery may acknowledge at any time; the disposition is passed on when the task has ended."""
 
     def __init__(self, entry: Entry, reliance: Reliance, context: WorkerContext, ended: Callable[[], None]) -> None:
         self.entry, self.turn, self.reliance = entry, entry.turn, reliance
@@ -48,7 +48,7 @@ class TaskRun:
         return self.said.began
 
     def start(self, request: Any) -> bool:
-        """Reserve the start; False: the slot is lost, or the lease not trusted now."""
+        """Reserve the start; return False if the slot is lost, or the lease is not trusted now."""
         if self.done or not self._courier.start_entry(self.entry, self.turn):
             self.done = True
             task_ready(request)
@@ -57,25 +57,25 @@ class TaskRun:
         self._registry[id(self)] = self
         return True
 
-    # -- what Celery says ----------------------------------------------------------------------
+    # -- reports of Celery ---------------------------------------------------------------------
 
     def acknowledge(self, *_: Any) -> None:
-        """Celery acknowledges. At accept that means nothing yet: a keyed task is settled after it ran."""
+        """Record Celery's acknowledgement. One at accept is ignored: a keyed task is settled after it ran."""
         if not self.accepting:
             self.said.acknowledged = True
 
     def reject(self, _logger: Any, _errors: Any, requeue: bool = False) -> None:
-        """Celery rejects: the message gets another turn in its place, or is buried."""
+        """Record Celery's rejection: the message gets another turn in its place, or is buried."""
         self.said.rejected, self.said.requeue = True, bool(requeue)
 
     def defer(self, due: float, body: bytes) -> None:
-        """The task retries: the message is replaced by that of the next try, when it is due."""
+        """Record a retry: the message of the next try replaces this one, when it is due."""
         self.said.retried, self._next = True, (due, body)
 
     # -- the end -------------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        """The task has ended, one way or another. Only the first call counts."""
+        """Finish the run; the task has ended in some way. Only the first call counts."""
         if self.done:
             return
         self.done = True
@@ -87,18 +87,18 @@ class TaskRun:
                 self._ended()
 
     def fail(self, error: BaseException) -> None:
-        """Celery's own code, or the pool, has raised this and says nothing more of the task."""
+        """Finish the run after an error of Celery's own code or of the pool, which report nothing more of the task."""
         if not self.done:
             self.said.error = error
             self.let_go()
 
     def refuse(self, error: StickyError) -> None:
-        """No worker can make a task of this message: it is buried, and whoever waits for its task is told why."""
+        """Bury a message from which no worker can build a task, and report the error to its caller."""
         self.said.unreadable, self.said.error = True, error
         self.let_go()
 
     def unstart(self) -> None:
-        """The reserved start never took place."""
+        """Finish the run whose reserved start never took place."""
         self.said.dropped = True
         self.said.acknowledged = self.said.rejected = False
         self.let_go()
@@ -127,39 +127,39 @@ class TaskRun:
                 courier.rest(entry, self.turn, after_run=False, cause=_reason(error))
 
     def _is_to_blame(self) -> bool:
-        # If the worker has ended the task itself, the task is not.
+        # If the worker itself ended the task, it is not the task's fault.
         return self._lease.trusted(*self.reliance) and not self.context.ending
 
     def _cause(self) -> str:
-        """Return why the task came to no end, or empty: its process died."""
+        """Return why the task did not end; empty if its process died."""
         error, processes = self.said.error, self.context.has_processes
         died = error is None or (processes and isinstance(error, WorkerLostError | Terminated))
         return "" if died else _reason(error)
 
     def leave_pool(self) -> None:
-        """The task's greenlet, of which we are told (`leaves`), has ended: its place of the pool is free only now."""
+        """Free the pool's place: the task's greenlet, which reports its end (`leaves`), has ended only now."""
         self._ended()
 
     def let_go_when_dead(self) -> None:
-        """The task has ended once its process is dead."""
+        """Finish the run once the task's process is dead."""
         start_native_thread(self._outlive)
 
     def _outlive(self) -> None:
         if self.pid is not None:
-            with contextlib.suppress(ChildProcessError):  # the pool has seen it dead before
+            with contextlib.suppress(ChildProcessError):  # the pool has already reaped it
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             self.kill_remains()
         self.let_go()
 
     def kill_remains(self) -> None:
-        """The task's process is dead: so shall be what it has started, before the key is free."""
+        """Kill what the task's dead process started, before the key becomes free."""
         if self.context.has_processes and self.pid is not None:
             kill_group(self.pid)
 
 
 def unreadable(error: BaseException | None) -> End:
-    """Return the end of a message that no worker can make a task of."""
-    told = error if isinstance(error, StickyError) else Unreadable(f"no task can be made of it: {_reason(error)}")
+    """Return the end of a message from which no worker can build a task."""
+    told = error if isinstance(error, StickyError) else Unreadable(f"no task can be built from it: {_reason(error)}")
     return End(Outcome.BURY, reason=str(told), error=told)
 
 
@@ -168,7 +168,7 @@ def _reason(error: BaseException | None) -> str:
 
 
 class StickyMessage(Message):
-    """A message of a slot queue as Celery's strategies want it."""
+    """A message of a slot queue, in the form that Celery's strategies need."""
 
     def __init__(self, run: TaskRun, queue: str, accept: Any, headers: dict[str, Any]) -> None:
         item: Item = run.entry.content
@@ -192,24 +192,24 @@ class StickyMessage(Message):
         self.run = run
 
     def ack_log_error(self, logger: Any, errors: Any, multiple: bool = False) -> None:
-        """As `ack`."""
+        """Acknowledge, as `ack` does."""
         self.run.acknowledge()
 
     def reject_log_error(self, logger: Any, errors: Any, requeue: bool = False) -> None:
-        """As `reject`."""
+        """Reject, as `reject` does."""
         self.run.reject(logger, errors, requeue)
 
     def ack(self, multiple: bool = False) -> None:
-        """Tell the run."""
+        """Record the acknowledgement in the run."""
         self.run.acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
-        """Tell the run."""
+        """Record the rejection in the run."""
         self.run.reject(None, None, requeue)
 
 
 class NoChannel:
-    """What Kombu's Message looks for in a channel."""
+    """The channel attributes that Kombu's Message reads."""
 
     no_ack_consumers = None
 

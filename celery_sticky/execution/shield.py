@@ -1,9 +1,9 @@
 """Keeps Celery from losing track of keyed tasks when its broker connection is lost.
 
-`Consumer.on_close` then flushes the pool: jobs that a child has been sent but not confirmed are dropped from its books,
-because the broker will deliver them again; the child runs them all the same (celery/concurrency/asynpool.py, `flush`,
+`Consumer.on_close` then flushes the pool. Jobs that were sent to a child but not confirmed are dropped from the pool's
+books, because the broker will deliver them again; the child still runs them (celery/concurrency/asynpool.py, `flush`,
 Celery 5.5 to 5.7). A keyed message belongs to the courier's connection and is not delivered again. So keyed jobs that
-were sent are shielded during the flush, and those that were not are given another turn.
+were sent are shielded during the flush, and those that were not get another turn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def shield_flush(pool: Any, runs: dict[int, TaskRun]) -> None:
         sent = [(run, job) for run in unaccepted(runs) if (job := _job(run)) is not None and id(job) not in pending]
         books = [job for run in tuple(runs.values()) if run.accepted and (job := _job(run)) is not None]
         if not processes._active_writers:
-            books += [job for _, job in sent]  # written to the end; before 5.7 all books are burnt then
+            books += [job for _, job in sent]  # completely written; before 5.7 all books are cleared then
         for _, job in sent:
             job._accepted = True
         try:
@@ -49,11 +49,11 @@ def shield_flush(pool: Any, runs: dict[int, TaskRun]) -> None:
 
 
 def take_back(pool: Any, runs: dict[int, TaskRun], lost: Callable[[TaskRun], bool]) -> list[Any]:
-    """Give runs that are `lost` another turn elsewhere if the pool has written nothing of them; return their requests.
+    """Give runs that are `lost` another turn elsewhere if the pool has not begun to write them; return their requests.
 
-    Any thread may call this, whatever Celery's loop does meanwhile: a job that could be taken out of the pool's buffer
-    is one that the loop will never write. For each of them the caller owes the pool's semaphore a release, in the loop,
-    and Celery the word that the request is done with.
+    Any thread may call this, whatever Celery's loop is doing: the loop never writes a job that was removed from the
+    pool's buffer. For each request the caller must release the pool's semaphore, in the loop, and report the request as
+    ready to Celery.
     """
     buffer: Any = getattr(getattr(pool, "_pool", None), "outbound_buffer", None)
     taken: list[Any] = []
@@ -70,10 +70,10 @@ def take_back(pool: Any, runs: dict[int, TaskRun], lost: Callable[[TaskRun], boo
 
 
 def drop_unaccepted(pool: Any) -> None:
-    """Take from the pool what no child has confirmed: for a cold shutdown, which runs in a signal handler.
+    """Drop the pool's jobs that no child has confirmed, for a cold shutdown, which runs in a signal handler.
 
-    The loop that writes jobs to the children does not go on meanwhile, perhaps it was interrupted in the middle of one,
-    and the pool would wait for ever. A child that was being sent a job, or has just got it, is killed.
+    The loop that writes jobs to the children does not continue meanwhile, perhaps it was interrupted while writing one,
+    and the pool would wait forever. A child that was being sent a job, or has just received it, is killed.
     """
     processes: Any = getattr(pool, "_pool", None)
     for job in tuple(getattr(processes, "_cache", {}).values()):
@@ -91,7 +91,7 @@ def _job(run: TaskRun) -> Any:
 
 
 def forget_job(pool: Any, request: Any) -> None:
-    """Take from the pool's books the job of a request that it could not take: it would wait for its end for ever."""
+    """Remove the job of a request that the pool could not take from its books: the pool would wait for it forever."""
     processes: Any = getattr(pool, "_pool", None)
     for job in tuple(getattr(processes, "_cache", {}).values()):
         if getattr(job._accept_callback, "__self__", None) is request and not job._accepted:

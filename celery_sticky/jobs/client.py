@@ -1,4 +1,4 @@
-"""What a process that wants jobs can ask: `sticky.jobs`. It needs the store alone, no broker and no worker's code."""
+"""`sticky.jobs`: the client API for jobs. It needs the store alone, no broker and no worker code."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from celery_sticky.stores.jobs import Admission, DispatchOutcome, Fate, JobRecor
 from celery_sticky.stores.lent import Clients
 
 MAX_PAYLOAD = 256 * 1024
-"""Bytes of a payload's JSON."""
+"""Maximum size of a payload's JSON, in bytes."""
 MAX_ID = 200
-"""Characters of a dispatch's id."""
+"""Maximum length of a dispatch id, in characters."""
 MAX_NOTES = 1000
-"""Notifications that may wait for a job."""
+"""Maximum number of notifications that may wait for a job."""
 STEP = 0.05
-"""Seconds between two looks whether something has gone."""
+"""Seconds between checks whether jobs are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job that is wanted."""
+    """A dispatched job."""
 
     name: str
     key: str
@@ -53,11 +53,11 @@ class JobInfo:
     state: str
     """`queued`, `starting`, `running`, `failing` or `stopping`."""
     worker: str
-    """The worker that last started it; empty: none has."""
+    """The worker that last started it; empty: none."""
     epoch: int
     attempt: int
     error: str
-    """Why its last start or run failed; empty: it did not."""
+    """Why its last start or run failed; empty: it did not fail."""
     created: float
     """When it was dispatched, in seconds since the epoch."""
 
@@ -65,7 +65,7 @@ class JobInfo:
 class Jobs:
     """The jobs of an app's keyspaces. Any thread may use it, also after a fork.
 
-    `keyspace` may be left out where the job's code is known (it is the one the job was declared with), or where it is
+    `keyspace` may be omitted if the job's code is known (the keyspace it was declared with is used), or if it is
     `default`.
     """
 
@@ -89,20 +89,20 @@ class Jobs:
         timeout: float | None = None,
         id: str | None = None,  # noqa: A002  as in `apply_async`'s results
     ) -> str:
-        """Want a job, and return the id of this dispatch once the job has started.
+        """Dispatch a job; return the id of this dispatch once the job has started.
 
         `timeout` is in seconds; None: the setting `sticky_job_start_timeout`. A dispatch that timed out can be repeated
-        with its `id`: the job is started once, and the repeat gets the first one's outcome.
+        with its `id`: the job starts once, and the repeat gets the outcome of the first dispatch.
 
         Raises:
-            JobExists: a job of this name and key is wanted already.
-            JobFailed: its start raised; it is wanted no more.
+            JobExists: a job of this name and key already exists.
+            JobFailed: its start raised; the job is removed.
             DispatchTimeout: it has not started yet, and may still do so.
             KeyspaceFull: too many jobs wait for their start. KeyspaceClosed: `shutdown` was called.
             JobConflict: the `id` was used for another job or payload.
-            NotPinned, AssignmentFailed: in a keyspace that directs keys, the key belongs to no worker now.
+            NotPinned, AssignmentFailed: in a placed keyspace, no worker can be found for the key now.
             InvalidKey, InvalidPayload, InvalidJob (its name or `id`): nothing was sent.
-            StoreUnavailable: it may or may not be wanted now: repeat it with its `id`.
+            StoreUnavailable: the job may or may not have been dispatched: repeat the call with its `id`.
         """
         job_id, outcome = self._admit(name, key, payload, keyspace, id)
         limit = self._settings().job_start_timeout if timeout is None else timeout
@@ -124,7 +124,7 @@ class Jobs:
         keyspace: str | None = None,
         id: str | None = None,  # noqa: A002
     ) -> str:
-        """Want a job, and do not wait for its start. Raises as `dispatch`, save what comes of the start."""
+        """Dispatch a job without waiting for its start. Raises as `dispatch`, except for the outcome of the start."""
         return self._admit(name, key, payload, keyspace, id)[0]
 
     def _admit(
@@ -146,23 +146,23 @@ class Jobs:
         what = f"job {name!r} of key {text!r}"
         match admission:
             case Admission.EXISTS:
-                raise JobExists(f"{what} is wanted already: stop it first, or leave it")
+                raise JobExists(f"{what} already exists: stop it first, or keep it")
             case Admission.CONFLICT:
-                raise JobConflict(f"{what}: the id {job.id!r} was used for another job or payload: take a new one")
+                raise JobConflict(f"{what}: the id {job.id!r} was used for another job or payload: use a new id")
             case Admission.FULL:
                 most = f"{settings.job_max_queued} jobs of keyspace {keyspace!r} wait for their start"
-                raise KeyspaceFull(f"{what}: {most}: try later, or raise sticky_job_max_queued")
+                raise KeyspaceFull(f"{what}: {most}: try again later, or raise sticky_job_max_queued")
             case Admission.CLOSED:
                 raise KeyspaceClosed(f"{what}: keyspace {keyspace!r} is shut down: `sticky.jobs.reopen({keyspace!r})`")
         return job.id, outcome
 
     def notify(self, name: str, key: Key, payload: Any = None, *, keyspace: str | None = None) -> None:
-        """Send a notification to a job, wherever it runs; it gets it once at least, in order, also while it moves.
+        """Send a notification to a job, wherever it runs. Delivery is at least once and in order, also during moves.
 
         Raises:
-            NoSuchJob: no such job is wanted.
+            NoSuchJob: no such job exists.
             KeyspaceFull: too many notifications wait for this job.
-            NotPinned: the key is pinned by no live worker, in a keyspace that refuses such keys.
+            NotPinned: no live worker has pinned the key, in a keyspace that refuses such keys.
         """
         keyspace, text, body = self._keyspace(name, keyspace), key_text(key), _as_json(name, payload)
         placed = self._settings().placed_keyspace(keyspace)
@@ -174,17 +174,17 @@ class Jobs:
             raise NoSuchJob(_missing(name, text, keyspace))
         if fate is Fate.FULL:
             raise KeyspaceFull(
-                f"{MAX_NOTES} notifications wait for job {name!r} of key {text!r}: it does not take them"
+                f"{MAX_NOTES} notifications wait for job {name!r} of key {text!r}: the job does not take them"
             )
 
     def stop(self, name: str, key: Key, *, keyspace: str | None = None, timeout: float = 0.0) -> None:
-        """Want a job no more; with a `timeout` in seconds, wait until nothing is left of it.
+        """Stop a job; with a `timeout` in seconds, wait until nothing is left of it.
 
-        One that is dispatched meanwhile is not waited for; it starts when the old one has ended.
+        A job dispatched meanwhile is not waited for; it starts when the old one has ended.
 
         Raises:
-            NoSuchJob: no such job is wanted.
-            ShutdownTimeout: it has not stopped within `timeout`, and is still told to.
+            NoSuchJob: no such job exists.
+            ShutdownTimeout: it has not stopped within `timeout` seconds; the request to stop remains.
         """
         keyspace, text = self._keyspace(name, keyspace), key_text(key)
         place = self._place(text, keyspace)
@@ -195,31 +195,31 @@ class Jobs:
                 _wait_gone(lambda: store.records(name, text, place), timeout)
 
     def list(self, name: str | None = None, *, keyspace: str | None = None) -> list[JobInfo]:
-        """Return what is wanted in a keyspace, by name and key."""
+        """Return the jobs of a keyspace, sorted by name and key."""
         keyspace = self._keyspace(name, keyspace)
         with self._stores.lend(keyspace) as store:
             found = store.records(name)
         return sorted((self._info(record, keyspace) for record in found), key=lambda info: (info.name, info.key))
 
     def keys(self, name: str, *, keyspace: str | None = None) -> set[str]:
-        """Return the keys that have a job of this name, without those that are being stopped: cheaper than `list`."""
+        """Return the keys that have a job of this name, except jobs that are stopping. Cheaper than `list`."""
         with self._stores.lend(self._keyspace(name, keyspace)) as store:
             return set(store.keys(name))
 
     def get(self, name: str, key: Key, *, keyspace: str | None = None) -> JobInfo | None:
-        """Return what is known of a job, or None where no such one is wanted."""
+        """Return a job's state, or None if there is no such job."""
         keyspace, text = self._keyspace(name, keyspace), key_text(key)
         with self._stores.lend(keyspace) as store:
             found = store.records(name, text, self._place(text, keyspace))
         return self._info(found[0], keyspace) if found else None
 
     def shutdown(self, keyspace: str = DEFAULT_KEYSPACE, *, timeout: float | None = None) -> None:
-        """Stop every job of a keyspace on every worker, admit no more, and return when nothing of these is left.
+        """Stop every job of a keyspace on every worker, admit no more, and return when nothing is left of them.
 
         `timeout` is in seconds (None: the setting `sticky_job_shutdown_timeout`). May be repeated. `reopen` undoes it.
 
         Raises:
-            ShutdownTimeout: something is left; it is still told to stop.
+            ShutdownTimeout: some jobs are left; the request to stop remains.
         """
         with self._stores.lend(check_keyspace(keyspace)) as store:
             store.close_keyspace(closed=True)
@@ -236,7 +236,7 @@ class Jobs:
             return store.claim_tick(name, number)
 
     def close(self) -> None:
-        """Let go of every connection. It may still be used."""
+        """Close every connection. The object may still be used."""
         self._stores.close()
 
     def _keyspace(self, name: str | None, keyspace: str | None) -> str:
@@ -245,14 +245,14 @@ class Jobs:
         return (self._keyspace_of(name) if name is not None else None) or DEFAULT_KEYSPACE
 
     def _place(self, key: str, keyspace: str) -> Slot:
-        """Return where the jobs of a key stand in the store."""
+        """Return the slot or key place that holds the jobs of a key in the store."""
         return self._slot(key, keyspace) if self._settings().placed_keyspace(keyspace) is None else job_place(key)
 
     def _slot(self, key: str, keyspace: str) -> int:
         return slot_for(key, self._settings().slots_of(keyspace))
 
     def _check(self, placed: Keyspace, key: str) -> None:
-        """Raise where a key belongs to nobody; a job may wait for a worker to come."""
+        """Raise if the key cannot be placed; a job may wait for a worker to join."""
         with suppress(NoWorker):
             self._placement_of(placed, key)
 
@@ -274,7 +274,7 @@ class Jobs:
 
 
 def _wait_gone(left: Callable[[], Sequence[JobRecord]], timeout: float) -> None:
-    """Wait until the jobs that are left now are gone; not for those that are dispatched meanwhile."""
+    """Wait until the jobs that are stopping now are gone; ignore jobs dispatched meanwhile."""
     deadline = time.monotonic() + timeout
     ids = {record.id for record in left() if record.state is JobState.STOPPING}
     while found := [record for record in left() if record.id in ids]:
@@ -286,13 +286,13 @@ def _wait_gone(left: Callable[[], Sequence[JobRecord]], timeout: float) -> None:
 
 def _as_json(name: str, payload: Any) -> bytes:
     try:
-        # Sorted: a repeat of a dispatch has the same bytes, however its payload was put together.
+        # Sorted keys: a repeated dispatch has the same bytes, however its payload was built.
         text = json.dumps(payload, separators=(",", ":"), allow_nan=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(f"job {name!r}: its payload is no JSON: {error}") from error
+        raise InvalidPayload(f"job {name!r}: its payload cannot be written as JSON: {error}") from error
     if len(text) > MAX_PAYLOAD:
         raise InvalidPayload(
-            f"job {name!r}: its payload is {len(text)} bytes of JSON, at most {MAX_PAYLOAD} are allowed; "
+            f"job {name!r}: its payload is {len(text)} bytes of JSON, the limit is {MAX_PAYLOAD}; "
             "store it elsewhere and send a reference"
         )
     return text

@@ -1,4 +1,4 @@
-"""The jobs, schedules and tickers that an app's code declares."""
+"""The jobs, schedules and tickers declared in an app's code."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
 from celery_sticky.stores.jobs import JobRecord
 
 LEAST_EVERY = 0.1
-"""Seconds between two calls of a schedule or ticker, at least: each costs the store some requests."""
+"""Minimum interval of a schedule or ticker, in seconds: each call costs the store some requests."""
 
 
 class DeclaredJobs:
-    """What was declared, by keyspace and name."""
+    """The declarations, by keyspace and name."""
 
     def __init__(self) -> None:
         self._jobs = JobSpecs()
         self._built_in: dict[tuple[str, str], Schedule | Ticker] = {}
-        """By keyspace and the name of the job that runs it."""
+        """By keyspace and the name of the built-in job that runs it."""
 
     def job(self, name: str, keyspace: str, handler: Any) -> None:
         """Declare a job.
@@ -34,7 +34,7 @@ class DeclaredJobs:
         self._jobs.add(JobSpec(check_name(name), keyspace, handler))
 
     def schedule(self, name: str, job: str, keyspace: str | None, every: float, function: Any) -> None:
-        """Declare a schedule; `keyspace` None: that of its job."""
+        """Declare a schedule; `keyspace` None: use the keyspace of its job."""
         where = keyspace or self.keyspace_of(job) or DEFAULT_KEYSPACE
         made = Schedule(name, _checked(name, where), job, _interval(name, every), _function(name, function))
         self._add_built_in("schedule", made)
@@ -52,7 +52,7 @@ class DeclaredJobs:
         self._built_in[place] = made
 
     def add(self, other: DeclaredJobs) -> None:
-        """Declare also what another one has."""
+        """Add the declarations of another object."""
         if other is not self:
             for spec in other._jobs:
                 self._jobs.add(spec)
@@ -63,34 +63,34 @@ class DeclaredJobs:
         """Return the keyspace of a declared job, or None.
 
         Raises:
-            InvalidJob: it is declared in several.
+            InvalidJob: it is declared in several keyspaces.
         """
         found = sorted(spec.keyspace for spec in self._jobs if spec.name == name)
         if len(found) > 1:
-            raise InvalidJob(f"job {name!r} is declared in the keyspaces {', '.join(found)}: say which, keyspace=…")
+            raise InvalidJob(f"job {name!r} is declared in the keyspaces {', '.join(found)}: name one with keyspace=…")
         return found[0] if found else None
 
     @property
     def keyspaces(self) -> frozenset[str]:
-        """The keyspaces of all that is declared."""
+        """The keyspaces of all declarations."""
         return frozenset(one.keyspace for one in (*self._jobs, *self._built_in.values()))
 
     def check(self) -> None:
-        """Check what needs all declarations.
+        """Check what requires all declarations to be present.
 
         Raises:
-            InvalidJob: a schedule is for a job that is not declared.
+            InvalidJob: a schedule names a job that is not declared.
         """
         for one in self._built_in.values():
             if isinstance(one, Schedule) and self._jobs.find(one.keyspace, one.job) is None:
                 having = ", ".join(self._jobs.names()) or "none"
                 raise InvalidJob(
-                    f"schedule {one.name!r} is for the job {one.keyspace}/{one.job}, which is not declared (there are: "
-                    f"{having}): name it, as in @sticky.schedule({one.name!r}, every=…, job=…)"
+                    f"schedule {one.name!r} is for the job {one.keyspace}/{one.job}, which is not declared (declared: "
+                    f"{having}): name a declared job, as in @sticky.schedule({one.name!r}, every=…, job=…)"
                 )
 
     def specs(self, keyspaces: Collection[str], jobs: Callable[[], Jobs]) -> JobSpecs:
-        """Return all that a job host for these keyspaces runs; `jobs` is what schedules dispatch with."""
+        """Return the jobs that a job host for these keyspaces runs; schedules dispatch with `jobs`."""
         built_in = [JobSpec(name, one.keyspace, _runner(one, jobs)) for (_, name), one in self._built_in.items()]
         found = JobSpecs()
         for spec in (*self._jobs, *built_in):
@@ -99,7 +99,7 @@ class DeclaredJobs:
         return found
 
     def built_in(self, keyspace: str, slots: int) -> Mapping[int, list[JobRecord]]:
-        """Return the jobs that run this keyspace's schedules and tickers, by slot."""
+        """Return the built-in jobs that run this keyspace's schedules and tickers, by slot."""
         found: dict[int, list[JobRecord]] = {}
         for where, name in self._built_in:
             if where == keyspace:
@@ -126,8 +126,8 @@ def _interval(name: str, every: Any) -> float:
     number = isinstance(every, int | float) and not isinstance(every, bool)
     if not number or not LEAST_EVERY <= every < float("inf"):
         raise InvalidJob(
-            f"{name!r}: every is {every!r}, it must be a number of seconds, {LEAST_EVERY:g} at least; "
-            "what goes on all the time is a job"
+            f"{name!r}: every is {every!r}, it must be a number of seconds, at least {LEAST_EVERY:g}; "
+            "for continuous work declare a job"
         )
     return float(every)
 

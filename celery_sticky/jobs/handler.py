@@ -1,6 +1,6 @@
-"""What a job is written as, and what it is given.
+"""How jobs are written, and the `Job` object they receive.
 
-It is a coroutine function, or a class with `start`, `stop` and `notify`.
+A job is a coroutine function, or a class with `start`, `stop` and `notify`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from celery_sticky.errors import InvalidJob, InvalidKey
 from celery_sticky.keys import check_keyspace
 
 MAX_NAME = 200
-"""Bytes of a job's name."""
+"""Maximum length of a job's name, in bytes."""
 MARK = ":"
-"""In the names of the jobs that run schedules and tickers, and in no other job's."""
+"""Occurs in the names of the built-in jobs that run schedules and tickers, and in no other job's name."""
 
 
 class Inbox:
@@ -29,7 +29,7 @@ class Inbox:
 
     def __init__(self, begun: Callable[[], None], taken: Callable[[str], None]) -> None:
         self._begun, self._taken = begun, taken
-        # Thousands of jobs wait here for something that may never come: no queue before there is something in it.
+        # Thousands of jobs may wait here for notifications that never come, so the queue is created on first use.
         self._notes: deque[tuple[str, Any]] | None = None
         self._waiting: list[asyncio.Future[None]] | None = None
 
@@ -40,12 +40,12 @@ class Inbox:
         return await self.get()
 
     async def get(self) -> Any:
-        """Wait for a notification and return its payload. A job that waits has started."""
+        """Wait for a notification and return its payload. Waiting counts as the job having started."""
         self._begun()
         while not self._notes:
             await self._arrival()
         note, payload = self._notes.popleft()
-        self._taken(note)  # not before: what is left in here goes to the job's next run
+        self._taken(note)  # only now: notifications left in the inbox go to the job's next run
         return payload
 
     def put(self, note: str, payload: Any) -> None:
@@ -102,16 +102,16 @@ class Job:
     ) -> None:
         self.name, self.key, self.keyspace = name, key, keyspace
         self.id = id
-        """Of the dispatch that wants the job; the same in each run."""
+        """The id of the dispatch; the same in each run."""
         self.epoch = epoch
-        """Grows when the key's slot changes hands: a fencing token for what the job writes elsewhere."""
+        """Grows when the key's slot changes hands: use it as a fencing token for what the job writes elsewhere."""
         self.attempt = attempt
-        """Counts the starts, from 1."""
+        """The number of this start, from 1."""
         self.payload = payload
         self.worker = worker
         """The node name of the worker that owns the key."""
         self.started = started
-        """Say `job.started()` in a coroutine when it has got going: until then an error means that its start failed."""
+        """Call `job.started()` in a coroutine once it works: until then an error means that its start failed."""
         self.inbox = Inbox(started, taken)
         self._logger = logger
 
@@ -120,7 +120,7 @@ class Job:
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that says which job it is."""
+        """A logger whose lines name the job."""
         return _JobLogger(self._logger, {"job": self.name, "key": self.key})
 
 
@@ -133,20 +133,20 @@ class _JobLogger(logging.LoggerAdapter[logging.Logger]):
 class JobHandler:
     """Base of jobs that are written as a class.
 
-    There is one instance for each run of a job, so that `self` can hold its connection. A method that is async runs in
-    the event loop of the host, any other one in a thread. They are called one at a time. `__init__` takes no arguments,
-    and runs in the loop: connect in `start`.
+    Each run of a job has its own instance, so `self` can hold its connection. Async methods run in the host's event
+    loop, other methods in a thread. They are called one at a time. `__init__` takes no arguments and runs in the loop:
+    connect in `start`.
     """
 
     def start(self, job: Job) -> Any:
-        """Get the job going, and return. If it raises, the start has failed, and nothing else is called."""
+        """Start the job and return. If this raises, the start has failed, and no other method is called."""
         raise NotImplementedError
 
     def stop(self, job: Job) -> Any:
-        """End what `start` has begun. After it nothing of the job may be left."""
+        """End everything that `start` began. When this returns, nothing of the job may be left."""
 
     def notify(self, job: Job, payload: Any) -> Any:
-        """Take a notification."""
+        """Handle a notification."""
         job.logger.warning("has no `notify`: the notification is dropped")
 
 
@@ -186,17 +186,17 @@ class JobSpec:
 
 
 def check_name(name: object) -> str:
-    """Return the name if it can be a job's.
+    """Return the name if it is valid for a job.
 
     Raises:
-        InvalidJob: it is empty, too long, no text, or has a mark of ours.
+        InvalidJob: it is empty, too long, not text, or contains the reserved mark.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidJob(f"a job's name is {name!r}: it must be text, and not empty")
+        raise InvalidJob(f"a job's name is {name!r}: it must be non-empty text")
     if len(name.encode(errors="replace")) > MAX_NAME:
         raise InvalidJob(f"a job's name has at most {MAX_NAME} bytes: {name[:40]!r}… is too long")
     if MARK in name:
-        raise InvalidJob(f"job {name!r}: a job's name has no {MARK!r}")
+        raise InvalidJob(f"job {name!r}: a job's name must not contain {MARK!r}")
     return name
 
 
@@ -207,16 +207,16 @@ class JobSpecs:
         self._specs: dict[tuple[str, str], JobSpec] = {}
 
     def add(self, spec: JobSpec) -> None:
-        """Take in a job. The same function or class, imported again, takes the place of the former.
+        """Add a job. The same function or class, imported again, replaces the earlier one.
 
         Raises:
-            InvalidJob: the name is another job's in this keyspace.
+            InvalidJob: another job in this keyspace has this name.
         """
         known = self._specs.get((spec.keyspace, spec.name))
         if known is not None and origin(known.handler) != origin(spec.handler):
             raise InvalidJob(
                 f"the name {spec.name!r} in keyspace {spec.keyspace!r} is taken by {origin(known.handler)}; "
-                f"give {origin(spec.handler)} another one"
+                f"give {origin(spec.handler)} another name"
             )
         self._specs[spec.keyspace, spec.name] = spec
 
@@ -233,5 +233,5 @@ class JobSpecs:
 
 
 def origin(handler: Any) -> str:
-    """Return where a function or class was defined: the same for one that is imported twice."""
+    """Return where a function or class was defined; this is the same if it was imported twice."""
     return f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', handler)}"

@@ -1,25 +1,25 @@
-"""Jobs that are written down where nobody looks: in slots where keys are placed, or by their keys where they are not.
+"""Jobs stored where nobody looks: in slots of a placed keyspace, or by their keys in a keyspace that is not placed.
 
-So are those that were left when a keyspace became placed, or plain again.
+Jobs also end up there when a keyspace becomes placed, or stops being placed.
 """
 
 from __future__ import annotations
 
 
 def as_plain(keyspace: str) -> str:
-    """Return what is wrong with a job in a slot of a keyspace that directs keys, and what to do."""
+    """Return the error, and its fix, for a job in a slot of a placed keyspace."""
     return (
-        f"it was dispatched as in a plain keyspace, before {keyspace!r} placed its keys or by an app that does not "
-        f"declare that: declare it alike everywhere, call sticky.jobs.shutdown({keyspace!r}) and "
-        f"sticky.jobs.reopen({keyspace!r}), then dispatch anew"
+        f"it was dispatched before {keyspace!r} became a placed keyspace, or by an app that does not declare it so: "
+        f"declare it alike in every app, call sticky.jobs.shutdown({keyspace!r}) and "
+        f"sticky.jobs.reopen({keyspace!r}), then dispatch the job again"
     )
 
 
 def as_placed(keyspace: str, count: int) -> str:
-    """Return what is wrong with jobs that are written down by their keys in a plain keyspace, and what to do."""
+    """Return the error, and its fix, for jobs stored by their keys in a keyspace that is not placed."""
     return (
-        f"{count} keys have jobs that were dispatched while {keyspace!r} placed its keys, or by an app that declares "
-        "that, and that do not run: declare it as it was, start a worker, call "
-        f"sticky.jobs.shutdown({keyspace!r}), then declare it as it is to be, sticky.jobs.reopen({keyspace!r}), and "
-        "dispatch anew"
+        f"{count} keys have jobs that do not run: they were dispatched while {keyspace!r} was a placed keyspace, or by "
+        "an app that declares it as one. Declare it as it was, start a worker and call "
+        f"sticky.jobs.shutdown({keyspace!r}). Then declare it as intended, call sticky.jobs.reopen({keyspace!r}) and "
+        "dispatch the jobs again"
     )

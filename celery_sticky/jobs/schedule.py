@@ -1,7 +1,7 @@
 """Schedules and tickers: functions that one worker of a keyspace calls at intervals.
 
-Each is itself a job, of a key made of its name: so whoever owns that key's slot runs it, and it moves like any other.
-It is wanted wherever its code is, and so nowhere written down.
+Each is itself a built-in job whose key is made from its name: the owner of that key's slot runs it, and it moves like
+any other job. It is wanted wherever its code is loaded, so it is not stored.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ Function = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a schedule wants changed; jobs that it does not name are left as they are."""
+    """The changes a schedule wants; jobs it does not name stay as they are."""
 
     start: Mapping[Key, Any] | Collection[Key] = ()
-    """Keys that should have a job, with the payload of each, or without one. Those that have one keep it."""
+    """Keys that should have a job, optionally with the payload of each. Existing jobs stay as they are."""
     stop: Collection[Key] = ()
     stop_all: bool = False
-    """Stop every job of the schedule's kind that `start` does not name."""
+    """Stop every job of the schedule's job name that `start` does not name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A function that says which keys should have a job."""
+    """A function that returns which keys should have a job."""
 
     name: str
     keyspace: str
@@ -60,7 +60,7 @@ class Schedule:
     function: Function = field(repr=False)
 
     async def run(self, job: Job, jobs: Callable[[], Jobs]) -> None:
-        """Call the function every so often, and bring about what it wants."""
+        """Call the function every `every` seconds, and apply its result."""
         job.started()
         outage = Outage(logger, f"schedule {self.name!r}", lambda _: "It neither starts nor stops jobs")
         while True:
@@ -72,11 +72,11 @@ class Schedule:
             except StoreUnavailable as error:
                 outage.failed(error, boottime())
             except Exception:
-                logger.exception("schedule %r has failed; it is tried again in %g s", self.name, self.every)
+                logger.exception("schedule %r has failed; trying again in %g s", self.name, self.every)
             await asyncio.sleep(max(0.0, began + self.every - time.monotonic()))
 
     def apply(self, wanted: Plan | Mapping[Key, Any] | Iterable[Key], jobs: Jobs) -> None:
-        """Dispatch and stop the difference between what is wanted and what there is."""
+        """Dispatch missing jobs and stop unwanted ones."""
         plan = wanted if isinstance(wanted, Plan) else Plan(_keys(wanted), stop_all=True)
         start = {key_text(key): payload for key, payload in _pairs(plan.start)}
         there = jobs.keys(self.job, keyspace=self.keyspace)
@@ -85,7 +85,7 @@ class Schedule:
             try:
                 jobs.stop(self.job, key, keyspace=self.keyspace)
             except NoSuchJob:
-                continue  # it has ended meanwhile
+                continue  # it has ended in the meantime
         self._start({key: payload for key, payload in start.items() if key not in there}, jobs)
 
     def _start(self, missing: Mapping[str, Any], jobs: Jobs) -> None:
@@ -93,7 +93,7 @@ class Schedule:
             try:
                 jobs.admit(self.job, key, payload, keyspace=self.keyspace)
             except JobExists:
-                continue  # somebody else has dispatched it meanwhile
+                continue  # somebody else has dispatched it in the meantime
             except (InvalidPayload, AssignmentFailed) as error:
                 logger.error("schedule %r: %s", self.name, error)
             except NotPinned as error:
@@ -113,12 +113,12 @@ class Ticker:
     function: Function = field(repr=False)
 
     async def run(self, job: Job, jobs: Callable[[], Jobs]) -> None:
-        """Call the function once in each period of the clock, unless another worker has done so in this one."""
+        """Call the function once per period of the clock, unless another worker already did so in this period."""
         job.started()
         outage = Outage(logger, f"ticker {self.name!r}", lambda _: "Its ticks are lost until then")
         while True:
             number = int(time.time() // self.every)
-            # By when it begins, in milliseconds: an interval that was changed must not make it seem long past.
+            # Ticks are numbered by their start in milliseconds, so that a changed interval does not make them look old.
             begins = int(number * self.every * 1000)
             try:
                 if await self._claims(jobs, begins, outage):
@@ -128,7 +128,7 @@ class Ticker:
             await asyncio.sleep(max(0.001, (number + 1) * self.every - time.time()))
 
     async def _claims(self, jobs: Callable[[], Jobs], begins: int, outage: Outage) -> bool:
-        """Return whether this tick is ours; nobody can tell while the store is away."""
+        """Return whether this tick is ours; False while the store is down, because it cannot be decided."""
         try:
             claimed = await _to_the_end(partial(jobs().claim_tick, self.name, begins, keyspace=self.keyspace))
         except StoreUnavailable as error:
@@ -146,11 +146,11 @@ async def _call(function: Function) -> Any:
 
 
 async def _to_the_end(function: Callable[..., Any], *args: Any) -> Any:
-    """Call this in a thread; cancelled, wait for its end all the same: the next owner must not call it beside us."""
-    # A thread of its own, and none of those that `asyncio.to_thread` has for all jobs: neither waits for the other.
+    """Call a function in a thread. If cancelled, wait for it all the same: the next owner must not call it too."""
+    # It has its own thread, not one of `asyncio.to_thread`, which all jobs share: neither waits for the other.
     thread = ThreadPoolExecutor(1, "schedule")
     call = asyncio.get_running_loop().run_in_executor(thread, copy_context().run, function, *args)
-    thread.shutdown(wait=False)  # when this is done
+    thread.shutdown(wait=False)  # ends after the call
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
@@ -162,7 +162,7 @@ def _keys(wanted: Mapping[Key, Any] | Iterable[Key]) -> Mapping[Key, Any] | Coll
     if isinstance(wanted, Mapping):
         return wanted
     if isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable):
-        raise TypeError(f"a schedule returns keys, a mapping of key to payload, or a Plan, not {wanted!r}")
+        raise TypeError(f"a schedule must return keys, a mapping of key to payload, or a Plan, not {wanted!r}")
     return list(wanted)
 
 

@@ -1,8 +1,8 @@
-"""What a worker and its job host say to each other: one JSON object a line, over one pair of sockets.
+"""The messages between a worker and its job host: one JSON object per line, over one pair of sockets.
 
-A `ref` names one run of a job in one host. The worker says `Start`, and later perhaps `Stop`; the host answers a start
-with `Started` or `Failed`, and says the end of the run, asked for or not, with `Ended`. After `Failed` or `Ended` the
-ref is done.
+A `ref` names one run of a job in one host. The worker sends `Start`, and later perhaps `Stop`. The host answers a start
+with `Started` or `Failed`, and reports the end of the run with `Ended`, whether requested or not. After `Failed` or
+`Ended` the ref is no longer used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Start:
     attempt: int
     payload: Any
     membership: int
-    """The membership whose trust the run relies on."""
+    """The number of the membership whose trust the run relies on."""
     worker: str = ""
     """The worker's node name."""
 
@@ -39,7 +39,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Hand a notification to the run; the host says `Noted` when the job has it."""
+    """Hand a notification to the run; the host sends `Noted` when the job has it."""
 
     ref: int
     note: str
@@ -48,7 +48,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The host has loaded the app; these are the jobs it can run, as `keyspace/name`."""
+    """The host has loaded the app. `names` are the jobs it can run, as `keyspace/name`."""
 
     names: tuple[str, ...]
 
@@ -62,14 +62,14 @@ class Unready:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The job's start has returned."""
+    """The job's start has completed."""
 
     ref: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job's start has raised."""
+    """The job's start raised an error."""
 
     ref: int
     error: str
@@ -77,7 +77,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Nothing of the run is left. With an error: it ended by itself with one, or its stop raised."""
+    """Nothing of the run is left. An error means that it ended by itself with an error, or that its stop raised one."""
 
     ref: int
     error: str = ""
@@ -85,7 +85,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The job has the notification: it has taken it out of its inbox, or its `notify` has returned."""
+    """The job has the notification: it took it from its inbox, or its `notify` returned."""
 
     ref: int
     note: str
@@ -97,16 +97,16 @@ _KINDS = {kind.__name__: kind for kind in (Start, Stop, Notify, Ready, Unready, 
 
 
 def encode(message: Message) -> bytes:
-    """Return the line that says this."""
+    """Return the line for a message."""
     fields = {name: getattr(message, name) for name in message.__slots__}
     return json.dumps({"say": type(message).__name__, **fields}, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Return what a line says.
+    """Return the message in a line.
 
     Raises:
-        ValueError, KeyError, TypeError: it says nothing that this release knows.
+        ValueError, KeyError, TypeError: this release does not know the message.
     """
     fields = json.loads(line)
     if "names" in fields:

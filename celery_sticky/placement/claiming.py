@@ -1,4 +1,4 @@
-"""What the placer decides of keys: it asks the directory of those that have something here, and tells the desk."""
+"""Placement decisions: looks up keys that have work here in the placement store and updates the delivery state."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from celery_sticky.stores.placement import Answer, PlacementStore, Said, Wish
 logger = logging.getLogger("celery_sticky.placer")
 
 AT_ONCE = 500
-"""Keys asked of in one request."""
+"""Keys in one request."""
 ROUNDS = 4
-"""Requests in a row while members and pins change under them."""
+"""Maximum number of consecutive requests while members and pins keep changing."""
 PAUSE = 0.05
-"""Seconds between two looks at the keys that wait for a claim, or that could be given back."""
+"""Seconds between checks of keys that wait for a claim or could be released."""
 NOBODY_PAUSE = 0.5
-"""Seconds until a key is asked of again that no worker takes."""
+"""Seconds before another request for a key that no worker takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
-    """What the heartbeat counter of an incarnation is at least."""
+    """A lower bound of an incarnation's heartbeat counter."""
 
     incarnation: str = ""
     least: int = 0
     forgotten: bool = False
-    """The store has counted fewer: it is an older copy."""
+    """The store counted fewer heartbeats: it is an older copy."""
 
     def after(self, before: Heartbeats) -> Heartbeats:
-        """Return the same after another beat, which has added one, whatever the store has counted."""
+        """Return the bound after one more heartbeat, which adds one whatever the store counted."""
         if before.incarnation != self.incarnation:
             return self
         least = max(self.least, before.least + 1)
@@ -46,9 +46,9 @@ class Heartbeats:
 
 
 class Decisions:
-    """Of the keys of one keyspace. `clock` counts seconds, as that of whoever asks.
+    """The decisions on the keys of one keyspace. `clock` returns seconds and is the caller's clock.
 
-    `beats` may be replaced from another thread.
+    Another thread may replace `beats`.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Decisions:
         self.heartbeats = Heartbeats()
 
     def take(self, incarnation: str, scene: Callable[[], Scene], adopt: Callable[[View | None], None]) -> Flow[bool]:
-        """Decide of the keys that are due; True if there are more. `adopt` takes a newer document, for `scene`."""
+        """Decide on the keys that are due; True if more are due. `adopt` takes a newer document, for `scene`."""
         if self.heartbeats.forgotten:
-            # At once, whatever is due: by this document others may join, and claim what runs here.
+            # At once, even if no key is due: others may join by this document and claim what runs here.
             yield from self._ask(incarnation, scene(), [], self._clock())
         for _ in range(ROUNDS):
             seen, now = scene(), self._clock()
@@ -72,7 +72,7 @@ class Decisions:
             changed, view = yield from self._ask(incarnation, seen, plans, now)
             if changed:
                 adopt(view)
-                if scene().view is seen.view:  # the document is missing, or older: the member sees to it
+                if scene().view is seen.view:  # the document is missing or older: the member handles that
                     self._put_off([plan.question.key for plan in plans], now + PAUSE)
         return True
 
@@ -83,7 +83,7 @@ class Decisions:
         return [KeyPlan.make(question, scene) for question in questions]
 
     def give_back(self, incarnation: str) -> Flow[None]:
-        """Give keys back of which nothing is left here."""
+        """Release keys that have nothing left here."""
         keys = self._courier.consult(lambda delivery_state: delivery_state.claims.to_release(self._name))
         for start in range(0, len(keys), AT_ONCE):
             part = keys[start : start + AT_ONCE]
@@ -92,7 +92,7 @@ class Decisions:
             self._courier.consult(lambda delivery_state, part=part: delivery_state.claims.released(self._name, part))  # type: ignore[misc]
 
     def _ask(self, incarnation: str, scene: Scene, plans: list[KeyPlan], now: float) -> Flow[tuple[bool, View | None]]:
-        """Ask of keys; return whether the document is another one, and then that."""
+        """Request claims; return whether the document changed, and the new document."""
         wishes = []
         for plan in plans:
             question = plan.question
@@ -104,7 +104,7 @@ class Decisions:
         least = heartbeats.least if heartbeats.incarnation == incarnation else 0
         claims = yield from ask(PlacementStore.claim, incarnation, self._calls, scene.version, wishes, least)
         if not claims.member:
-            self._put_off([wish.key for wish in wishes], now + PAUSE)  # the member finds out, and tells us
+            self._put_off([wish.key for wish in wishes], now + PAUSE)  # the member will notice and tell us
         elif not claims.changed:
             self._courier.decide(partial(self._tell, incarnation, scene, plans, claims.answers, now))
         return claims.changed, claims.view
@@ -126,7 +126,7 @@ class Decisions:
         delivery_state: DeliveryState,
         told: float,
     ) -> None:
-        """Tell the desk what was decided at `now`; nothing if this worker is another incarnation by now."""
+        """Apply what was decided at `now` to the delivery state; do nothing if this worker's incarnation changed."""
         claims = delivery_state.claims
         if claims.incarnation(self._name) != incarnation:
             return

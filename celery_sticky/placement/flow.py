@@ -1,7 +1,7 @@
-"""With whom the parts of a placer talk: with the directory, one request at a time, and with the courier.
+"""Flows: how the parts of a placer send requests to the placement store; and the courier as a placer sees it.
 
-A talk yields its requests. Whoever holds it makes them one after the other and brings the answers, or the error that
-came instead: in a thread, or step by step. What a request names is as it was when it was yielded, however late it goes.
+A flow yields its requests. Its runner makes them one after the other and sends back the answer or the error, either in
+a thread or step by step. The arguments of a request are fixed when it is yielded, however late it is sent.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Flow = Generator[Request, Any, Answer]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to the directory: one of its verbs."""
+    """A request to the placement store: one of its methods with arguments."""
 
     verb: str
     given: tuple[Any, ...]
 
     def __call__(self, placement_store: PlacementStore) -> object:
-        """Make it."""
+        """Make the request."""
         return getattr(placement_store, self.verb)(*self.given)
 
     def __str__(self) -> str:
@@ -37,13 +37,13 @@ class Asked:
 
 
 def ask(verb: Callable[[Any, *Given], Answer], *given: *Given) -> Generator[Request, Any, Answer]:
-    """Ask the directory for one thing; `verb` is one of `PlacementStore`."""
+    """Make one request to the placement store; `verb` is a method of `PlacementStore`."""
     answer: Answer = yield Asked(verb.__name__, given)
     return answer
 
 
 def hold(flow: Generator[Request, Any, Answer], placement_store: PlacementStore) -> Answer:
-    """Carry a talk on to its end. What a request raises is raised in the talk, which may go on all the same."""
+    """Run a flow to its end. An error from a request is raised inside the flow, which may handle it and continue."""
     try:
         request = next(flow)
         while True:
@@ -59,22 +59,22 @@ def hold(flow: Generator[Request, Any, Answer], placement_store: PlacementStore)
 
 
 class Courier(Protocol):
-    """The courier, as a placer sees it. None of it waits."""
+    """The courier, as a placer sees it. No method waits."""
 
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """Open a worker queue; reports `Opened` or `OpenRefused`."""
 
     def stop(self, slot: SlotId) -> None:
-        """Start nothing more of a worker queue; reports `Drained` when nothing of it is left here."""
+        """Start no more messages of a worker queue; reports `Drained` when nothing of it is left here."""
 
     def close(self, slot: SlotId) -> None:
-        """The worker queue is somebody else's already."""
+        """Close a worker queue that another worker already has."""
 
     def trusts(self, keyspace: str) -> bool:
-        """Whether the lease in this keyspace is trusted now."""
+        """Return whether the lease in this keyspace is trusted now."""
 
     def consult(self, ask: Callable[[DeliveryState], Answer]) -> Answer:
-        """Return what the desk answers."""
+        """Return the result of `ask` for the delivery state."""
 
     def decide(self, tell: Callable[[DeliveryState, float], None]) -> None:
-        """Tell the desk, and what time it is (seconds since the epoch), what has been decided of keys."""
+        """Apply decisions on keys to the delivery state; `tell` also gets the time in seconds since the Unix epoch."""

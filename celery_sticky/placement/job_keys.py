@@ -1,7 +1,7 @@
-"""The keys of a placed keyspace that have jobs, and what this worker does about them. Pure.
+"""The keys of a placed keyspace that have jobs, and this worker's work on them. Pure.
 
-All of them are known here, also those of other workers: whose they are is seen without asking when members change.
-There may be very many: nothing is done about a key of which nothing has changed.
+All of them are known here, also those of other workers, so a change of members needs no lookups to see who owns what.
+There may be very many keys: keys without changes cost nothing.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from enum import Enum
 from celery_sticky.placement.rules import Duty, Scene
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
-"""Seconds until the function is called again for keys for which it has failed; doubled in between."""
+"""Seconds before retrying the function for keys for which it failed: first and maximum; the pause doubles."""
 
 
 class KeyStage(Enum):
-    """What this worker has done about the jobs of a key."""
+    """How far this worker is with the jobs of a key."""
 
     OUT = "out"
     ASKING = "asking"
-    """It wants the claim."""
+    """It has requested the claim."""
     OPEN = "open"
-    """It has the claim, and the keeper their place."""
+    """It has the claim, and the keeper has the place."""
     STOPPING = "stopping"
-    """The keeper stops them."""
+    """The keeper is stopping them."""
 
 
 @dataclass(slots=True)
 class _Job:
     pin: str = ""
-    """The incarnation that has pinned the key, as far as is known; empty: nobody."""
+    """The incarnation that pinned the key, as far as known; empty: none."""
     looked: bool = False
-    """Whether that was looked up at all."""
+    """Whether the pin was ever looked up."""
     stage: KeyStage = KeyStage.OUT
     duty: Duty = Duty.NONE
-    """For which it is open."""
+    """The duty for which the place is open."""
     token: int = 0
     gone: bool = False
-    """There are no jobs of it any more, as far as is known."""
+    """The key has no jobs any more, as far as known."""
 
 
 @dataclass(slots=True)
 class Changes:
-    """What is to be done."""
+    """The changes to carry out."""
 
     want: list[tuple[str, str]] = field(default_factory=list)
-    """Keys to be claimed, and by whom they are pinned."""
+    """Keys to claim, and the incarnation that pinned each."""
     leave: list[str] = field(default_factory=list)
-    """Keys that need not be claimed after all."""
+    """Keys whose claim is no longer needed."""
     stop: list[str] = field(default_factory=list)
-    """Keys whose jobs are to be stopped."""
+    """Keys whose jobs must stop."""
     failed: str = ""
-    """Why the function has failed for some key that is this worker's to tend."""
+    """Why the function failed for a key that this worker tends; empty: it did not."""
 
 
 class JobKeys:
@@ -64,10 +64,10 @@ class JobKeys:
         self._jobs: dict[str, _Job] = {}
         self._held: set[str] = set()
         self._unsure: dict[str, None] = {}
-        """Whose pin is to be looked up."""
+        """Keys whose pin must be looked up."""
         self._due: dict[str, None] = {}
         self._refused: dict[str, float] = {}
-        """When to claim a key again whose place could not be opened."""
+        """Key whose place could not be opened -> when to claim it again."""
         self._failing: set[str] = set()
         self._failures = 0
         self._retry_at = 0.0
@@ -78,26 +78,26 @@ class JobKeys:
 
     @property
     def held(self) -> bool:
-        """Whether anything of any key's jobs is here, or may come to be."""
+        """True if jobs of any key are here or may arrive."""
         return bool(self._held)
 
     # -- what is known -------------------------------------------------------------------------
 
     def knows(self, key: str) -> bool:
-        """Whether the key is known to have jobs. Any thread may ask."""
+        """True if the key is known to have jobs. Any thread may ask."""
         job = self._jobs.get(key)
         return job is not None and not job.gone
 
     def wanted(self, keys: Iterable[str]) -> None:
-        """There may be jobs of these keys."""
+        """Note that these keys may have jobs."""
         for key in keys:
             if not self.knows(key):
                 job = self._jobs.setdefault(key, _Job())
-                job.gone = job.looked = False  # whatever its pin is: while it was gone nothing was done about it
+                job.gone = job.looked = False  # decide again even if the pin is the same: meanwhile nothing was done
                 self._look_at(key)
 
     def listed(self, keys: Collection[str]) -> None:
-        """There are jobs of these keys, and of no others."""
+        """Note that these keys have jobs, and no others."""
         self.wanted(keys)
         there = set(keys)
         for key, job in self._jobs.items():
@@ -106,12 +106,12 @@ class JobKeys:
                 self._due[key] = None
 
     def drained(self, key: str, token: int, now: float, *, vacant: bool) -> bool:
-        """Nothing of the key's jobs is here any more; False: that was told of an earlier claim."""
+        """Note that nothing of the key's jobs is left here; False: the report concerns an earlier claim."""
         job = self._jobs.get(key)
         if job is None or job.token != token or job.stage not in (KeyStage.OPEN, KeyStage.STOPPING):
             return False
         if job.stage is KeyStage.OPEN and not vacant:
-            self._refused[key] = now + RETRY_FIRST  # the store has records of a later token: time brings a higher one
+            self._refused[key] = now + RETRY_FIRST  # the records have a later token: tokens grow with time, so retry
         else:
             self._due[key] = None
         self._set(key, job, KeyStage.OUT)
@@ -119,16 +119,16 @@ class JobKeys:
         return True
 
     def pin_changed(self, key: str) -> None:
-        """The pin of a key is another one."""
+        """Note that the pin of a key changed."""
         if key in self._jobs:
             self._look_at(key)
 
     def review(self) -> None:
-        """Members have changed: think about every key anew."""
+        """Re-check every key after the members changed."""
         self._due = dict.fromkeys(self._jobs)
 
     def reset(self) -> None:
-        """The membership is over, or another one has begun: nothing is held."""
+        """Forget all claims, because a membership ended or began."""
         for job in self._jobs.values():
             job.stage, job.duty, job.token = KeyStage.OUT, Duty.NONE, 0
         self._held.clear()
@@ -137,33 +137,33 @@ class JobKeys:
     # -- pins ----------------------------------------------------------------------------------
 
     def sweep(self, most: int) -> None:
-        """Have the pins of some more keys looked up, all in turn: a signal may have been lost."""
+        """Queue the pins of some more keys, in rotation, for lookup: a signal may have been lost."""
         if not self._round:
             self._round = list(self._jobs)
         part, self._round = self._round[-most:], self._round[:-most]
         self._unsure.update(dict.fromkeys(key for key in part if key in self._jobs))
 
     def to_look(self, most: int) -> list[str]:
-        """Return keys whose pins are to be looked up."""
+        """Return keys whose pins must be looked up."""
         return [key for key, _ in zip(self._unsure, range(most), strict=False)]
 
     def looked(self, keys: Iterable[str], pins: Mapping[str, str]) -> None:
-        """These were looked up."""
+        """Take in the pins that were looked up for these keys."""
         for key in keys:
             del self._unsure[key]
             if (job := self._jobs.get(key)) is not None and (not job.looked or job.pin != pins.get(key, "")):
                 job.pin, job.looked = pins.get(key, ""), True
                 self._due[key] = None
 
-    # -- what is to be done --------------------------------------------------------------------
+    # -- what to do ----------------------------------------------------------------------------
 
     @property
     def more(self) -> bool:
-        """Whether there is more to do at once."""
+        """True if there is more to do at once."""
         return bool(self._due or self._unsure)
 
     def decide(self, scene: Scene, now: float, most: int) -> Changes:
-        """Think about keys that are due; what is returned has to be done."""
+        """Decide on keys that are due; the caller must carry out the returned changes."""
         if self._failing and now >= self._retry_at:
             self._due.update(dict.fromkeys(self._failing))
         for key in [key for key, at in self._refused.items() if at <= now]:
@@ -181,17 +181,17 @@ class JobKeys:
             self._retry_at = now + min(RETRY_FIRST * 2.0 ** min(self._failures, 10), RETRY_LAST)
             self._failures += 1
         else:
-            changes.failed = ""  # it was told, and will be again
+            changes.failed = ""  # already reported, and reported again at the next retry
         return changes
 
     def granted(self, key: str, token: int, duty: Duty, pin: str) -> None:
-        """The key is claimed, for this; when it was, this was its pin."""
+        """Note that the key was claimed for this duty, while it had this pin."""
         job = self._jobs[key]
         self._set(key, job, KeyStage.OPEN)
         job.token, job.duty, job.pin = token, duty, pin
 
     def left(self, key: str, pin: str) -> None:
-        """The key is not claimed after all: it belongs elsewhere, with this pin."""
+        """Note that the key was not claimed: with this pin it belongs elsewhere."""
         job = self._jobs[key]
         self._set(key, job, KeyStage.OUT)
         job.pin = pin
@@ -220,7 +220,7 @@ class JobKeys:
             case KeyStage.ASKING if duty is Duty.NONE:
                 self._set(key, job, KeyStage.OUT)
                 changes.leave.append(key)
-                self._due[key] = None  # it may be gone
+                self._due[key] = None  # its jobs may be gone
             case KeyStage.OPEN if duty is not job.duty and not job.gone:
                 self._set(key, job, KeyStage.STOPPING)
                 changes.stop.append(key)

@@ -18,28 +18,28 @@ from celery_sticky.stores.placement import Answer, Look, PlacementStore, Said, V
 logger = logging.getLogger("celery_sticky.placer")
 
 AT_ONCE = 2000
-"""Keys thought about in a row, before anybody else has a turn."""
+"""Keys to decide on in one go, before anything else gets a turn."""
 LOOK_AT_ONCE = 500
-"""Keys whose pins are looked up in one request; and, with nothing else to do, in a second."""
+"""Keys whose pins are looked up in one request; also the maximum per second for the routine sweep."""
 SWEEP_EVERY = 1.0
-"""Seconds between two looks at pins that may have changed without a word."""
+"""Seconds between sweeps for pins that changed without a signal."""
 
 
 class PlaceKeeper(Protocol):
-    """Who runs the jobs. None of it waits."""
+    """Runs the jobs. No method waits."""
 
     def open(self, slot: Slot, epoch: int, membership: int, idle: str = "") -> None:
-        """The place is ours under this token, in this membership; `idle`: why nothing may be started all the same."""
+        """Open the place under this token, in this membership; `idle`: why no job may start in it, or empty."""
 
     def stop(self, slot: Slot) -> None:
-        """Stop what runs in the place; tells when nothing is left (`PlacedJobs.drained`)."""
+        """Stop what runs in the place; calls `PlacedJobs.drained` when nothing is left."""
 
     def close(self, slot: Slot) -> None:
-        """The place is somebody else's already."""
+        """Close the place: another worker already has it."""
 
 
 class PlacedJobs:
-    """Which keys' jobs are run here. The keeper calls `wanted`, `listed` and `drained`, from its thread."""
+    """The keys whose jobs run here. The keeper calls `wanted`, `listed` and `drained` from its thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class PlacedJobs:
         pins: bool,
     ) -> None:
         self.keeper: PlaceKeeper | None = None
-        """None where the keyspace has no jobs."""
+        """None if the keyspace has no jobs."""
         self._name, self._courier, self._newest_membership, self._wake = keyspace, courier, membership, wake
         self._clock, self._pins = clock, pins
         self._keys = JobKeys(pins=pins)
@@ -63,68 +63,68 @@ class PlacedJobs:
     # -- for the keeper ------------------------------------------------------------------------
 
     def wanted(self, places: Collection[str]) -> None:
-        """There may be jobs in these places: something has changed there."""
+        """Note that there may be jobs in these places: something changed there."""
         keys = [key_of(place) for place in places]
-        # Each notification of a job is heard by all workers.
+        # Every worker hears every notification of a job.
         if self._inbox or not all(map(self._keys.knows, keys)):
             self._post(partial(self._keys.wanted, keys))
 
     def listed(self, places: Collection[str]) -> None:
-        """There are jobs in these places, and in no others."""
+        """Note that there are jobs in these places and in no others."""
         self._post(partial(self._keys.listed, [key_of(place) for place in places]))
 
     def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
-        """Nothing runs of a place that was held here under this epoch; `vacant`: it has no jobs any more."""
+        """Note that nothing runs in a place held here under this epoch; `vacant`: it has no jobs any more."""
         self._post(partial(self._drained, key_of(place), epoch, vacant=vacant))
 
     def _post(self, call: Callable[[], object]) -> None:
         self._inbox.append(call)
         self._wake()
 
-    # -- for the placer: in the member's thread, under the courier's lock ---------------------
+    # -- for the placer: in the member's thread, under the courier's lock -----------------------
 
     def serve(self, held: Collection[str]) -> None:
-        """A membership is over, or has begun: what was held of these keys is void."""
+        """Drop what was held of these keys, because a membership ended or began."""
         self._term = self._newest_membership()
         if self.keeper is not None:
             for key in held:
                 self.keeper.close(job_place(key))
 
-    # -- for the placer, in its thread -------------------------------------------------------
+    # -- for the placer, in its thread ---------------------------------------------------------
 
     @property
     def held(self) -> bool:
-        """Whether jobs are here, or may come to be."""
+        """True if jobs are here or may arrive."""
         return self._keys.held
 
     @property
     def more(self) -> bool:
-        """Whether there is more to do at once."""
+        """True if there is more to do at once."""
         return bool(self._inbox) or self._keys.more
 
     @property
     def pause(self) -> float:
-        """Seconds until there may be something to do."""
+        """Seconds until the next routine work."""
         return SWEEP_EVERY if len(self._keys) else float("inf")
 
     def take_in(self) -> None:
-        """Take in what the keeper has said."""
+        """Apply what the keeper reported."""
         while self._inbox:
             try:
                 self._inbox[0]()
             finally:
-                self._inbox.popleft()  # only now: `wanted` looks whether anything is yet to be taken in
+                self._inbox.popleft()  # only afterwards: `wanted` checks whether the inbox is empty
 
     def reset(self) -> None:
-        """The membership is over, or another one has begun."""
+        """Forget all claims, because a membership ended or began."""
         self._keys.reset()
 
     def review(self) -> None:
-        """Members, or owners of slots, have changed."""
+        """Re-check all keys after members or slot owners changed."""
         self._keys.review()
 
     def pin_changed(self, key: str) -> None:
-        """The pin of a key is another one."""
+        """Note that the pin of a key changed."""
         self._keys.pin_changed(key)
 
     def look(self, known: Version) -> Flow[Look | None]:
@@ -139,7 +139,7 @@ class PlacedJobs:
         return look
 
     def decide(self, scene: Scene, incarnation: str) -> None:
-        """Think about keys in which something has changed, and bring about what follows."""
+        """Decide on keys that changed, and carry out the decisions."""
         changes = self._keys.decide(scene, self._clock(), AT_ONCE)
         if changes.failed:
             logger.error("jobs of keyspace %s wait: %s", self._name, changes.failed)
@@ -154,7 +154,7 @@ class PlacedJobs:
         self, delivery_state: DeliveryState, incarnation: str, want: list[tuple[str, str]], leave: list[str]
     ) -> None:
         if delivery_state.claims.incarnation(self._name) != incarnation:
-            return  # this membership is over: we shall be told
+            return  # this membership is over: `reset` follows
         for key, pin in want:
             delivery_state.claims.want_job(self._name, key, pin)
         for key in leave:
@@ -165,7 +165,7 @@ class PlacedJobs:
             self._courier.consult(lambda delivery_state: delivery_state.claims.leave_job(self._name, key))
 
     def tell(self, delivery_state: DeliveryState, plan: KeyPlan, answer: Answer) -> None:
-        """Take in what was answered of a key whose jobs wait for the claim. Under the courier's lock."""
+        """Apply the answer for a key whose jobs wait for the claim. The caller holds the courier's lock."""
         key, claims = plan.question.key, delivery_state.claims
         if plan.duty is Duty.NONE:
             claims.leave_job(self._name, key)

@@ -1,6 +1,6 @@
-"""The placer of a keyspace that directs keys: it claims keys, and passes messages on that belong elsewhere.
+"""The placer of one placed keyspace: it claims keys and passes on messages that belong elsewhere.
 
-A thread of its own with a client of its own, beside the courier. What it knows and decides is its `PlacementState`.
+It has its own thread and its own client, beside the courier. Its state and decisions are in its `PlacementState`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from celery_sticky.stores.placement import PinMoved, PlacementStore
 
 logger = logging.getLogger("celery_sticky.placer")
 
-WITHOUT_STORE = "No key is claimed, so only keys that are claimed already go on"
+WITHOUT_STORE = "No key can be claimed; only keys that are already claimed proceed"
 BROKEN_PAUSE = 0.1
-"""Seconds between attempts to talk to a store that does not answer."""
+"""Seconds between attempts to reach a store that does not answer."""
 
 
 class Placer:
-    """One worker's part in the directing of a keyspace. Any thread may call its public methods; they do not wait."""
+    """One worker's placer of one keyspace. Any thread may call its public methods; they do not wait."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class Placer:
         self._ended = True  # no thread yet
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._ended = False
         start_thread(self._run, f"sticky-placer-{self._name}")
 
     def finish(self, timeout: float) -> None:
-        """End the thread, at most `timeout` seconds later."""
+        """Stop the thread; wait for it at most `timeout` seconds."""
         self._running = False
         deadline = time.monotonic() + timeout
         while not self._ended and time.monotonic() < deadline:
@@ -73,28 +73,28 @@ class Placer:
             time.sleep(0.01)
 
     def wake(self) -> None:
-        """There is something to decide."""
+        """Schedule a turn: there is something to decide."""
         if (placement_store := self._placement_store) is not None:
             placement_store.wake()
 
     def report(self, event: Event) -> None:
-        """Take in what the courier says of a worker queue."""
+        """Take in the courier's report on a worker queue."""
         self._state.report(event)
 
     # -- for the member, in its thread ---------------------------------------------------------
 
     def joining(self, incarnation: str) -> None:
-        """Enlist before others can see us: should we die at once, somebody must look after our queue."""
+        """Enlist before others can see this worker: if it dies at once, somebody must look after its queue."""
         if self._joining is None:
             self._joining = self._open_placement_store()
         self._joining.enlist(self._worker, incarnation)
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Take in what the member knows."""
+        """Take in the member's state."""
         self._state.observe(snapshot)
 
     def heartbeat_done(self, incarnation: str, counter: int) -> None:
-        """A heartbeat was counted."""
+        """Take in a counted heartbeat."""
         self._state.heartbeat_done(incarnation, counter)
 
     # -- the thread ----------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Placer:
                 self._outage.failed(error, boottime())
                 time.sleep(BROKEN_PAUSE)
             except Exception:
-                logger.exception("keyspace %s: the placer met an error it does not know", self._name)
+                logger.exception("keyspace %s: unexpected error in the placer; it tries again in 1 s", self._name)
                 time.sleep(BROKEN_PAUSE * 10)
         for placement_store in (self._placement_store, self._joining):
             if placement_store is not None:
@@ -119,7 +119,7 @@ class Placer:
 
     def _turn(self, placement_store: PlacementStore) -> None:
         pause = hold(self._state.turn(), placement_store)
-        # After an outage: at once, for it is not over before the store can be listened to.
+        # After an outage do not wait: it counts as over only when the subscription works again.
         for heard in placement_store.watch(0.0 if self._outage.lasts else pause):
             if isinstance(heard, PinMoved):
                 self._state.hear(heard)

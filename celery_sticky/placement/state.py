@@ -1,9 +1,9 @@
-"""What a placer knows and decides: which worker queues are open here, which keys run here, and what is passed on.
+"""The state and the decisions of a placer: open worker queues, keys that run here, and messages to pass on.
 
-No thread, no clock, no client. It opens this worker's worker queue and those of workers that are gone and whose successor it
-is; it asks the directory of every key that has something here, and tells the desk: run, wait, pass on, bury; and the
-keeper: open, stop. Each decision is taken on the newest members and pins there are: a claim names those it was thought
-out with, and is refused where they have changed.
+No thread, no clock, no client. It opens this worker's queue and the queues of departed workers whose successor it is.
+It looks up every key that has work here in the placement store. It then tells the delivery state to run, wait, pass on
+or bury messages, and the keeper to open or stop jobs. Each decision uses the newest members and pins: a claim names the
+version it was based on and is refused if they changed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from celery_sticky.queues.base import SlotQueues
 from celery_sticky.stores.placement import NO_VERSION, PinMoved, PlacementStore
 
 IDLE = 5.0
-"""Seconds between two looks for worker queues of workers that are gone."""
+"""Seconds between checks for queues of departed workers."""
 
 
 class PlacementState:
-    """One worker's part in the directing of a keyspace.
+    """One worker's placement of the keys of one keyspace.
 
-    `wake` has another turn taken soon, `clock` returns seconds, `term` which membership the lease is of.
+    `wake` schedules another turn soon, `clock` returns seconds, `term` returns the lease's membership number.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PlacementState:
         self._incarnation = ""
         self._queues = WorkerQueues(keyspace.name, worker, connect, courier)
         self._queue_closed = False
-        """Our worker queue, for good: this member leaves."""
+        """Our own queue is closed for good: this member is leaving."""
         self.jobs = PlacedJobs(keyspace.name, courier, membership, wake, clock, pins=keyspace.pins)
         self._decisions = Decisions(keyspace.name, worker, courier, self.jobs, clock)
         self._lost_pins = LostPins(worker, pins_lost, lambda: courier.trusts(keyspace.name))
@@ -69,12 +69,12 @@ class PlacementState:
     # -- from any thread -----------------------------------------------------------------------
 
     def report(self, event: Event) -> None:
-        """Take in what the courier says of a worker queue."""
+        """Take in the courier's report on a worker queue."""
         self._inbox.append(event)
         self._wake()
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Take in what the member knows. Before it may join anew, nothing of the old membership is open here."""
+        """Take in the member's state. Before it can join again, nothing of the old membership is open here."""
         incarnation = snapshot.incarnation if snapshot.phase is Phase.IN else ""
         if incarnation != self._incarnation:
             self._incarnation = incarnation
@@ -84,7 +84,7 @@ class PlacementState:
         self._wake()
 
     def heartbeat_done(self, incarnation: str, counter: int) -> None:
-        """A heartbeat was counted: so much the counter is at least from now on, if the store forgets nothing."""
+        """Take in a counted heartbeat: from now on the counter is at least this high unless the store lost writes."""
         self._decisions.heartbeats = heartbeats = Heartbeats(incarnation, counter).after(self._decisions.heartbeats)
         if heartbeats.forgotten:
             self._wake()
@@ -92,10 +92,10 @@ class PlacementState:
     def _serve(self, delivery_state: DeliveryState, _: float) -> None:
         self.jobs.serve(delivery_state.claims.serve(self._name, self._incarnation, self._mine))
 
-    # -- the placer's turn -------------------------------------------------------------------
+    # -- the placer's turn ---------------------------------------------------------------------
 
     def turn(self) -> Flow[float]:
-        """Do what there is to do; return after how many seconds there may be more, if nothing is heard before."""
+        """Do the work that is due; return the seconds until there may be more if nothing is heard before."""
         while self._inbox:
             self._take_in(self._inbox.popleft())
         self.jobs.take_in()
@@ -115,7 +115,7 @@ class PlacementState:
         return PAUSE if busy or self._leaving or self._queues.shut else min(IDLE, self.jobs.pause)
 
     def hear(self, moved: PinMoved) -> None:
-        """The pin of a key has changed."""
+        """Take in that the pin of a key changed."""
         self.jobs.pin_changed(moved.key)
         if self._incarnation in moved.concerned:
             self._lost_pins.moved()
@@ -158,7 +158,7 @@ class PlacementState:
             return
         if self._queues.outbid:
             look = yield from ask(PlacementStore.look, NO_VERSION, ())
-            self._adopt(look.view)  # whose the fence is must be read before it is outbid
+            self._adopt(look.view)  # find out who holds the fence before raising the epoch
         newest, now = self._view or view, self._clock()
         closed = yield from self._queues.look_after(newest, self._incarnation, now, leaving=self._leaving)
         if closed:
@@ -171,7 +171,7 @@ class PlacementState:
         self.jobs.decide(self._scene, self._known_as)
 
     def _depart(self) -> None:
-        """Leaving: say so when neither our worker queue nor jobs hold this member here, and none can come any more."""
+        """When leaving: report it once our queue and our jobs are gone and no new ones can come."""
         slots_left = self._view is not None and self._worker in self._view.owner
         if self._leaving and self._queue_closed and not slots_left and not self.jobs.held:
             self._queue_closed = False

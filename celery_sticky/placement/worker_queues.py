@@ -1,4 +1,4 @@
-"""The worker queues that a worker reads: its own, and those of workers that are gone and whose successor it is."""
+"""The worker queues that this worker reads: its own, and those of departed workers whose successor it is."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from celery_sticky.stores.placement import START, PlacementStore
 logger = logging.getLogger("celery_sticky.placer")
 
 LOOK_EVERY = 5.0
-"""Seconds between two looks for worker queues of workers that are gone."""
+"""Seconds between checks for queues of departed workers."""
 COUNTED_EVERY = 60.0
-"""Seconds between two looks whether they are empty."""
+"""Seconds between checks whether those queues are empty."""
 KEPT = 3600.0
-"""Seconds that the empty queue of a worker that is gone is still looked after: a slow sender may know no better."""
+"""Seconds to keep reading the empty queue of a departed worker: a slow sender may still send to it."""
 
 
 @dataclass(slots=True)
 class _Queue:
-    """A worker queue that is ours to read."""
+    """A worker queue that this worker should read."""
 
     epoch: int
     empty_since: float | None = None
 
 
 class WorkerQueues:
-    """Which of them are open here. Of one thread, save for `close_all`. `now` is in seconds on one clock."""
+    """The worker queues open here. Used by one thread, except `close_all`. `now` is in seconds on one clock."""
 
     def __init__(self, keyspace: str, worker: str, connect: Callable[[], SlotQueues], courier: Courier) -> None:
         self._name, self._worker, self._mine = keyspace, worker, worker_queue(worker)
@@ -48,52 +48,52 @@ class WorkerQueues:
 
     @property
     def outbid(self) -> bool:
-        """Whether a queue was refused: its fence is another one's."""
+        """True if opening a queue was refused because another worker has fenced it."""
         return bool(self._fences)
 
     @property
     def shut(self) -> bool:
-        """Whether a queue that is ours to read is not open here."""
+        """True if a queue that this worker should read is not open here."""
         return self.outbid or self._shut
 
     def close_all(self) -> None:
-        """The membership is over. May be called from another thread; `forget_all` follows in ours."""
+        """Close all queues when the membership ends. Any thread may call this; `forget_all` follows in ours."""
         for name in list(self._queues):
             self._courier.close((self._name, name))
 
     def forget_all(self) -> None:
-        """The membership is over, or a new one has begun."""
+        """Forget all queues when a membership ends or begins."""
         self.close_all()
         self._queues.clear()
         self._fences.clear()
         self._stopping = self._shut = False
 
     def members_changed(self) -> None:
-        """Somebody has come or gone: look whose successor we are, and for what names those that are gone."""
+        """Re-check successors and departed workers after the members changed."""
         self._look_at, self._sweep_from = 0.0, START
 
     def refused(self, name: str, fence: int) -> None:
-        """The broker has refused to open a queue: it is fenced at this epoch."""
+        """Note that the broker refused to open a queue because it is fenced at epoch `fence`."""
         self._fences[name] = max(fence, self._fences.get(name, 0))
         if self._queues.pop(name, None) is not None:
             logger.info("keyspace %s: queue %s is fenced at epoch %d", self._name, name, fence)
 
     def drained(self, name: str) -> bool:
-        """Nothing of a stopped queue is left here; True if it is our own, for good."""
+        """Take in that a stopped queue is drained; True if it is our own, which is then closed for good."""
         if name != self._mine or not self._stopping:
             return False
         self._queues.pop(name, None)
         return True
 
     def look_after(self, view: View, incarnation: str, now: float, *, leaving: bool) -> Flow[bool]:
-        """Open and close what is to be. True if our own queue is closed for good without more ado."""
+        """Open and close queues as needed. True if our own queue is closed for good without waiting for a drain."""
         if now >= self._look_at:
             self._courier.decide(lambda delivery_state, _: delivery_state.look_into((self._name, self._mine)))
             self._enlisted = dict((yield from ask(PlacementStore.enlisted)))
-            self._look_at = now + LOOK_EVERY  # only now: unanswered it is asked again at once
+            self._look_at = now + LOOK_EVERY  # set after the answer: a failed request is repeated at once
         heritage = {worker_queue(name) for name in self._enlisted if successor(view, name) == self._worker}
         shut = sorted((heritage if leaving else heritage | {self._mine}) - self._queues.keys())
-        # Without trust it may be another document already by which others read them: its versions may be lower.
+        # Without trust, others may already read these queues by another document, whose versions may be lower.
         self._shut = bool(shut) and not self._courier.trusts(self._name)
         for name in () if self._shut else shut:
             self._open(name, view, incarnation)
@@ -105,18 +105,21 @@ class WorkerQueues:
             del self._fences[name]
         if heritage:
             yield from self._tidy(now)
-        return leaving and self._stop_mine()  # at last: what asks the store may not come to its end
+        return leaving and self._stop_mine()  # last, because requests to the store may fail before this
 
     def _open(self, name: str, view: View, incarnation: str) -> None:
         if incarnation:
             epoch = max(view.version, self._fences.get(name, 0) + 1)
             self._queues[name] = _Queue(epoch)
             if name != self._mine:
-                logger.info("keyspace %s: %s is gone: its worker queue is emptied from here", self._name, name)
+                logger.info("keyspace %s: worker of queue %s is gone; this worker drains the queue", self._name, name)
             self._courier.open((self._name, name), epoch, incarnation)
 
     def _stop_mine(self) -> bool:
-        """Leaving: pass on what comes while something of the queue runs here, then close it. True: it is closed."""
+        """When leaving: wait until nothing of our queue runs here, passing messages on, then close it.
+
+        Return True once it is closed.
+        """
         queue = (self._name, self._mine)
         if self._stopping or self._courier.consult(lambda delivery_state: delivery_state.gate.busy(queue)):
             return False
@@ -136,7 +139,7 @@ class WorkerQueues:
             self._sweep_from = None if on == START else on
 
     def _forget_empty(self, now: float) -> Flow[None]:
-        """Forget workers whose queue has been empty for long."""
+        """Forget workers whose queue has been empty for `KEPT` seconds."""
         names = [name for name in self._queues if name != self._mine]
         depths: Mapping[Slot, Depth] = yield lambda _: self._depths(names)
         for name, depth in depths.items():

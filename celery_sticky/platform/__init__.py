@@ -1,1 +1,1 @@
-"""The operating system: native threads, processes, and reports of servers that do not answer."""
+"""Operating system services: native threads, processes, and reports of servers that do not answer."""

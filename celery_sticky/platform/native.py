@@ -1,6 +1,6 @@
-"""Real threads and locks, also where gevent or eventlet have replaced those of the standard library.
+"""Real threads and locks, even if gevent or eventlet have replaced those of the standard library.
 
-A heartbeat must not depend on greenlets giving way: a loop that computes for a minute would cost the lease.
+Heartbeats must not depend on greenlets that yield: a loop that computes for a minute would cost the lease.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def original(module: str, name: str) -> Any:
-    """Return what a module had under this name before gevent or eventlet replaced it."""
+    """Return the object that a module had under this name before gevent or eventlet replaced it."""
     if "gevent.monkey" in sys.modules:
         return sys.modules["gevent.monkey"].get_original(module, name)
     if "eventlet.patcher" in sys.modules:
@@ -30,14 +30,15 @@ _RLock: Any = original("_thread", "RLock")
 
 
 class Section(_RLock):  # type: ignore[misc]
-    """A lock among operating system threads that also knows signal handlers: hold it for microseconds, never over I/O.
+    """A lock between operating system threads, safe for signal handlers: hold it for microseconds, never over I/O.
 
-    A handler runs in the main thread between any two bytecodes, perhaps those of a section, and cannot wait for itself.
-    So what may be called from one asks `later` first, and is then called when the section is left.
+    A signal handler runs in the main thread between any two bytecodes, perhaps inside a section, and cannot wait for
+    itself. So code that a handler may call asks `later` first; if in the section, it is called when the section is
+    left.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # an RLock for its `_is_owned`: no section is entered twice
+        super().__init__()  # an RLock only for its `_is_owned`: no section is entered twice
         self._left: deque[Callable[[], None]] = deque()
 
     def __exit__(self, *_: object) -> None:
@@ -46,7 +47,7 @@ class Section(_RLock):  # type: ignore[misc]
             self._left.popleft()()
 
     def later(self, call: Callable[[], None]) -> bool:
-        """Whether this thread is in the section; then `call` is made when it is left."""
+        """Return whether this thread is in the section; if so, `call` is made when the section is left."""
         if not self._is_owned():
             return False
         self._left.append(call)
@@ -54,10 +55,10 @@ class Section(_RLock):  # type: ignore[misc]
 
 
 def share_with_threads(*others: Any) -> None:
-    """Give logging, and `others` with a `lock` of their own, locks that operating system threads may meet at.
+    """Replace the locks of logging, and the `lock` of each of `others`, by locks safe across operating system threads.
 
-    Two of those that meet at a lock of eventlet both stand still (eventlet/eventlet#432), at one of gevent the thread
-    without a loop is thrown out (gevent/gevent#890).
+    If two such threads meet at an eventlet lock, both hang (eventlet/eventlet#432). At a gevent lock, the thread
+    without a loop gets an exception (gevent/gevent#890).
     """
     if not _locks_are_green():
         return
@@ -73,7 +74,7 @@ def start_native_thread(target: Callable[[], None]) -> None:
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """Run `target` in a daemon thread, or a greenlet where threads are greenlets."""
+    """Run `target` in a daemon thread, or in a greenlet if threads are replaced by greenlets."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     thread.start()
     return thread

@@ -1,9 +1,9 @@
-"""Outlives a worker's main process by a moment, and kills what its children have started.
+"""The reaper: a program that briefly outlives a worker's main process, and kills what its children started.
 
-Celery has the kernel kill a pool's children together with their parent: at once, and so before any of them can kill the
-processes that its own task has started. A job host may be killed in the same moment. This program is told of each
-child, which leads a process group, and waits for the end of its input: all that could write to it are dead then. It
-imports next to nothing, nothing of ours.
+Celery makes the kernel kill a pool's children at once when their parent dies, so no child can kill the processes that
+its own task started. A job host may be killed in the same moment. The reaper is told of each child, which leads a
+process group, and waits for the end of its input: then every process that could write to it is dead. It imports very
+little, and nothing of ours.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 FAREWELL = "farewell"
-"""Said by a main process that ends in order: nothing is to be killed."""
+"""Sent by a main process that ends normally: nothing is killed."""
 
 
 def hire() -> tuple[int, int]:
-    """Start the program; return its process id and the descriptor that it is told things by.
+    """Start the program; return its process id and the descriptor to write to it.
 
-    Make it before the pool forks: whatever inherits the descriptor can tell it things, and has to be dead in the end.
+    Call this before the pool forks: every process that inherits the descriptor can write to the program, and the
+    program acts only when all of them are dead.
     """
-    from celery_sticky.platform.spawn import spawn  # not above: the program itself imports nothing of ours
+    from celery_sticky.platform.spawn import spawn  # not at the top: the program itself imports nothing of ours
 
     theirs, ours = os.pipe()
     try:
@@ -33,7 +34,7 @@ def hire() -> tuple[int, int]:
 
 
 def attend(lines: Iterable[str]) -> None:
-    """Take in the ids of group leaders, one a line; kill their groups when there are no more lines."""
+    """Read the ids of group leaders, one per line; kill their groups at the end of the input."""
     started: dict[int, str] = {}
     for line in lines:
         word = line.strip()
@@ -41,22 +42,22 @@ def attend(lines: Iterable[str]) -> None:
             return
         started[int(word)] = _start_of(int(word))
     for leader, start in started.items():
-        # Its id is not given to another process while anything of its group lives.
+        # The id is not given to another process while any process of its group lives.
         if _start_of(leader) in (start, ""):
             kill_group(leader)
 
 
 class Leader(int):
-    """The id of a process that leads a group, of which it can be told when the id has become another process's.
+    """The id of a process that leads a group; it can be checked whether the id may belong to another process by now.
 
-    Make it while the process is there, or not reaped yet.
+    Create it while the process exists, or at least is not reaped yet.
     """
 
     def __new__(cls, pid: int) -> Leader:
-        """Take hold of the process that has this id now."""
+        """Open a handle on the process that has this id now."""
         leader = super().__new__(cls, pid)
         leader._handle = None
-        with suppress(AttributeError, OSError):  # not every system has them; it is gone, or there are no more
+        with suppress(AttributeError, OSError):  # no pidfd on this system; the process is gone; no descriptors left
             leader._handle = os.pidfd_open(pid)
         return leader
 
@@ -68,26 +69,26 @@ class Leader(int):
 
     @property
     def reaped(self) -> bool:
-        """Whether the process is known to be gone, so that its id may be another's."""
+        """True if the process is known to be gone, so that another process may have its id."""
         if self._handle is None:
             return False
         try:
             signal.pidfd_send_signal(self._handle, 0)
         except ProcessLookupError:
             return True
-        except OSError:  # it is there, and not ours to signal
+        except OSError:  # it exists, but we may not signal it
             return False
         return False
 
 
 class Leaders:
-    """The leaders that are there, by id; used by one thread."""
+    """The existing leaders, by id; used by one thread."""
 
     def __init__(self) -> None:
         self._found: dict[int, Leader] = {}
 
     def of(self, pid: int) -> Leader:
-        """Return the process of this id, which is there now."""
+        """Return the process that has this id now."""
         leader = self._found.get(pid)
         if leader is None or leader.reaped:
             self._found = {other: found for other, found in self._found.items() if not found.reaped}
@@ -96,20 +97,20 @@ class Leaders:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL a process and what it has started, also when itself is gone; nothing if all is.
+    """Send SIGKILL to a process and everything it started, even if it is gone itself; do nothing if all is gone.
 
-    Of a `Leader` that was reaped it is known whether its id, and so the group's, is another's by now: as long as
-    anything of the group is left, no process gets that id.
+    For a reaped `Leader` it is checked whether another process has its id, and so the id of its group. While any
+    process of the group is left, no other process gets that id.
     """
     reaped = isinstance(leader, Leader) and leader.reaped
     if reaped and _start_of(leader):
         return
-    with suppress(ProcessLookupError, PermissionError):  # gone; or the id is somebody else's by now
+    with suppress(ProcessLookupError, PermissionError):  # gone, or the id now belongs to another process
         try:
             os.killpg(leader, signal.SIGKILL)
         except ProcessLookupError:
             if not reaped:
-                os.kill(leader, signal.SIGKILL)  # it has not become the leader of a group yet
+                os.kill(leader, signal.SIGKILL)  # it has not become a group leader yet
 
 
 def _start_of(pid: int) -> str:

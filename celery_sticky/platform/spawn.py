@@ -1,4 +1,4 @@
-"""Starts programs beside a worker, also where gevent or eventlet have replaced `subprocess` and `os.waitpid`."""
+"""Starts programs beside a worker, even if gevent or eventlet have replaced `subprocess` and `os.waitpid`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from celery_sticky.platform.native import original
 
 UNKNOWN_STATUS = 255
-"""The exit status of a program that somebody else in this process has reaped, as asyncio has it."""
+"""The exit status of a program that other code in this process has reaped; asyncio uses the same value."""
 
 _ABOVE = 64
-"""Descriptors are copied to numbers from here on first, so that none is overwritten before it is handed over."""
+"""Descriptors are first copied to numbers from here on, so that none is overwritten before it is passed on."""
 
 
 def spawn(command: Sequence[str], descriptors: Mapping[int, int], *, session: bool = False) -> int:
-    """Start a program that leads a process group of its own, or a session; return its process id.
+    """Start a program that leads its own process group, or session; return its process id.
 
-    It has standard output and error in common with us, and is given `descriptors`: number there, below 64 -> number
-    here. Its standard input is empty, unless it is among them.
+    It shares our standard output and error. It gets `descriptors`: number in the program, below 64 -> number here. Its
+    standard input is empty, unless it is among them.
 
     Raises:
         OSError: the program cannot be started.
@@ -41,8 +41,8 @@ def spawn(command: Sequence[str], descriptors: Mapping[int, int], *, session: bo
 def reap(pid: int, last: Callable[[], None]) -> int:
     """Wait, in an operating system thread, until a program has ended; return its exit status.
 
-    Negative: the signal that ended it. `last` is called before its id, and that of its group, can be another's (where
-    the platform has `waitid`), and once more at the end.
+    A negative status is the signal that ended it. `last` is called while the process id and group id are certainly
+    still its own (if the platform has `waitid`), and once more at the end.
     """
     try:
         if hasattr(os, "waitid"):

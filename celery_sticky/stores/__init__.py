@@ -1,4 +1,4 @@
-"""Where a keyspace is written down: its view (the contract is `base`), jobs (`jobs`), claims and pins (`directory`)."""
+"""The stores of a keyspace: its ownership view (contract: `base`), jobs (`jobs`), claims and pins (`directory`)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SCHEMES = "memory://, redis://, rediss://, redis+socket://, sentinel://"
 
 
 def open_store(where: str | Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0) -> Store:
-    """Open the store of one keyspace: at a URL, or where a Kombu connection (the app's own broker's) leads.
+    """Open the store of one keyspace, from a URL or from a Kombu connection such as the app's own broker's.
 
-    Nothing is sent before the first verb. `memory://<name>` is one store for all of this process.
+    Nothing is sent before the first verb. `memory://<name>` is one store for this whole process.
 
     Raises:
-        InvalidSettings: there is no store for this kind of URL, or its options cannot be used.
-        MissingDependency: its client library is not installed.
+        InvalidSettings: this kind of URL has no store, or its options cannot be used.
+        MissingDependency: the client library is not installed.
     """
     connection = _connection(where)
     if _is_memory(connection):
@@ -59,7 +59,7 @@ def open_job_store(
 def open_placement_store(
     where: str | Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
 ) -> PlacementStore:
-    """Open the directory of one keyspace, as `open_store` does."""
+    """Open the placement store of one keyspace, as `open_store` does."""
     connection = _connection(where)
     if _is_memory(connection):
         return MemoryPlacementStore(memory_server(connection.hostname or "", prefix), keyspace)
@@ -73,16 +73,16 @@ def _connection(where: str | Connection) -> Connection:
         connection = Connection(where) if isinstance(where, str) else where
         connection.get_transport_cls()
     except (KeyError, ImportError) as error:
-        raise InvalidSettings(f"no store there ({error}): there are {SCHEMES}") from error
+        raise InvalidSettings(f"no store for this URL ({error}): supported are {SCHEMES}") from error
     return connection
 
 
 def _is_memory(connection: Connection) -> bool:
-    """Tell the two kinds of stores apart; whatever is neither is refused."""
+    """Return whether the connection is in memory; refuse it if it is neither that nor Redis."""
     if connection.transport_cls == "memory":
         return True
     from celery_sticky.redis_clients import is_redis
 
     if not is_redis(connection):
-        raise InvalidSettings(f"no store for {connection.transport_cls}://: there are {SCHEMES}")
+        raise InvalidSettings(f"no store for {connection.transport_cls}://: supported are {SCHEMES}")
     return False

@@ -1,7 +1,7 @@
-"""What a store must do: keep one ownership view per keyspace, count heartbeats, pass signals on.
+"""The contract of a store: keep one ownership view per keyspace, count heartbeats, pass signals on.
 
 A store object serves one keyspace and is used by one thread, except `wake`, which any thread may call.
-Every verb is one atomic step at the server. `StoreUnavailable` from a verb means: it may or may not have happened.
+Every verb is one atomic step at the server. If a verb raises `StoreUnavailable`, it may or may not have happened.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from celery_sticky.ownership.view import View
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What `Store.read` saw, all at one instant of the store."""
+    """The result of `Store.read`, all from one instant of the store."""
 
     view: View | None
-    """The document, or None where there is none."""
+    """The document, or None if there is none."""
     heartbeats: Mapping[str, int]
     """Incarnation -> heartbeat counter."""
     store_id: str
-    """The run id of the server that answered: another one means the store was restarted or failed over."""
+    """The run id of the server that answered: a different one means that the store was restarted or failed over."""
     clock: float
-    """The store's own clock in seconds since the epoch; only for making generations grow."""
+    """The store's own clock in seconds since the Unix epoch; used only to make generations grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,71 +33,71 @@ class Heartbeat:
     """The answer to a heartbeat."""
 
     alive: bool
-    """False: this incarnation is gone (evicted, or the document is) and is never revived."""
+    """False: this incarnation is gone (it was evicted, or the document is missing) and is never revived."""
     version: int
     generation: int
-    """Version and generation of the document now (0 and 0 where there is none)."""
+    """Version and generation of the document now (0 and 0 if there is none)."""
     store_id: str
     heartbeats: Mapping[str, int] = field(default_factory=dict)
-    """Incarnation -> heartbeat counter, where the beat was not announced and is alive."""
+    """Incarnation -> heartbeat counter, if the heartbeat was not announced and the member is alive."""
     counter: int = 0
-    """The member's own, with this beat; 0: it is not alive."""
+    """The member's own counter, including this heartbeat; 0: it is not alive."""
 
 
 Signal = ViewChanged | HeartbeatHeard
-"""What a store passes on of what other members do: it goes to the machine as it is."""
+"""What a store passes on of the other members' actions; the machine takes it unchanged."""
 
 
 class Store(Protocol):
-    """Where the view of one keyspace is written down."""
+    """The place where the view of one keyspace is stored."""
 
     def read(self) -> Reading:
         """Return view and counters, read at one instant.
 
         Raises:
             StoreUnavailable: try again later.
-            DocumentDamaged, DocumentTooNew: there is a document, but not one this release can read.
+            DocumentDamaged, DocumentTooNew: there is a document, but this release cannot read it.
         """
 
     def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
         """Replace the document if it still is `old` (same version and generation; None: there is none).
 
-        Refused (False) also if a counter named in `guard` no longer has the given value, or if `new.store_id` is not
-        the store's: a swap thought out before a restart must not land on data the restart may have rolled back. On
-        success the counters of incarnations new in `new` are created at 0, those of incarnations not in `new` are
-        removed, and `ViewChanged` is signalled. All of that is one atomic step.
+        Return False also if a counter named in `guard` no longer has the given value, or if `new.store_id` is not the
+        store's: a swap planned before a restart must not change data that the restart may have rolled back. A
+        successful swap creates the counters of incarnations new in `new` at 0, removes those of incarnations not in
+        `new`, and signals `ViewChanged`. All of that is one atomic step.
 
         Raises:
             StoreUnavailable: the swap may have happened; read again.
         """
 
     def heartbeat(self, incarnation: str, *, announce: bool = True) -> Heartbeat:
-        """Add one to the member's counter, if it has one; signal `HeartbeatHeard` to the others, or tell all counters.
+        """Add one to the member's counter, if it has one. Signal `HeartbeatHeard` to the others, or return all counters.
 
-        Members that announce hear each other at once; in a crowd the signals would be too many (their square), and each
-        member rather learns all counters with its own beat (`announce` False), in the same one step.
+        Members that announce hear each other at once. With many members the signals would be too many (their number
+        squared); then each member gets all counters with its own heartbeat (`announce` False), in the same single step.
 
         Raises:
             StoreUnavailable: the counter may have grown.
         """
 
     def watch(self, timeout: float) -> Sequence[Signal]:
-        """Wait at most `timeout` seconds for signals; return those that came (none: time is up, or `wake` was called).
+        """Wait at most `timeout` seconds for signals; return them (none: the time is up, or `wake` was called).
 
-        Signals are hints: they may be lost, late, repeated. The first call subscribes, and returns at once.
+        Signals are hints: they may be lost, late or repeated. The first call subscribes and returns at once.
 
         Raises:
             StoreUnavailable: the subscription broke; signals may have been lost. The next call subscribes again.
         """
 
     def wake(self) -> None:
-        """Make a `watch` under way, or the next one, return at once. Any thread may call this."""
+        """Make the current `watch`, or the next one, return at once. Any thread may call this."""
 
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
-        """Remember revoked task ids for `ttl` seconds, the newest `limit` of them (all keyspaces share the set)."""
+        """Remember revoked task ids for `ttl` seconds, the newest `limit` of them. All keyspaces share the set."""
 
     def revoked(self) -> Collection[str]:
         """Return the revoked ids that have not expired."""
 
     def close(self) -> None:
-        """Let go of every connection. May be called twice."""
+        """Close every connection. May be called twice."""

@@ -1,6 +1,6 @@
-"""A server in this process and its clients, without verbs: what the memory drivers are made of.
+"""A server in this process and its clients, without verbs: the base of the memory drivers.
 
-It can be made to fail like a real server.
+Tests can make it fail like a real server.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from uuid import uuid4
 from celery_sticky.errors import StoreUnavailable
 
 Records = TypeVar("Records")
-"""What a server has written down, all of it."""
+"""Everything that a server stores."""
 Heard = TypeVar("Heard")
 """A signal."""
 
 
 @dataclass(slots=True, eq=False)
 class Subscription(Generic[Heard]):
-    """One client's ear: what it has not yet taken."""
+    """One client's subscription: the signals it has not yet taken."""
 
     keyspace: str
     signals: list[Heard] = field(default_factory=list)
@@ -31,11 +31,11 @@ class Subscription(Generic[Heard]):
 
 
 class Server(Generic[Records, Heard]):
-    """What the clients of one process share. The methods here are the faults."""
+    """The state that the clients of one process share. The public methods inject faults."""
 
     def __init__(self, empty: Callable[[], Records]) -> None:
         self.clock: Callable[[], float] = time.time
-        """Seconds since the epoch."""
+        """Returns seconds since the Unix epoch."""
         self.changed = Condition()
         self.records = empty()
         self.run_id = uuid4().hex
@@ -44,20 +44,20 @@ class Server(Generic[Records, Heard]):
         self._empty = empty
 
     def stop(self) -> None:
-        """Answer nobody, and forget who listens."""
+        """Stop answering, and drop all subscriptions."""
         with self.changed:
             self.running = False
             self.cut()
 
     def restart(self) -> None:
-        """Come back, or go and come back, under a new run id, with the records kept."""
+        """Restart under a new run id, with the records kept."""
         with self.changed:
             self.stop()
             self.run_id = uuid4().hex
             self.running = True
 
     def wipe(self) -> None:
-        """Lose the records, as by FLUSHALL: the run id stays."""
+        """Lose the records, as by FLUSHALL; the run id stays."""
         self.roll_back(self._empty())
 
     def snapshot(self) -> Records:
@@ -66,7 +66,7 @@ class Server(Generic[Records, Heard]):
             return copy.deepcopy(self.records)
 
     def roll_back(self, to: Records) -> None:
-        """Have older records again: the run id stays."""
+        """Restore older records; the run id stays."""
         with self.changed:
             self.records = copy.deepcopy(to)
 
@@ -79,7 +79,7 @@ class Server(Generic[Records, Heard]):
             self.changed.notify_all()
 
     def signal(self, keyspace: str, signal: Heard, *, sender: Subscription[Heard] | None = None) -> None:
-        """Tell all who listen, but for the sender."""
+        """Signal all subscribers except the sender."""
         with self.changed:
             for subscription in self.subscriptions:
                 if subscription.keyspace == keyspace and subscription is not sender:
@@ -88,7 +88,7 @@ class Server(Generic[Records, Heard]):
 
 
 class Client(Generic[Records, Heard]):
-    """A client of one keyspace: it reaches the records and hears signals. A driver adds the verbs."""
+    """A client of one keyspace: it accesses the records and receives signals. A driver adds the verbs."""
 
     def __init__(self, server: Server[Records, Heard], keyspace: str) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""Clients of a store that are lent out: to one caller at a time, and never to a forked child of who has opened them."""
+"""A pool of store clients: each is lent to one caller at a time, and never to a fork of the process that opened it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Closing(Protocol):
-    """What can be closed."""
+    """An object that can be closed."""
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
 
 
 Lent = TypeVar("Lent", bound=Closing)
 
 
 class Clients(Generic[Lent]):
-    """Those of a process, by keyspace. Any thread may use it, also after a fork."""
+    """The clients of a process, by keyspace. Any thread may use it, also after a fork."""
 
     def __init__(self, open_one: Callable[[str], Lent]) -> None:
         self._open_one = open_one
@@ -28,7 +28,7 @@ class Clients(Generic[Lent]):
 
     @contextmanager
     def lend(self, keyspace: str) -> Iterator[Lent]:
-        """Lend a client for the length of a block; one that the block leaves with an error is closed."""
+        """Lend a client for the duration of a block; close it if the block raises."""
         idle = self._idle[os.getpid(), keyspace]
         try:
             client = idle.pop()
@@ -42,7 +42,7 @@ class Clients(Generic[Lent]):
         idle.append(client)
 
     def close(self) -> None:
-        """Close those that are not lent. Others may still be."""
+        """Close the clients that are not lent; lent ones stay open."""
         while self._idle:
             for client in self._idle.popitem()[1]:
                 client.close()

@@ -1,11 +1,11 @@
-"""What a directory must do: keep which worker may run which key, and which worker has pinned it, in one keyspace.
+"""The contract of a placement store: record which worker may run which key and which worker pinned it, in one keyspace.
 
-Only keyspaces that direct keys to workers have one. It stands beside the ownership document, in the same store, for
-both count only while the incarnation they name has a heartbeat counter there: an eviction makes them void in the same
-atomic step as it lets others act, and the evicted worker's own trust has ended before.
+Only placed keyspaces have one. It is in the same store as the ownership document, because claims and pins count only
+while the incarnation they name has a heartbeat counter there. An eviction voids them in the same atomic step that lets
+others act, and the evicted worker's own trust has ended before.
 
-A directory object is used by one thread, except `wake`, which any thread may call. Every verb is one atomic step at the
-server. `StoreUnavailable` from a verb means: it may or may not have happened.
+A placement store object is used by one thread, except `wake`, which any thread may call. Every verb is one atomic step
+at the server. If a verb raises `StoreUnavailable`, it may or may not have happened.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Version = tuple[int, int]
 """Version and generation of a document."""
 NO_VERSION: Version = (0, 0)
 START = "0"
-"""Where a sweep begins, and has ended."""
+"""The first cursor of a sweep, and the cursor it returns at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinMoved:
-    """Hint: the pin of a key has changed."""
+    """Hint: the pin of a key changed."""
 
     key: str
     concerned: frozenset[str] = frozenset()
@@ -36,38 +36,38 @@ class PinMoved:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the directory says of keys."""
+    """The answer to a lookup of keys."""
 
     changed: bool
-    """The document is not the known one (any more)."""
+    """True if the document differs from the known one."""
     view: View | None
-    """The document, where it has changed; None: there is none."""
+    """The document if it changed; None: there is none."""
     pins: Mapping[str, str]
-    """Key -> incarnation of the live worker that has pinned it."""
+    """Key -> incarnation of the live worker that pinned it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a worker has concluded of a key."""
+    """A worker's request for one key."""
 
     key: str
     pin: str
-    """The incarnation it takes for the one that has pinned the key; empty: nobody."""
+    """The incarnation that the worker believes has pinned the key; empty: none."""
     run: bool
-    """Whether it wants to run the key; else it only wants to know if it is right about the pin."""
+    """True if the worker wants to run the key; otherwise it only checks what it knows of the pin."""
 
 
 class Said(StrEnum):
-    """What is answered to a wish."""
+    """The kinds of answers to a wish."""
 
     GRANTED = "granted"
-    """The key is the worker's to run, until it releases it; `Answer.token` is higher than any before it."""
+    """The worker may run the key until it releases it; `Answer.token` is higher than any before it."""
     HELD = "held"
     """Another live incarnation (`Answer.by`) may run it."""
     PINNED = "pinned"
-    """The pin is another one: by `Answer.by`, or nobody's."""
+    """The pin differs: the key is pinned by `Answer.by`, or by nobody."""
     RIGHT = "right"
-    """It did not want to run it, and is right about the pin."""
+    """The worker did not want to run the key, and what it knows of the pin is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The answer to wishes. Where the worker is no member, or the document has changed, nothing was done."""
+    """The answer to wishes. If the worker is not a member, or the document changed, nothing was done."""
 
     member: bool
     changed: bool = False
@@ -90,74 +90,75 @@ class Claims:
 
 
 class PlacementStore(Protocol):
-    """Where claims and pins of one keyspace are written down."""
+    """The place where claims and pins of one keyspace are stored."""
 
     def look(self, known: Version, keys: Collection[str]) -> Look:
-        """Return the document, if it is not the known one, and who has pinned these keys."""
+        """Return the document, if it differs from the known one, and the pins of these keys."""
 
     def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], heartbeats: int = 0) -> Claims:
-        """Claim keys for a member, if the document still is the known one and their pins are as it thinks.
+        """Claim keys for a member, if the document is still the known one and their pins are as the member believes.
 
-        A key is refused while another incarnation that has a counter may run it. Claimed again, it gets a new token.
-        `call` grows from call to call of one incarnation, `release` included: one that arrives late is refused.
-        Refused altogether (`Claims.member` False) if the incarnation has no counter, and where the document was
-        written to another run of the store, which may have lost claims.
+        A key is refused while another incarnation that has a counter may run it. Claiming a key again gives it a new
+        token. `call` grows with each call of one incarnation, including `release`: a late call is refused. The whole
+        request is refused (`Claims.member` False) if the incarnation has no counter, or if the document was written to
+        another run of the store, which may have lost claims.
 
-        `beats` is what the member's counter was at least. Where it is less, an older copy of the store has come back,
-        perhaps with the same document: claims were forgotten, and others are there again. Then the document is removed,
-        so that nobody acts on it, and a fresh one makes all claims void.
+        `beats` is a lower bound of the member's counter. A lower counter means that an older copy of the store is back,
+        perhaps with the same document: it has lost claims and restored released ones. Then the document is removed, so
+        that nobody acts on it, and a fresh document makes all claims void.
         """
 
     def release(self, incarnation: str, call: int, keys: Collection[str]) -> None:
-        """Give keys back that this incarnation has claimed."""
+        """Release keys that this incarnation claimed."""
 
     def holder(self, key: str) -> str:
-        """Return the incarnation of the live worker that has claimed a key; empty: none has."""
+        """Return the incarnation of the live worker that claimed a key; empty: none."""
 
     def pin(self, worker: str, key: str, *, take: bool) -> str | None:
-        """Pin a key for the worker of this name; return the name of the live worker that has it instead, or None.
+        """Pin a key for the worker of this name; return the name of another live worker that has it, or None.
 
-        `take`: whoever has it. It lasts as long as the worker's incarnation. A change is told by a hint.
+        `take`: take the key even from another worker. A pin lasts as long as the worker's incarnation. A hint signals
+        the change.
 
         Raises:
             NotAMember: no live incarnation of this name is enlisted.
         """
 
     def unpin(self, worker: str, key: str) -> bool:
-        """Let a key go; False if it was not pinned by this worker. That is told by a hint."""
+        """Remove a pin; return False if this worker had not pinned the key. A hint signals the change."""
 
     def enlist(self, worker: str, incarnation: str) -> None:
-        """Note that there is a worker queue of this worker, and who it is now."""
+        """Record that this worker has a worker queue, and its current incarnation."""
 
     def enlisted(self) -> Mapping[str, str]:
-        """Return every worker with a worker queue, and the last incarnation of it."""
+        """Return every worker that has a worker queue, with its last incarnation."""
 
     def strike(self, worker: str, incarnation: str) -> None:
-        """Forget a worker, if this still is its last incarnation."""
+        """Forget a worker, if this is still its last incarnation."""
 
     def sweep(self, start: str = START) -> str:
-        """Remove what names incarnations without a counter, a part at a time; return where to go on, at last `START`.
+        """Remove entries of incarnations without a counter, in batches; return the next cursor, at the end `START`.
 
-        Which pins it removes is kept for `lost`.
+        Removed pins are recorded for `lost`.
         """
 
     def lost(self, worker: str, incarnations: Collection[str]) -> Collection[str]:
-        """Return keys that these incarnations of a worker had pinned, and that another worker or a sweep has ended.
+        """Return keys pinned by these incarnations of a worker whose pins another worker or a sweep ended.
 
-        Not those that the worker has pinned anew. They are kept until `forget`, or for a day.
+        Keys that the worker pinned again are left out. The records are kept until `forget`, or for a day.
         """
 
     def forget(self, incarnations: Collection[str], keys: Collection[str]) -> None:
-        """The worker knows that these pins of its incarnations are lost."""
+        """Drop the records of lost pins, because the worker knows of them."""
 
     def watch(self, timeout: float) -> Collection[ViewChanged | PinMoved]:
         """Wait at most `timeout` seconds for a change of document or pins; empty: time is up, or `wake` was called.
 
-        Signals are hints: they may be lost, late, repeated. The first call subscribes, and returns at once.
+        Signals are hints: they may be lost, late or repeated. The first call subscribes and returns at once.
         """
 
     def wake(self) -> None:
-        """Make a `watch` under way, or the next one, return at once. Any thread may call this."""
+        """Make the current `watch`, or the next one, return at once. Any thread may call this."""
 
     def close(self) -> None:
-        """Let go of every connection. May be called twice."""
+        """Close every connection. May be called twice."""

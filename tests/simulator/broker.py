@@ -1,4 +1,4 @@
-"""The memory broker, with a witness at each of its steps."""
+"""The memory broker, observed by a witness at each step."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from simulator.invariants import Witness
 
 
 class Broker(MemoryBroker):
-    """A broker that is watched. Where keys are `placed` queues have names, whose hash differs from life to life."""
+    """An observed broker. If keys are `placed`, queues have names, whose hash differs between processes."""
 
     def __init__(self, witness: Witness, told: Callable[[Slot], None], *, placed: bool) -> None:
         super().__init__()
         self.witness, self.told, self.placed = witness, told, placed
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
-        """Put a message into a queue, also one that is moved: its reader hears of it."""
+        """Put a message into a queue, also when it is moved there, and notify its reader."""
         super().publish(queue, body, priority)
         self.told(queue[1])
 
     def snapshot(self) -> Any:
-        """Return a copy of all that it knows."""
+        """Return a copy of the broker's state."""
         return deepcopy((self.slots, self.dead))
 
     def roll_back(self, snapshot: Any) -> None:
-        """Know no more than when the copy was made."""
+        """Restore the state of the copy."""
         self.slots, self.dead = deepcopy(snapshot)
 
     def bodies(self) -> Mapping[bytes, Slot]:
-        """Return every message that is to be settled, and in which queue it stands, is in flight or waits."""
+        """Return every unsettled message with the queue in which it waits, is deferred or is in flight."""
         found: dict[bytes, Slot] = {}
         for (_, number), slot in self.slots.items():
             deferred = [message for _, _, message in slot.deferred]
@@ -47,20 +47,20 @@ class Broker(MemoryBroker):
 
 
 class InOrder(set[SlotId]):
-    """Queues in an order that does not depend on their hash: a seed stays the same world."""
+    """Queues in an order that does not depend on their hash, so that a seed always produces the same world."""
 
     def __iter__(self) -> Iterator[SlotId]:
         return iter(sorted(super().__iter__(), key=str))
 
 
 class WitnessedQueues(MemoryQueues):
-    """A client of it. What the witness sees is what stood at the broker before each verb, and after."""
+    """A client of the broker. It shows the witness the broker's state before and after each verb."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
         self.broker: Broker = broker
         self.about: Mapping[Disposition, bytes] = {}
-        """The messages that the verdicts of the coming request are about."""
+        """The messages that the dispositions of the next request concern."""
         self._witness = broker.witness
 
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
@@ -71,7 +71,7 @@ class WitnessedQueues(MemoryQueues):
         return kept
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
-        """Settle, then bring."""
+        """Settle, then deliver."""
         tenures = [*(want.tenure for want in wants), *(disposition.tenure for disposition in dispositions)]
         fences = {tenure.slot: self.broker.slot(tenure.keyspace, tenure.slot).fence for tenure in tenures}
         fetched = super().fetch(wants, dispositions, now)
@@ -83,7 +83,7 @@ class WitnessedQueues(MemoryQueues):
         return fetched
 
     def idle(self, timeout: float) -> set[SlotId]:
-        """Look."""
+        """Return the queues that have new messages."""
         woken = super().idle(timeout)
         return InOrder(woken) if self.broker.placed else woken
 

@@ -1,4 +1,4 @@
-"""A courier without a thread: the real desk says what to say to the broker; each request and each answer is a step."""
+"""A courier without a thread: the real `DeliveryState` decides the requests; each request and each answer is one step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HESITATION = 0.01 + LINGER
-"""Seconds from the end of a task until its verdict goes with the next request, at most."""
+"""Maximum seconds from the end of a task until its disposition is sent with the next request."""
 
 
 class SteppedCourier:
-    """Does what `delivery.courier.Courier` does, in its order."""
+    """Does the same as `delivery.courier.Courier`, in the same order."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._world, self._pool = process, process.world, process.pool
@@ -45,11 +45,11 @@ class SteppedCourier:
         self._asking = self._reopening = self._hung_up = False
         self._down_since: float | None = None
         self.gave_up = False
-        """Whether the broker has ever been away for longer than its grace: such slots go with verdicts unconfirmed."""
+        """Whether the broker was ever down for longer than its grace; then slots go with unconfirmed dispositions."""
         self._told_at = 0.0
-        """When it asked for the last round trip that was answered."""
+        """The time of the last request that was answered."""
         self._lost: list[SlotId] = []
-        """Slots that it has lost since it asked."""
+        """Slots lost since the current request."""
         self._alarm = 0
         self._pause = RETRY_FIRST
 
@@ -78,7 +78,7 @@ class SteppedCourier:
             self._lost.append(slot)
         self._wake()
 
-    # -- for the placer ----------------------------------------------------------------------
+    # -- for the placer ------------------------------------------------------------------------
 
     def trusts(self, _: str) -> bool:
         """See `Courier.trusts`."""
@@ -120,7 +120,7 @@ class SteppedCourier:
     # -- one request at a time -----------------------------------------------------------------
 
     def hear(self, slot: SlotId) -> None:
-        """A slot has got a message."""
+        """Note that a slot got a message."""
         if self.delivery_state.gate.is_open(slot):
             self._wake()
 
@@ -137,7 +137,7 @@ class SteppedCourier:
             self._process.outcome(self._go_on)
 
     def _go_on(self) -> None:
-        """Make the next request, or idle until there is one."""
+        """Make the next request, or wait until there is one."""
         if self._asking:
             return
         queues, delivery_state = self._queues, self.delivery_state
@@ -220,7 +220,7 @@ class SteppedCourier:
         self.delivery_state.admit(entry, self._pool.due_of(envelope), now)
 
     def hang_up(self) -> None:
-        """The broker has closed the connection."""
+        """Note that the broker closed the connection."""
         if self._asking:
             self._hung_up = True
         elif self._queues is not None:
@@ -255,7 +255,7 @@ class SteppedCourier:
                 failed=lambda: process.outcome(self._failed),
             )
 
-        # Whoever stands still as it asks has sent its request already, or sends it when it wakes.
+        # A process paused while sending has either sent its request already, or sends it when it resumes.
         if process.passes(asked) and process.rng.random() < 0.5:
             process.outcome(send)
         else:

@@ -1,4 +1,4 @@
-"""How a simulated keyspace directs its keys, and which keys its workers pin: data, drawn from a seed."""
+"""How a simulated keyspace places its keys, and which keys its workers pin: data drawn from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.terms import KEYSPACE
 
 
 def rendezvous(key: str, workers: Sequence[Worker]) -> Worker:
-    """Give each key to a worker of its own choice; when one comes or goes only its own keys move."""
+    """Give each key to a worker of its own; when a worker comes or goes, only its own keys move."""
     return max(workers, key=lambda worker: hash_key(f"{worker.name} {key}".encode()))
 
 
@@ -23,7 +23,7 @@ def oldest(_: str, workers: Sequence[Worker]) -> Worker:
 
 @dataclass(frozen=True, slots=True)
 class PlacementSetup:
-    """What directs the keys."""
+    """The placement of keys."""
 
     assign: Assign | None = None
     pins: bool = False
@@ -58,11 +58,11 @@ class Pin:
     worker: str
     key: int
     take: bool = False
-    """Whoever has it."""
+    """Take the key even from another worker."""
     again: bool = False
-    """Whether it pins the key again when it is told that it has lost it."""
+    """Whether it pins the key again when it is told that it lost it."""
     seconds: float = 0.0
-    """After so long it lets go of the key; 0: never."""
+    """Seconds after which it removes the pin; 0: never."""
 
     def __str__(self) -> str:
         words = [f"{self.at:6.2f} {self.worker} {'takes' if self.take else 'pins'} key {self.key}"]
@@ -72,7 +72,7 @@ class Pin:
 
 
 def draw_pins(rng: Random, names: str, keys: Collection[int], until: float) -> tuple[Pin, ...]:
-    """Return pins of these keys. Most are early: what is sent before has nowhere to go where keys must be pinned."""
+    """Return pins of these keys. Most are early, because messages sent before have no place if pins are required."""
     early = [_pin(rng, names, key, rng.uniform(0, 8)) for key in keys if rng.random() < 0.7]
     late = [_pin(rng, names, rng.choice(sorted(keys)), rng.uniform(0, until)) for _ in range(rng.randint(0, 6))]
     return tuple(sorted(early + late, key=lambda pin: pin.at))

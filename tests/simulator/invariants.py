@@ -1,4 +1,4 @@
-"""What must always hold, each under a name: the witness looks at every step that could break it."""
+"""The invariants, each with a name. The witness checks every step that could break one."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ HELD = (SlotState.OPENING, SlotState.OPEN, SlotState.STOPPING)
 
 
 class Invariant(StrEnum):
-    """The name of a promise, as it stands in a report once it is broken."""
+    """The name of a promise, as shown in a report when it is broken."""
 
     TWO_OWNERS = "two-owners"
     """Two members trust their lease and hold one slot."""
     OVERLAP_TRUSTED = "overlap-trusted"
     """Two tasks of a key run at the same time, in workers that trust their lease."""
     OVERLAP_ZOMBIE = "overlap-zombie"
-    """… one of them in a worker whose trust is over."""
+    """… one of them in a worker whose trust has ended."""
     OVERLAP_ORPHAN = "overlap-orphan"
     """… one of them in a child of a dead worker."""
     OVERLAP_SAME_WORKER = "overlap-same-worker"
     """… both in one worker."""
     FIRST_RUN_ORDER = "first-run-order"
-    """A task runs first after a later one of its key has run."""
+    """A task runs for the first time after a later one of its key has run."""
     RUN_AFTER_LATER = "run-after-later"
     """A task runs again after a later one of its key has run."""
     RERUN_WITHOUT_FAULT = "rerun-without-fault"
-    """A finished task runs again, though the worker that finished it met no fault, and could say so to the broker while
-    it had the slot; or it runs again in the very worker that could not."""
+    """A finished task runs again, though the worker that finished it met no fault and could report it to the broker
+    while it had the slot; or it runs again in the very worker that could not report it."""
     RUN_AFTER_SETTLED = "run-after-settled"
-    """A task runs whose message the broker has settled."""
+    """A task runs after the broker settled its message."""
     ACKED_NEVER_RUN = "acked-never-run"
-    """A message is acked whose task never finished; or buried though it neither asked for that nor ever ran."""
+    """A message is acknowledged but its task never finished; or is buried without having asked for it or ever run."""
     LOST = "lost"
-    """A message is in none of the broker's books."""
+    """The broker has lost a message."""
     SETTLED_ANOTHER = "settled-another"
-    """What was said of one delivery was done to another message."""
+    """A disposition of one delivery was applied to another message."""
     NOT_DRAINED = "not-drained"
     """Messages are left, long after the last fault."""
     NOT_LEFT = "not-left"
-    """A worker that was told to leave is still there, though nothing runs in it, and nothing else befell anybody."""
+    """A worker that was told to leave is still there, though it runs nothing and no other fault happened."""
     NOT_OWNED = "not-owned"
-    """Slots are not open at their owner, under the fence, long after the last fault."""
+    """Slots are not open at their owner under the fence, long after the last fault."""
     NOT_SETTLED = "not-settled"
     """Members do not agree on a settled view, long after the last fault."""
     EPOCH_BACK = "epoch-back"
@@ -67,41 +67,41 @@ class Invariant(StrEnum):
     STALE_START = "stale-start"
     """A task started under a lower epoch than one before in its slot; or of its key, where keys are placed."""
     FORMER_TENURE = "former-tenure"
-    """The broker did what another tenure than the fence's asked for."""
+    """The broker carried out a request of a tenure other than the fence's."""
     NEEDLESS_EVICTION = "needless-eviction"
-    """A member is evicted that met no fault, or before its time."""
+    """A member was evicted that met no fault, or was evicted too early."""
     UNBALANCED_PLAN = "unbalanced-plan"
-    """A plan does not give each member its share by weight within one slot."""
+    """A plan gives a member more or less than its share by weight, by one slot or more."""
     VERSION_GAP = "version-gap"
     """A view does not follow the one before it, or a member went back to an older one."""
     TWO_CLAIMS = "two-claims"
     """Two members trust their lease and their claim of one key, and each has a message of it that runs or may start."""
     CLAIM_BACK = "claim-back"
-    """The token of a key's claim fell, or stood still."""
+    """The token of a key's claim fell, or did not grow."""
     CLAIM_SHARED = "claim-shared"
     """Two members have claimed a key under one token."""
     MISDIRECTED = "misplaced"
-    """A key is claimed by a member, and belongs to another one that very moment, or nowhere."""
+    """A member claimed a key that at that moment belonged to another one, or had no place."""
     UNCLAIMED_START = "unclaimed-start"
-    """A task started whose key its worker has not claimed."""
+    """A task started in a worker that has not claimed its key."""
     RUN_ELSEWHERE = "run-elsewhere"
-    """A task starts in a worker to which its key has not belonged for over a second, though nobody met a fault and no
-    request was lost."""
+    """A task starts in a worker that has not been the place of its key for over a second, though there was no fault and
+    no request was lost."""
     MOVED_OUT_OF_ORDER = "moved-out-of-order"
-    """A message is passed on before one of its key that came to the same queue before it, and never started; or to the
-    queue in which it stands."""
+    """A message is passed on before one of its key that came to the same queue earlier and never started; or it is
+    passed on to the queue it is in."""
     NOT_GIVEN_BACK = "not-given-back"
-    """Keys are claimed of which nothing is left, long after the last fault."""
+    """Claims are left on keys that have no work, long after the last fault."""
     UNTOLD_PIN = "untold-pin"
-    """A worker has lost a pin without its doing, and was not told, long after the last fault."""
+    """A worker lost a pin that it did not remove, and was not told, long after the last fault."""
     ERROR = "error"
-    """Some part met an error that it does not know."""
+    """A part met an unexpected error."""
     REFUSED = "refused"
-    """A worker is refused for no reason."""
+    """A worker was refused without reason."""
 
 
 class Violation(AssertionError):
-    """The world has seen what must not be."""
+    """An invariant was broken."""
 
     def __init__(self, invariant: Invariant, text: str) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -110,48 +110,48 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of one task."""
+    """The state of one task."""
 
     slot: Slot
     key: str = ""
-    """Where keys are placed."""
+    """Only in a placed keyspace."""
     known_at: float = 0.0
-    """What its sender knew of where its key belongs was read then, or later."""
+    """Its sender read the placement of its key at this time, or later."""
     place: int = 0
-    """Its place in the order in which the broker took the messages of its key and priority; 0: none yet."""
+    """Its position in the order in which the broker took the messages of its key and priority; 0: none yet."""
     came: int = 0
-    """Its place in the order in which messages came to the queues they stand in now; 0: it waits for its time."""
+    """Its position in the order in which messages came to their current queues; 0: it is deferred."""
     runs: int = 0
     finished_by: Process | None = None
     finished_at: float = 0.0
     cut_off: bool = False
-    """Who finished it lost the slot while its connection to the broker was broken: the verdict had not gone through."""
+    """Its worker finished it but lost the slot while its broker connection was broken, before reporting it."""
     buried: bool = False
     """It asked to be buried."""
     settled: bool = False
     gone_back: bool = False
-    """The broker went back to before something that it had confirmed: that it runs again, and when, is no fault."""
+    """The broker lost something that it had confirmed about it; that it runs again, and when, is no fault."""
     unsettled: bool = False
-    """The broker went back while it was not settled: who finishes it cannot say so, and alone remembers that."""
+    """The broker was rolled back before it was settled: only the worker that finishes it knows that."""
     forgotten: bool = False
-    """The broker went back to before it was published: nobody has it but who had fetched it."""
+    """The broker was rolled back to before it was published: only a worker that fetched it has it."""
 
     @property
     def confirmed(self) -> tuple[object, ...]:
-        """All of it that the broker has confirmed."""
+        """Everything that the broker has confirmed about it."""
         return (self.slot, self.place, self.came, self.settled)
 
 
 @dataclass(slots=True)
 class Witness:
-    """Sees every step, and objects."""
+    """Checks every step, and raises if it breaks an invariant."""
 
     slots: int
     tasks: dict[bytes, Progress] = field(default_factory=dict)
     """By message."""
     names: dict[bytes, str] = field(default_factory=dict)
     begun: int = 0
-    """Runs so far."""
+    """The number of runs so far."""
     evicted: list[str] = field(default_factory=list)
     _finished: set[bytes] = field(default_factory=set)
     """Messages of which a run has finished."""

@@ -1,4 +1,4 @@
-"""What a world has besides where its keyspace directs keys: where they belong, who sends, who pins, and a witness."""
+"""The additional parts of a world with a placed keyspace: placements, senders, pins and a witness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Placed:
-    """That part of a world."""
+    """The additional state of such a world."""
 
     def __init__(self, world: World, placement: PlacementSetup) -> None:
         self._world, scenario = world, world.scenario
@@ -39,21 +39,21 @@ class Placed:
         self._senders = [Sender(world, self.keyspace, number) for number in range(SENDERS)]
 
     def stamp(self, key: int) -> Stamp:
-        """Return what a sender writes on a message."""
+        """Return the stamp that a sender writes on a message."""
         return Stamp(str(key), KEYSPACE, slot_for(str(key), self.slots), self.slots, 0.0)
 
     def send(self, task: Task) -> None:
-        """Have one of the senders send a task."""
+        """Let one of the senders send a task."""
         self._senders[(task.key + task.n) % SENDERS].send(task)
 
     def pin(self, pin: Pin) -> None:
-        """Have a worker pin a key."""
+        """Let a worker pin a key."""
         for process in self._world.processes:
             if process.name == pin.worker and process.taking_part and process.placer is not None:
                 process.placer.pinning.pin(pin)
 
     def serve(self, request: Request, placement_store: PlacementStore) -> object:
-        """Do at the directory what was asked for; return the answer, or the error that is one."""
+        """Make a request to the placement store; return its answer, or the expected error."""
         if self._world.store_is_away:
             return StoreUnavailable("away")
         try:
@@ -62,7 +62,7 @@ class Placed:
             return error
 
     def look(self) -> None:
-        """The document or a pin may have changed: see where keys belong now, and pass on what placers are told."""
+        """Re-check placements after a possible change of document or pins, and pass signals on to the placers."""
         self._lookup.look(self._world.now)
         for process in self._world.processes:
             if process.alive and process.placer is not None:
@@ -96,7 +96,7 @@ class Placed:
 
     def _untold(self, living: Sequence[Process], book: PlacementRecords) -> tuple[Invariant, str] | None:
         if any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in self._world.scenario.faults):
-            return None  # a store that has lost pins tells nobody of them
+            return None  # a store that lost pins reports them to nobody
         for process in living:
             assert process.placer is not None
             pins = {key for key, pin in book.pins.items() if pin == (process.machine.incarnation, process.name)}

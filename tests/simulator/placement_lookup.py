@@ -1,4 +1,4 @@
-"""Where the keys of a placed keyspace belong by what stands in the store, and when that has changed."""
+"""The placement of keys in a placed keyspace according to the store, and when it changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_sticky.stores.placement import NO_VERSION
 
 
 class PlacementLookup:
-    """Is asked to look whenever the document or a pin has changed."""
+    """Tracks the placement of keys; call `look` whenever the document or a pin changed."""
 
     def __init__(self, server: MemoryServer, keyspace: Keyspace, slots: int, keys: Collection[str]) -> None:
         self._placement_store = MemoryPlacementStore(server, keyspace.name)
@@ -23,10 +23,10 @@ class PlacementLookup:
         self._now: dict[str, Slot | None] = dict.fromkeys(keys)
         self._changes: dict[str, list[float]] = {key: [] for key in keys}
         self._nowhere: dict[str, list[float]] = {key: [] for key in keys}
-        """When it was seen that a key began, or ceased, to belong nowhere."""
+        """When a key was seen to lose its place, or to get one again."""
 
     def look(self, now: float) -> None:
-        """Note what has changed."""
+        """Record what changed."""
         look = self._placement_store.look(NO_VERSION, self._now)
         workers = workers_of(look.view) if look.view is not None else ()
         for key, before in self._now.items():
@@ -41,21 +41,21 @@ class PlacementLookup:
                     self._nowhere[key].append(now)
 
     def of(self, key: str) -> Slot | None:
-        """Return the queue that a key belongs to; None: it belongs nowhere."""
+        """Return the queue of a key; None: the key has no place."""
         return self._now[key]
 
     def since(self, key: str) -> float:
-        """Return since when that is so."""
+        """Return since when this is the queue of the key."""
         changes = self._changes[key]
         return changes[-1] if changes else 0.0
 
     def changed(self, key: str, since: float, until: float) -> bool:
-        """Whether a key came to belong to another queue in this time."""
+        """Return whether a key got another queue in this time."""
         changes = self._changes[key]
         at = bisect_left(changes, since)
         return at < len(changes) and changes[at] <= until
 
     def was_nowhere(self, key: str, since: float) -> bool:
-        """Whether a key has belonged nowhere at any time since."""
+        """Return whether a key had no place at any time since."""
         nowhere = self._nowhere[key]
         return self._now[key] is None or bool(nowhere and nowhere[-1] >= since)

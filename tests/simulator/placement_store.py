@@ -1,4 +1,4 @@
-"""The memory directory, with a witness at each claim, and an eye on where keys belong."""
+"""The memory placement store, which shows each claim to the witness and each change of placement to the world."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WitnessedPlacementStore(MemoryPlacementStore):
         return other
 
     def unpin(self, worker: str, key: str) -> bool:
-        """Let a key go."""
+        """Remove a pin."""
         unpinned = super().unpin(worker, key)
         self._placed.look()
         return unpinned

@@ -1,4 +1,4 @@
-"""A placer without a thread: the real direction says what to ask; each request to the directory is a step."""
+"""A placer without a thread: the real `PlacementState` decides the requests; each request to the store is one step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SteppedPlacer:
-    """Does what `placement.placer.Placer` does, in its order."""
+    """Does the same as `placement.placer.Placer`, in the same order."""
 
     def __init__(self, process: Process, placed: Placed) -> None:
         self._process, self._world, self._placed = process, process.world, placed
@@ -52,7 +52,7 @@ class SteppedPlacer:
     # -- for the member and the courier --------------------------------------------------------
 
     def joining(self, incarnation: str, joined: Callable[[], None], failed: Callable[[], None]) -> None:
-        """See `Placer.joining`: goes on with one of them."""
+        """See `Placer.joining`. Continues with `joined` or `failed`."""
         self._process.ask_store(
             lambda: self._placed.serve(
                 lambda placement_store: placement_store.enlist(self._process.name, incarnation), self.placement_store
@@ -80,7 +80,7 @@ class SteppedPlacer:
             self._go_on_in(self._process.rng.uniform(0, 0.005))
 
     def hear(self, heard: PinMoved | ViewChanged) -> None:
-        """A signal has arrived: it is taken in between two turns."""
+        """Take in a signal between two turns."""
         if isinstance(heard, PinMoved):
             self._heard.append(heard)
         self.wake()
@@ -89,7 +89,7 @@ class SteppedPlacer:
         self._process.later(self._process.rng.uniform(0, 0.01), partial(self.pinning.lost, keys))
 
     def close(self) -> None:
-        """Its process is dead."""
+        """Close the connection, because the process is dead."""
         self.placement_store.close()
 
     # -- its turns -----------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class SteppedPlacer:
                 failed=lambda: self._carry_on(flow, StoreUnavailable("no answer")),
             )
 
-        # Whoever stands still as it asks has sent its request already, or sends it when it wakes.
+        # A process paused while sending has either sent its request already, or sends it when it resumes.
         if process.passes(Point.DIRECTORY_ASKED) and process.rng.random() < 0.5:
             process.outcome(send)
         else:

@@ -1,4 +1,4 @@
-"""A large keyspace without faults: real machines and a real store, their answers half a round trip away."""
+"""A large keyspace without faults: real machines and a real store; each answer takes one round trip."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from simulator.terms import BROKER_GRACE, HASH, KEYSPACE, MARGIN, SETTLE, TTL
 HEARTBEAT = TTL / 3
 """Seconds."""
 WAY = 0.001
-"""Seconds to the store, and back; each member differs by a half."""
+"""Seconds to the store, and back; members differ by up to a half."""
 
 LOOK = 0.05
-"""Seconds between looks whether all is settled."""
+"""Seconds between checks whether everything is settled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +55,12 @@ class _Worker:
 
 
 class Crowd:
-    """Members of one keyspace; slots open and drain at once."""
+    """Members of one keyspace; their slots open and drain at once."""
 
     def __init__(self, slots: int) -> None:
         self.slots, self.now = slots, 0.0
         self.commands = Counter[str]()
-        """What the store was asked, by verb."""
+        """Requests to the store, by verb."""
         self.refused = 0
         """Swaps that lost the race."""
         self.server = MemoryServer()
@@ -70,7 +70,7 @@ class Crowd:
         self._numbers = count()
 
     def found(self, members: int) -> None:
-        """Let so many members be there, and settled, as if they had been for long."""
+        """Create this many members, settled as if they had been there for long."""
         view = self._fresh()
         everybody = {f"w{i}": Member(f"w{i}", f"w{i}-0", joined=1) for i in range(members)}
         view = changes.replan(_with(view, everybody))
@@ -78,13 +78,13 @@ class Crowd:
         for name in everybody:
             worker = self._worker(name)
             sent = self._rng.uniform(-HEARTBEAT, 0)
-            # It has joined with this very view, and is told so.
+            # It has joined with this very view, and learns of it here.
             worker.machine._joining_sent = sent
             worker.machine._on_swap(SwapDone(sent, view, True), 0.0, [])
             self._after(0.0, worker)
 
     def found_empty(self) -> None:
-        """Let there be a document, as after `celery sticky init`."""
+        """Create a document, as `celery sticky init` does."""
         MemoryStore(self.server, KEYSPACE).swap(None, self._fresh())
 
     def join(self, name: str) -> None:
@@ -92,7 +92,7 @@ class Crowd:
         self._after(0.0, self._worker(name))
 
     def run(self, seconds: float, wanted: Callable[[], bool] = lambda: False) -> float:
-        """Let time pass, until something `wanted` is so; return how long it took."""
+        """Let time pass, at most until `wanted` returns True; return the seconds that passed."""
         begun, until, look = self.now, self.now + seconds, self.now
         while self._heap and self._heap[0][0] <= until:
             self.now, _, do = heapq.heappop(self._heap)
@@ -112,11 +112,11 @@ class Crowd:
 
     @property
     def document(self) -> bytes:
-        """The document as it is written."""
+        """The document in its stored form."""
         return self.server.records.documents[KEYSPACE]
 
     def all_open(self) -> bool:
-        """Whether every slot is open at its target."""
+        """Return whether every slot is open at its target."""
         view = self.view
         held = sum(sum(s is SlotState.OPEN for s in worker.machine.slots.values()) for worker in self.workers)
         return view.settled and not view.unowned and held == view.slots and len(view.members) == len(self.workers)
@@ -232,19 +232,19 @@ def _with(view: View, members: dict[str, Member]) -> View:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How one worker joined a crowd."""
+    """Figures about one worker joining a crowd."""
 
     heartbeats: float
-    """Until every slot was open at its target."""
+    """Heartbeats until every slot was open at its target."""
     versions: int
     swaps_lost: int
     slots_moved: int
     document: int
-    """Bytes, the largest on the way."""
+    """Size of the largest document on the way, in bytes."""
 
 
 def join(members: int, slots: int) -> Join:
-    """Let one worker join a settled crowd."""
+    """Let one worker join a settled crowd; return the figures."""
     crowd = Crowd(slots)
     crowd.found(members)
     crowd.run(2 * HEARTBEAT)
@@ -264,7 +264,7 @@ def join(members: int, slots: int) -> Join:
 
 
 def start_together(members: int, slots: int) -> tuple[float, int]:
-    """Start workers all at once under a new document; return heartbeats after settling, and swaps lost to others."""
+    """Start workers together under a new document; return the heartbeats from settling to all open, and swaps lost."""
     crowd = Crowd(slots)
     crowd.found_empty()
     for number in range(members):
@@ -274,7 +274,7 @@ def start_together(members: int, slots: int) -> tuple[float, int]:
 
 
 def idle_commands(members: int, slots: int, heartbeats: int = 3) -> float:
-    """Return what each worker of a settled crowd asks of the store in a heartbeat."""
+    """Return the number of requests that each worker of a settled crowd makes per heartbeat."""
     crowd = Crowd(slots)
     crowd.found(members)
     crowd.run(2 * HEARTBEAT)
@@ -284,7 +284,7 @@ def idle_commands(members: int, slots: int, heartbeats: int = 3) -> float:
 
 
 def plan_seconds(members: int, slots: int) -> float:
-    """Return how long the plan takes that follows a join."""
+    """Return how many seconds the plan after a join takes."""
     crowd = Crowd(slots)
     crowd.found(members)
     view = crowd.view

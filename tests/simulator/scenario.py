@@ -1,4 +1,4 @@
-"""What is to happen in a simulated world: data, drawn from a seed before it lives, to be cut down and replayed."""
+"""The scenario of a simulated world: data drawn from a seed in advance, so that it can be reduced and replayed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ TROUBLE = 40.0
 """Seconds during which faults happen."""
 NAMES = "abcde"
 PLACED_EVERY = 4
-"""One seed in so many is a world whose keyspace directs its keys."""
+"""One seed in this many is a world with a placed keyspace."""
 
 
 class Kind(StrEnum):
-    """What befalls a worker, or a server. The number is how often it is drawn beside the others."""
+    """The kinds of faults of a worker or a server. Their weights are in `LIKELY`."""
 
     PAUSE = "pause"
-    """Its main process and the children of its pool stand still."""
+    """Its main process and the children of its pool are paused."""
     FREEZE = "freeze"
-    """Its main process alone stands still."""
+    """Its main process alone is paused."""
     CRASH = "crash"
     """It is killed, and started again under its name."""
     LEAVE = "leave"
-    """It is told to stop; killed should it take too long; started again."""
+    """It is told to stop, killed if it takes too long, and started again."""
     CUT_STORE = "cut off from the store"
     CUT_BROKER = "cut off from the broker"
     CUT = "cut off from both"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     RESTART = "store restarts"
     FAIL_OVER = "store fails over to older data"
     HANG = "its loop hangs"
-    """It starts no task and hears of no end, while its heartbeats go on."""
+    """It starts no tasks and sees none end, while its heartbeats go on."""
     BROKER_BACK = "broker fails over to older data"
     JOIN = "workers join"
 
@@ -47,15 +47,15 @@ LIKELY = {
     Kind.OUTAGE: 2, Kind.DEAF: 1, Kind.WIPE: 1, Kind.RESTART: 1, Kind.FAIL_OVER: 2, Kind.JOIN: 1,
 }  # fmt: skip
 BROKER_GOES_BACK = 0.2
-"""The share of worlds whose broker fails over to older data, beside their other faults."""
+"""The share of worlds whose broker fails over to older data, in addition to their other faults."""
 LOOP_HANGS = 0.2
 """The share of worlds in which the loop of a worker hangs."""
 LENGTHS = (0.5, 3.0, 9.0, 13.0, 20.0)
-"""Seconds around which faults last: the lease is 10 s, its margin 2 s."""
+"""Typical lengths of faults, in seconds: the lease is 10 s, its margin 2 s."""
 
 
 class Point(StrEnum):
-    """The step of its victim at which a fault strikes."""
+    """The step of a fault's victim at which it strikes."""
 
     NOW = "at once"
     STORE_ASKED = "as it asks the store"
@@ -75,7 +75,7 @@ PLAIN_POINTS = tuple(Point)[:-2]
 
 
 class Ending(StrEnum):
-    """How a run of a task ends, if it comes to its end."""
+    """How a run of a task ends, if nothing interrupts it."""
 
     FINISH = "finishes"
     RETRY = "asks for a retry"
@@ -86,24 +86,24 @@ class Ending(StrEnum):
 
 OUTCOMES = (Ending.FINISH,) * 16 + (Ending.RETRY,) * 3 + (Ending.REQUEUE, Ending.DIE, Ending.DIE, Ending.BURY)
 SECONDS = (0.0, 0.01, 0.01, 0.3, 1.0, 3.0)
-"""How long tasks run; one in forty takes 12 s."""
+"""How long tasks run, in seconds; one in forty takes 12 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something bad, from `at` on (seconds), at the next `point` of its victim."""
+    """A fault that strikes at `at` (seconds) or later, at the next `point` of its victim."""
 
     at: float
     kind: Kind
     victim: str = ""
-    """A name; empty: a server."""
+    """A worker's name; empty: a server."""
     point: Point = Point.NOW
     seconds: float = 0.0
-    """How long it lasts; CRASH, LEAVE: until it is started again, or killed."""
+    """How long it lasts; CRASH, LEAVE: the time until the worker is started again, or killed."""
     proof: bool = False
-    """CRASH: whether its successor can prove it dead."""
+    """CRASH: whether the next process can prove that the former one is dead."""
     number: int = 0
-    """JOIN: how many."""
+    """JOIN: how many workers."""
 
     def __str__(self) -> str:
         words = [f"{self.at:6.2f}", self.victim or "servers", self.kind, self.point if self.victim else ""]
@@ -113,18 +113,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, sent at `at` (seconds): the next of its key."""
+    """The next task of its key, sent at `at` (seconds)."""
 
     at: float
     key: int
     n: int
     priority: int = 0
     countdown: float = 0.0
-    """Seconds after which it wants to run."""
+    """Seconds until it is due."""
     seconds: float = 0.01
     """How long each run takes."""
     ends: tuple[Ending, ...] = ()
-    """How its first runs end; the following ones finish."""
+    """How its first runs end; later runs finish."""
 
     def __str__(self) -> str:
         ends = ", then ".join(self.ends) or Ending.FINISH
@@ -136,7 +136,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything about a world that its seed decides, but for the delays within it."""
+    """Everything that a seed decides about a world, except the delays within it."""
 
     seed: int
     names: str = "abc"
@@ -144,30 +144,30 @@ class Scenario:
     slots: int = 6
     concurrency: int = 2
     losses: float = 0.0
-    """The share of requests to the store that are lost, on their way there or back, or come late; and of signals."""
+    """The share of requests to the store that are lost on either way, or come late; and of signals."""
     broker_losses: float = 0.0
     deaf: bool = False
     """No signal ever arrives."""
     founded: bool = True
-    """There is a document already, as after `celery sticky init`."""
+    """Whether there is a document already, as after `celery sticky init`."""
     faults: tuple[Fault, ...] = ()
     tasks: tuple[Task, ...] = ()
     placement: PlacementSetup | None = None
-    """None: the keyspace is a plain one."""
+    """None: the keyspace is not placed."""
     pins: tuple[Pin, ...] = ()
     away: str = ""
-    """Names of workers that, once they have ended, are not started again."""
+    """Names of workers that are not started again once they have ended."""
 
     @property
     def hash(self) -> str:
-        """What its document says of how keys find their way."""
+        """The document's identifier of how keys are mapped."""
         return HASH if self.placement is None else self.placement.keyspace.hash_name
 
 
 def draw(
     seed: int, *, kinds: Collection[Kind] = tuple(Kind), deaf: bool = False, placed: bool | None = None
 ) -> Scenario:
-    """Return the scenario of a seed, with faults of these kinds. `placed`: None: the seed chooses."""
+    """Return the scenario of a seed, with faults of these kinds. `placed` None: the seed chooses."""
     placed = seed % PLACED_EVERY == 1 if placed is None else placed
     scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not placed else tuple(Point), deaf=deaf)
     if Kind.BROKER_BACK in kinds:
@@ -180,7 +180,7 @@ def draw(
     placement = rng.choice(WAYS)
     keys = {task.key for task in scenario.tasks}
     pins = draw_pins(rng, scenario.names, keys, TROUBLE) if placement.pins else ()
-    # A store that has lost its data does not know any more whose worker queues there are.
+    # A store that lost its data no longer knows which workers have worker queues.
     forgets = any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in scenario.faults)
     away = rng.choice(scenario.names[1:]) if rng.random() < 0.4 and not forgets else ""
     return replace(scenario, placement=placement, pins=pins, away=away)
@@ -229,13 +229,13 @@ def _fault(rng: Random, names: str, kinds: Collection[Kind], points: Sequence[Po
 
 
 def _hangs(rng: Random, names: str) -> Iterator[Fault]:
-    # Drawn apart, as below.
+    # Drawn separately, as below.
     if rng.random() < LOOP_HANGS:
         yield Fault(rng.uniform(4, TROUBLE), Kind.HANG, rng.choice(names), seconds=rng.choice(LENGTHS))
 
 
 def _broker_faults(rng: Random) -> Iterator[Fault]:
-    # Drawn apart: so a seed stays the world that it was before there was this fault.
+    # Drawn separately, so that a seed produces the same world as before this fault was added.
     if rng.random() < BROKER_GOES_BACK:
         yield Fault(rng.uniform(4, TROUBLE), Kind.BROKER_BACK)
     if rng.random() < BROKER_GOES_BACK / 4:
@@ -256,7 +256,7 @@ def _tasks(rng: Random, slots: int) -> list[Task]:
 
 
 def _when(rng: Random) -> float:
-    # Senders come in bursts: before the workers, and now and then.
+    # Messages come in bursts: before the workers start, and at intervals.
     return rng.choice((0.0, 10.0, 20.0, 30.0)) + rng.uniform(0, 0.1) if rng.random() < 0.4 else rng.uniform(0, TROUBLE)
 
 

@@ -1,4 +1,4 @@
-"""Who sends tasks of a placed keyspace: they know where keys belong from a look that may be a second old."""
+"""The senders of a placed keyspace: their knowledge of placements may be a second old."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 SENDERS = 2
 AGAIN = 0.5
-"""Seconds until what could not be sent is sent again."""
+"""Seconds until a failed send is repeated."""
 TRIES = 20
-"""So often for a key that must be pinned, and is not."""
+"""Number of tries for a key that must be pinned and is not."""
 SLOW = 2.0
-"""Seconds from the look at where a key belongs until the broker has the message, at most."""
+"""Maximum seconds from looking up the placement of a key until the broker has the message."""
 
 
 class Sender:
-    """One such process, with the real `PlacementLookup`."""
+    """A sending process, with the real `PlacementLookup`."""
 
     def __init__(self, world: World, keyspace: Keyspace, number: int) -> None:
         self._world, self._keyspace = world, keyspace
@@ -40,10 +40,10 @@ class Sender:
             lambda: settings, lambda _: _PlacementStore(world, self._rng), clock=lambda: world.now
         )
         self.unsent: dict[Task, str] = {}
-        """What could not be sent so far, and why."""
+        """Tasks that could not be sent so far, and why."""
 
     def send(self, task: Task, tries: int = 1) -> None:
-        """Send a task; again later if that cannot be done now."""
+        """Send a task; try again later if that fails."""
         try:
             queue = self._lookup.of(self._keyspace, str(task.key))
         except (StoreUnavailable, NoWorker, NotPinned) as error:
@@ -63,7 +63,7 @@ class Sender:
 
 
 class _PlacementStore(MemoryPlacementStore):
-    """A sender's client, whose requests are lost now and then."""
+    """A sender's client; some of its requests are lost."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world.server, KEYSPACE)

@@ -1,4 +1,4 @@
-"""A failing scenario, cut down: as few faults and tasks as still break the same promise."""
+"""Reduces a failing scenario to as few faults and tasks as still break the same invariant."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from simulator.world import World
 T = TypeVar("T")
 
 LINES = 30
-"""Lines of the trace that are told."""
+"""Lines of the trace to show."""
 LIVES = 400
-"""Worlds that are lived through to find a smaller scenario."""
+"""Maximum number of worlds to simulate in search of a smaller scenario."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A scenario, what it broke, and how."""
+    """A scenario, the invariant it broke, and how."""
 
     scenario: Scenario
     invariant: Invariant
@@ -43,7 +43,7 @@ class Failure:
 
 
 def live(scenario: Scenario) -> World | Failure:
-    """Live through a scenario; return the world in order, or how it failed."""
+    """Simulate a scenario; return the world, in order, or the failure."""
     world = World(scenario)
     try:
         return world.live()
@@ -55,7 +55,7 @@ def live(scenario: Scenario) -> World | Failure:
 
 
 def shrink(failure: Failure, most: int = LIVES) -> Failure:
-    """Return the smallest failure of the same kind found within `most` lives."""
+    """Return the smallest failure of the same kind found within `most` simulations."""
     found, lives = failure, 0
 
     def fails(scenario: Scenario) -> bool:
@@ -80,7 +80,7 @@ def shrink(failure: Failure, most: int = LIVES) -> Failure:
 
 
 def _reduce(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> None:
-    """Leave out ever smaller parts for as long as it still fails (delta debugging)."""
+    """Leave out smaller and smaller parts as long as the rest still fails (delta debugging)."""
     kept = tuple(items)
     size = len(kept)
     while size:

@@ -1,10 +1,10 @@
-"""What every simulated worker is configured with; times in seconds."""
+"""The configuration of every simulated worker; times in seconds."""
 
 from __future__ import annotations
 
 
 class _Keyspace(str):
-    """A name with one hash in every process: sets of slots keep their order, so a seed stays the same world."""
+    """A name with the same hash in every process, so that sets keep their order and a seed produces the same world."""
 
     __slots__ = ()
 
@@ -17,7 +17,7 @@ HASH = "h"
 TTL, MARGIN, SETTLE, BROKER_GRACE = 10.0, 2.0, 3.0, 8.0
 LOOP_TIMEOUT = 4.0
 TIMEOUT = 2.0
-"""How long a client waits for a server."""
+"""How long a client waits for a server, in seconds."""
 MAX_WAITING, MAX_ATTEMPTS = 4096, 5
 EPOCH = 1e6
-"""The wall clock at the beginning of the world."""
+"""The wall clock at the start of the world."""

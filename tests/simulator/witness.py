@@ -1,4 +1,4 @@
-"""What must hold besides where keys are placed: of claims and pins, and what order is promised there."""
+"""Additional invariants of placed keyspaces: of claims and pins, and of the order that is promised there."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 PROMPT = 0.5
-"""Seconds in which a worker has asked where a key belongs, and has done what follows."""
+"""Seconds in which a worker looks up the placement of a key and acts on it."""
 
 
 class PlacedWitness(Witness):
-    """Sees every step of a world whose keyspace directs keys."""
+    """Checks every step of a world with a placed keyspace."""
 
     def __init__(self, slots: int, lookup: PlacementLookup, *, calm: bool) -> None:
         super().__init__(slots)
@@ -32,7 +32,7 @@ class PlacedWitness(Witness):
         """By key and priority."""
 
     def grants(self, key: str, token: int, incarnation: str, worker: str) -> None:
-        """The store has granted a claim."""
+        """Check a claim that the store has granted."""
         before, holder = self._granted.get(key, (0, ""))
         if token <= before:
             broken = Invariant.CLAIM_BACK if token < before or holder == incarnation else Invariant.CLAIM_SHARED
@@ -44,7 +44,7 @@ class PlacedWitness(Witness):
             raise Violation(Invariant.MISDIRECTED, f"key {key} belongs to {where}: {incarnation} has claimed it")
 
     def claims(self, process: Process, processes: Collection[Process]) -> None:
-        """A worker has learnt something of its claims or its lease; does anybody else hold what it holds?"""
+        """Check that no other worker holds what this worker holds, after a change of its claims or its lease."""
         if not process.trusts or not (mine := process.claimed):
             return
         for other in processes:
@@ -52,7 +52,7 @@ class PlacedWitness(Witness):
                 raise Violation(Invariant.TWO_CLAIMS, f"keys {sorted(both)} of {process.origin} and {other.origin}")
 
     def begins(self, run: SimulatedRun) -> None:
-        """A run begins, this instant."""
+        """Check a run that begins now."""
         if not run.epoch:
             raise Violation(Invariant.UNCLAIMED_START, str(run))
         if self._calm:
@@ -75,7 +75,7 @@ class PlacedWitness(Witness):
             return
         began_before = self._begun[run.key, run.priority]
         for other in began_before:
-            # The later one may have been sent before: it has waited for its time, perhaps where the key was then.
+            # The later task may have been sent earlier: it was deferred, perhaps in the key's former queue.
             since = min(progress.known_at, other.known_at)
             if other.place > progress.place and not self._lookup.changed(progress.key, since, other.at):
                 broken = Invariant.FIRST_RUN_ORDER if progress.runs == 1 else Invariant.RUN_AFTER_LATER

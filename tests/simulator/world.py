@@ -1,4 +1,4 @@
-"""Workers, a store, a broker and time: what happens is an event in one heap, so a world can be lived again."""
+"""Workers, a store, a broker and time. Everything that happens is an event in one heap, so a world can be replayed."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from simulator.terms import EPOCH, KEYSPACE, MARGIN, TIMEOUT, TTL
 T = TypeVar("T")
 
 RECOVERY = 120.0
-"""Seconds after the last fault by which everything is in order again."""
+"""Seconds after the last fault within which everything must be in order again."""
 LEAVES_IN = 3.0
-"""Seconds in which a worker leaves in which nothing runs any more."""
+"""Seconds within which a worker without running tasks must leave."""
 COPIED_EVERY = 3.0
-"""How old the data can be that a broker fails over to, and where keys are placed a store; else as old as its loss."""
+"""Maximum age in seconds of the data after a failover of the broker, or of the store in a placed keyspace."""
 REMEMBERED = 300
-"""Lines of the trace that are kept."""
+"""Number of trace lines to keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A step, as it stands in a trace."""
+    """A step, as a line of the trace."""
 
     at: float
     who: str
@@ -56,7 +56,7 @@ class Line:
 
 
 class World:
-    """A scenario under way."""
+    """A scenario in progress."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.rng, self.now = scenario, Random(scenario.seed), 0.0
@@ -101,13 +101,13 @@ class World:
                 self.after(COPIED_EVERY, self._copy)
 
     def _copy(self) -> None:
-        """Bring the older data that a store fails over to up to date."""
+        """Update the older data that a store fails over to."""
         self._backup = self.server.snapshot()
         if self.now < TROUBLE:
             self.after(COPIED_EVERY, self._copy)
 
     def _copy_broker(self) -> None:
-        """Bring the older data that the broker fails over to up to date."""
+        """Update the older data that the broker fails over to."""
         if any(fault.kind is Kind.BROKER_BACK for fault in self.scenario.faults):
             self._broker_copy = self.broker.snapshot()
             self.witness.takes_copy()
@@ -124,7 +124,7 @@ class World:
     # -- time ----------------------------------------------------------------------------------
 
     def at(self, time: float, do: Callable[[], Any]) -> None:
-        """Do something then."""
+        """Do something at this time."""
         heapq.heappush(self._heap, (time, next(self._numbers), do))
 
     def after(self, delay: float, do: Callable[[], Any]) -> None:
@@ -159,7 +159,7 @@ class World:
             self._end_trouble()
             quiet = max([TROUBLE, *(fault.at + fault.seconds for fault in self.scenario.faults)])
             self.run(quiet)
-            # One worker that runs one task at a time may be left with all the work.
+            # A single worker that runs one task at a time may have to do all the work.
             work = sum(task.seconds * (len(task.ends) + 1) for task in self.scenario.tasks)
             while (disorder := self.disorder()) is not None:
                 if self.now > quiet + RECOVERY + work * (disorder[0] is Invariant.NOT_DRAINED):
@@ -177,7 +177,7 @@ class World:
     # -- processes -----------------------------------------------------------------------------
 
     def start(self, name: str, *, dead_incarnation: str = "") -> None:
-        """Start a worker, unless there is one of this name."""
+        """Start a worker, unless one with this name is alive."""
         former = [process for process in self.processes if process.name == name]
         if not any(process.alive for process in former) and not (former and name in self.scenario.away):
             process = Process(self, name, next(self._births), dead_incarnation=dead_incarnation)
@@ -227,14 +227,14 @@ class World:
         answered: Callable[[T], None],
         failed: Callable[[], None],
     ) -> None:
-        """Carry a request to a server, which does `serve`, and its answer back; or lose one of them."""
+        """Carry a request to a server, which calls `serve`, and its answer back; or lose one of them."""
         luck = rng.random()
         if cut or luck < losses / 3:
             self.after(TIMEOUT, failed)
-        elif luck < losses * 2 / 3:  # it arrives in time, its answer does not
+        elif luck < losses * 2 / 3:  # the request arrives in time, its answer does not
             self.after(rng.uniform(0, TIMEOUT), serve)
             self.after(TIMEOUT, failed)
-        elif luck < losses:  # it arrives when nobody waits for it any more
+        elif luck < losses:  # the request arrives when nobody waits for it any more
             self.after(TIMEOUT + rng.uniform(0, 2 * TIMEOUT), serve)
             self.after(TIMEOUT, failed)
         else:
@@ -249,7 +249,7 @@ class World:
     def serve(
         self, process: Process, effect: Read | SendBeat | Swap, sent: float
     ) -> BeatDone | ReadDone | SwapDone | StoreFailed:
-        """Do at the store what was asked for."""
+        """Carry out a request at the store."""
         if self.store_is_away:
             return StoreFailed(sent)
         store = process.store
@@ -282,7 +282,7 @@ class World:
 
     @property
     def store_is_away(self) -> bool:
-        """Whether the store answers nobody now."""
+        """Whether the store is down now."""
         return self.now < self._out_until
 
     def _look_up(self) -> None:
@@ -317,13 +317,13 @@ class World:
     def _judge_eviction(self, name: str, incarnation: str) -> None:
         if self.now - self._beaten[incarnation] < (TTL + MARGIN) * 0.97:
             raise Violation(Invariant.NEEDLESS_EVICTION, f"{incarnation} was evicted too early")
-        # A joining swap may arrive when its process has given it up: that incarnation is nobody.
+        # A joining swap may arrive after its process has given it up: then no process has that incarnation.
         for process in self.processes:
             if process.machine.incarnation == incarnation and process.taking_part and not process.failed:
                 raise Violation(Invariant.NEEDLESS_EVICTION, f"{incarnation} was evicted and met no fault")
 
     def judge_leaving(self, process: Process) -> None:
-        """A worker that was told to leave is killed: had it time enough to leave?"""
+        """Check that a worker being killed after it was told to leave did not have enough time to leave."""
         scenario, pool = self.scenario, process.pool
         others = [fault for fault in scenario.faults if fault.kind is not Kind.LEAVE]
         calm = not (others or scenario.losses or scenario.broker_losses)
@@ -344,7 +344,7 @@ class World:
             self.publish(task, task.key % self.scenario.slots, self.now)
 
     def publish(self, task: Task, slot: Slot, known_at: float) -> None:
-        """The broker takes a message; what its sender knew of where its key belongs was read at `known_at` or later."""
+        """Publish a message whose sender read the placement of its key at `known_at` or later."""
         due = self.now + EPOCH + task.countdown if task.countdown else 0.0
         body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key))
         name = f"key {task.key} #{task.n}"
@@ -354,14 +354,14 @@ class World:
         self.broker.publish((KEYSPACE, slot), body, task.priority)
 
     def stamp(self, key: int) -> Stamp | None:
-        """Return what a sender writes on a message; plain worlds do without."""
+        """Return the stamp that a sender writes on a message; None if the keyspace is not placed."""
         return self.placed.stamp(key) if self.placed is not None else None
 
     def _has_message(self, slot: Slot) -> None:
         for process in self.processes:
             process.courier.hear((KEYSPACE, slot))
 
-    # -- what must be so in the end ------------------------------------------------------------
+    # -- what must hold in the end -------------------------------------------------------------
 
     def disorder(self) -> tuple[Invariant, str] | None:
         """Return what is not in order yet."""
@@ -394,7 +394,7 @@ class World:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The courier has much to say where nothing works."""
+    """Silence the courier's log, which is long when nothing works."""
     logger = logging.getLogger("celery_sticky")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -98,7 +98,7 @@ class Untold(Exception):
         (ValueError("a\n  b\tc"), "ValueError: a b c"),
         (KeyError("k"), "KeyError: 'k'"),
         (ValueError("a:"), "ValueError: a:"),
-        (Untold(), "Untold: (its text cannot be had: RuntimeError)"),
+        (Untold(), "Untold: (its text cannot be read: RuntimeError)"),
         (ValueError("\udce4"), "ValueError: \\udce4"),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_host_that_cannot_load_the_app_is_told_with_the_error_and_what_to_do(
     assert "has not loaded the app: shop: ModuleNotFoundError: No module named 'crm'" in caplog.text
     assert "sticky_job_app" in caplog.text
     hosts[1][1](-9)
-    assert "has not loaded the app: it has died before (exit status -9)" in caplog.text
+    assert "has not loaded the app: it died first (exit status -9)" in caplog.text
     supervisor.finish(0.0)
 
 

@@ -107,7 +107,7 @@ def test_a_keyspace_that_is_shut_down_stays_so(sticky: Sticky) -> None:
 @pytest.mark.parametrize("returned", [None, 7, "tenants"])
 def test_what_is_no_plan_is_refused_and_changes_nothing(sticky: Sticky, returned: Any) -> None:
     schedule().apply(["a"], sticky.jobs)
-    with pytest.raises(TypeError, match="returns keys, a mapping of key to payload, or a Plan"):
+    with pytest.raises(TypeError, match="must return keys, a mapping of key to payload, or a Plan"):
         schedule().apply(returned, sticky.jobs)
     assert wanted(sticky).keys() == {"a"}
 
@@ -127,7 +127,7 @@ def test_a_schedule_is_called_again_and_again_also_when_it_raises(
         return ["a"]
 
     run_until(schedule(function).run(job(), lambda: sticky.jobs), lambda: len(calls) > 2 and "a" in wanted(sticky))
-    assert "schedule 'tenants' has failed; it is tried again" in caplog.text
+    assert "schedule 'tenants' has failed; trying again" in caplog.text
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def test_a_dispatch_that_timed_out_is_repeated_with_its_id(fleet: Callable[..., 
         made.jobs.dispatch("sync", "t-7", {"n": 1}, timeout=0.1)
     with pytest.raises(JobExists):
         made.jobs.dispatch("sync", "t-7", {"n": 1}, timeout=0.1)
-    with pytest.raises(JobConflict, match="take a new one"):
+    with pytest.raises(JobConflict, match="use a new id"):
         made.jobs.dispatch("sync", "t-7", {"n": 2}, timeout=0.1, id=late.value.id)
     made.worker("a")
     assert made.jobs.dispatch("sync", "t-7", {"n": 1}, timeout=20, id=late.value.id) == late.value.id
@@ -275,7 +275,7 @@ def test_a_start_that_ends_the_host_each_time_is_given_up_and_its_neighbours_run
     made.worker("a")
     for key in KEYS[:5]:
         made.jobs.admit("sync", key)
-    with pytest.raises(JobFailed, match="starts of it came to no end: it ends the process it is started in"):
+    with pytest.raises(JobFailed, match="starts ended without a result: the job kills the process it starts in"):
         made.jobs.dispatch("sync", "bad", {"die": True}, timeout=60)
     made.wait_running(KEYS[:5], "a")
     assert all(info.error == "" for info in made.infos().values())
@@ -324,7 +324,7 @@ def test_a_worker_whose_job_host_does_not_come_up_takes_no_slots_until_it_does(
     made.worker("a")
     environ = {**made.environ_with(sticky_job_app="mendable"), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     other = made.worker("b", env=environ)
-    other.wait_for_log(r"has not loaded the app within 10 s\..* takes no part", 20)
+    other.wait_for_log(r"has not loaded the app within 10 s\..* stays out", 20)
     made.wait_members("a")
     mendable.write_text(mended)
     os.kill(host_of(made, "b"), signal.SIGKILL)

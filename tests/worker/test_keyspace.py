@@ -294,7 +294,7 @@ def test_jobs_left_when_a_keyspace_became_placed_say_so_and_the_remedy_helps(pla
         store.settle(slot, 1, [Report("left", RunResult.STARTED)], [], outcome_ttl=60)
     fleet.up("a")
     jobs = Sticky.of(fleet.app).jobs
-    remedy = r"as in a plain keyspace, .*sticky\.jobs\.shutdown\('jumped'\)"
+    remedy = r"became a placed keyspace, .*sticky\.jobs\.shutdown\('jumped'\)"
     wait_until(lambda: re.search(remedy, jobs.list(keyspace="jumped")[0].error), 30, "it is told")
     assert len(re.findall(remedy, fleet.workers["a"].log)) == 1, "in the log too"
     jobs.shutdown("jumped", timeout=20)

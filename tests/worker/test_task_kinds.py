@@ -182,7 +182,7 @@ def test_a_message_in_the_wrong_slot_is_buried(workers: KindsFleet, stranger: Ce
     stamp = Stamp(key, "default", right, SLOTS, time.time()).to_header()
     put(stranger, wrong, "record", [key, 1], f"stamped-{key}", {STAMP_HEADER: stamp})
     for task_id in (f"unstamped-{key}", f"stamped-{key}"):
-        assert "stands in keyspace 'default', slot" in workers.wait_buried(task_id)["reason"]
+        assert "is in keyspace 'default', slot" in workers.wait_buried(task_id)["reason"]
     assert workers.runs(key) == []
 
 

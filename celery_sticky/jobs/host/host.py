@@ -1,8 +1,8 @@
 """The job host: a process that runs jobs for a worker, in one event loop and a pool of threads.
 
-It lives no longer than what it relies on. At the end of trust, or when the worker is gone while something runs, it
-kills its own process group, and so whatever jobs have started. `membership.deadline` does that in a thread, so that it
-happens also while a handler blocks the loop; what blocks all threads is killed by the worker, from outside.
+It does not outlive what it relies on. When the trust ends, or the worker is gone while jobs run, it kills its own
+process group, which includes everything that jobs have started. `membership.deadline` does that in a thread, so it
+works while a handler blocks the loop. If all threads are blocked, the worker kills the host from outside.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from celery_sticky.platform.reaper import kill_group
 logger = logging.getLogger("celery_sticky.jobs")
 
 PARENT_STEP = 1.0
-"""Seconds between looks for our parent: the end of its socket may be open still, in a child of its pool."""
+"""Seconds between checks of the parent: a child of its pool may still hold the parent's end of the socket open."""
 
 
 def run_host(
     specs: JobSpecs, connection: Any, lease: Lease, parent: int, *, threads: int, logger_name: str = logger.name
 ) -> None:
-    """Run what the worker, process `parent`, says over a socket; return when it has hung up and nothing runs.
+    """Run the jobs that the worker, process `parent`, orders over a socket; return when it hung up and nothing runs.
 
-    `threads` handlers that are not async may run at a time. Jobs write to the logger of the given name. Call it in the
-    main thread of a process that leads its group.
+    At most `threads` handlers that are not async run at a time. Jobs log to the logger of the given name. Call this in
+    the main thread of a process that leads its group.
     """
     leave_signals_to_worker()
     loop = asyncio.new_event_loop()
@@ -46,14 +46,14 @@ def run_host(
         try:
             loop.run_forever()  # a job may stop it
         except (SystemExit, KeyboardInterrupt):
-            logger.exception("jobs: raised in a task that a job has made; the host goes on")
+            logger.exception("jobs: a task created by a job raised an exit exception; the job host continues")
     loop.close()
 
 
 def leave_signals_to_worker() -> None:
-    """Pass over what asks a process to end: the worker is asked too, and stops the jobs in order.
+    """Ignore the signals that ask a process to end: the worker receives them too, and stops the jobs in order.
 
-    The signals are handled and not ignored: what a job starts would inherit that it has to ignore them.
+    The signals get handlers instead of being ignored, because processes started by jobs would inherit ignored signals.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
@@ -61,7 +61,7 @@ def leave_signals_to_worker() -> None:
 
 
 def _die() -> None:
-    kill_group(os.getpid())  # without a word: whoever holds the lock of a log handler may be what hangs
+    kill_group(os.getpid())  # without logging: the cause may be a thread that hangs with a log handler's lock
 
 
 class _Host(asyncio.Protocol):
@@ -75,7 +75,7 @@ class _Host(asyncio.Protocol):
         job_logger: logging.Logger,
     ) -> None:
         self.relied_on: tuple[Reliance, ...] = ()
-        """The memberships that runs rely on. Replaced whole: another thread reads it."""
+        """The memberships that runs rely on. Replaced as a whole, because another thread reads it."""
         self.over = False
         self._loop, self._specs, self._lease, self._parent = loop, specs, lease, parent
         self._surroundings = Surroundings(self._hear, threads, job_logger)
@@ -84,7 +84,7 @@ class _Host(asyncio.Protocol):
         self._rest = b""
         self._answers: list[Message] = []
 
-    # -- what the loop tells -------------------------------------------------------------------
+    # -- callbacks of the loop -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -97,10 +97,10 @@ class _Host(asyncio.Protocol):
             try:
                 self._obey(decode(line))
             except Exception:
-                logger.exception("jobs: passed over what the worker says: %.500r", line)
+                logger.exception("jobs: ignored an invalid message from the worker: %.500r", line)
 
     def pause_writing(self) -> None:
-        self._transport.pause_reading()  # who does not take our answers is to give us nothing more
+        self._transport.pause_reading()  # while the worker does not take our answers, take no more orders
 
     def resume_writing(self) -> None:
         self._transport.resume_reading()
@@ -122,20 +122,20 @@ class _Host(asyncio.Protocol):
         else:
             self._loop.call_later(PARENT_STEP, self._look_for_parent)
 
-    # -- what the worker says, and is told -----------------------------------------------------
+    # -- messages from and to the worker -------------------------------------------------------
 
     def _obey(self, message: Message) -> None:
         match message:
             case Start():
                 self._start(message)
             case Stop(ref):
-                if ref in self._runs:  # else its end has crossed this
+                if ref in self._runs:  # else the run ended while this message was under way
                     self._runs[ref][0].stop()
             case Notify(ref, note, payload):
                 if ref in self._runs:
                     self._runs[ref][0].notify(note, payload)
             case _:
-                raise ValueError(f"{type(message).__name__} is nothing to say to a host")
+                raise ValueError(f"{type(message).__name__} is not a message to a host")
 
     def _start(self, start: Start) -> None:
         if start.ref in self._runs:

@@ -1,4 +1,4 @@
-"""One run of a job in its host: from a start to the end that the worker is told of. It lives in an event loop."""
+"""One run of a job in its host, from the start to the end reported to the worker. It runs in an event loop."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from celery_sticky.jobs.handler import Job, JobHandler, JobSpec
 from celery_sticky.jobs.wire import Ended, Failed, Noted, Start, Started
 
 START_GRACE = 1.0
-"""Seconds after which a coroutine has started that says nothing and raises nothing."""
+"""Seconds after which a coroutine counts as started if it has neither called `started` nor raised."""
 MAX_ERROR = 2000
-"""Characters of an error as the worker is told it."""
+"""Maximum length of an error reported to the worker, in characters."""
 
 Answer = Started | Failed | Ended | Noted
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all runs of a host have in common."""
+    """What all runs of a host share."""
 
     say: Callable[[Answer], None]
     threads: Executor
-    """Run what is not async."""
+    """Runs code that is not async."""
     logger: logging.Logger
-    """What `job.logger` writes to."""
+    """The logger behind `job.logger`."""
 
 
 class HostedRun(Protocol):
-    """A run of a job. It is over when it has said `Failed` or `Ended`."""
+    """A run of a job. It is over when it has sent `Failed` or `Ended`."""
 
     def notify(self, note: str, payload: Any) -> None:
         """Hand a notification to the job."""
@@ -49,18 +49,18 @@ def begin(spec: JobSpec, start: Start, here: Surroundings) -> HostedRun:
 
 
 def error_text(error: BaseException) -> str:
-    """Return type and message in one line."""
+    """Return the error's type and message in one line."""
     try:
         message = str(error)
     except Exception as exc:
-        message = f"(its text cannot be had: {type(exc).__name__})"
+        message = f"(its text cannot be read: {type(exc).__name__})"
     name, text = type(error).__name__, " ".join(message.split())
     line = f"{name}: {text}" if text else name
     return line[:MAX_ERROR].encode(errors="backslashreplace").decode()[:MAX_ERROR]
 
 
 class CoroutineRun:
-    """A job that is a coroutine: one task from start to end, cancelled to stop it."""
+    """A job that is a coroutine: one task from start to end; stopping cancels it."""
 
     __slots__ = ("_grace", "_job", "_ref", "_say", "_started", "_stopping", "_task")
 
@@ -81,7 +81,7 @@ class CoroutineRun:
         self._say(Noted(self._ref, note))
 
     def stop(self) -> None:
-        """See `Run`. A coroutine that goes on all the same is ended with the host."""
+        """See `Run`. A coroutine that ignores the cancellation ends with the host."""
         self._stopping = True
         self._task.cancel()
 
@@ -96,7 +96,7 @@ class CoroutineRun:
     def _finish(self, task: asyncio.Task[str]) -> None:
         error = task.result() if not task.cancelled() else "" if self._stopping else "CancelledError"
         if error and not self._started and not self._stopping:
-            self._stopping = True  # nobody is to hear of a start that comes after its end
+            self._stopping = True  # so that no start is reported after the failure
             self._say(Failed(self._ref, error))
         else:
             self._begun()
@@ -108,14 +108,14 @@ async def _outcome(function: Any, job: Job) -> str:
         await function(job)
     except asyncio.CancelledError:
         raise
-    except BaseException as exc:  # SystemExit too ends the job alone: raised in a task, it would end the loop
-        job.logger.exception("has raised")
+    except BaseException as exc:  # SystemExit must end only this job: raised in a task, it would end the loop
+        job.logger.exception("raised an error")
         return error_text(exc)
     return ""
 
 
 class HandlerRun:
-    """A job that is a class: a task calls one method after the other, and is there while there is one to call."""
+    """A job that is a class: a task calls its methods one after the other, and exists only while there is a call."""
 
     __slots__ = ("_handler", "_job", "_kind", "_notes", "_ref", "_say", "_stopping", "_task", "_threads")
 
@@ -136,7 +136,7 @@ class HandlerRun:
         self._go_on()
 
     def stop(self) -> None:
-        """See `Run`. What is under way comes to its end first; notifications that wait behind it are left."""
+        """See `Run`. The current call completes first; notifications that wait are left."""
         self._stopping = True
         self._go_on()
 
@@ -162,7 +162,7 @@ class HandlerRun:
         return not error
 
     async def _call(self, name: str, *args: Any) -> str:
-        """Call a method, wherever it belongs; return the error that it has raised, or nothing."""
+        """Call a method in the loop or in a thread; return its error, or an empty text."""
         try:
             if self._handler is None:
                 self._handler = cast(type[JobHandler], self._kind)()
@@ -171,22 +171,22 @@ class HandlerRun:
                 await method(self._job, *args)
             else:
                 await self._in_thread(method, *args)
-        except BaseException as exc:  # SystemExit too is an error of the job alone
-            self._job.logger.exception("its `%s` has raised", name)
+        except BaseException as exc:  # SystemExit too is an error of this job only
+            self._job.logger.exception("its `%s` raised an error", name)
             return error_text(exc)
         return ""
 
     async def _in_thread(self, method: Callable[..., Any], *args: Any) -> None:
         loop = asyncio.get_running_loop()
         result = await loop.run_in_executor(self._threads, _guarded, method, self._job, *args)
-        if inspect.isawaitable(result):  # an async method that a decorator hides
+        if inspect.isawaitable(result):  # an async method hidden by a decorator
             await result
 
 
 def _guarded(method: Callable[..., Any], *args: Any) -> Any:
     try:
         return method(*args)
-    except StopIteration as exc:  # a future cannot hold it, and would never be done
+    except StopIteration as exc:  # a future cannot hold StopIteration and would never complete
         raise RuntimeError("StopIteration was raised") from exc
 
 
@@ -197,7 +197,7 @@ def _job_of(
     started: Callable[[], None],
     taken: Callable[[str], None],
 ) -> Job:
-    return Job(  # with what all runs of the job have in common, and not a copy of it for each
+    return Job(  # shares the values of all runs of the job instead of copying them
         name=spec.name,
         key=start.key,
         keyspace=spec.keyspace,

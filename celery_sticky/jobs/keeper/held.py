@@ -1,4 +1,4 @@
-"""What a roster works on: the slots and places of keys that are held here, and what runs of them; rules: `roster`."""
+"""The state of a job reconciler: the slots and key places held here, and their runs. For the rules see `roster`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JobKey = tuple[str, str]
 
 
 class RunStage(StrEnum):
-    """How far a run is."""
+    """The stage of a run."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -24,7 +24,7 @@ class RunStage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class JobRun:
-    """A job in the host."""
+    """A job running in the host."""
 
     ref: int
     slot: Slot
@@ -37,53 +37,53 @@ class JobRun:
     stage: RunStage = RunStage.STARTING
     started: bool = False
     late: bool = False
-    """It is stopped because its start took too long."""
+    """It is being stopped because its start took too long."""
     sent: set[str] = field(default_factory=set)
-    """Notes that were handed to it."""
+    """Notifications that were handed to it."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldSlot:
-    """A slot that is held here, or the place of a key."""
+    """A slot, or the place of a key, that is held here."""
 
     epoch: int
     membership: int
-    """The membership under which it was opened: what runs of it relies on its trust."""
+    """The number of the membership under which it was opened: its runs rely on the trust in that membership."""
     opened: bool = False
-    """The store has fenced it for us."""
+    """The store has fenced it for this worker."""
     stopping: bool = False
     tasks_drained: bool = False
-    """Nothing of its tasks is left here. Of a key's place, whoever claims the key sees to them."""
+    """None of its tasks is left here. For a key's place, the placer handles the tasks."""
     vacant: bool = False
-    """It is that of a key, and without records when it was last looked at."""
+    """It is the place of a key, and had no records at the last look."""
     idle: str = ""
-    """Why nothing may be started in it: it is held to let go of what is to stop. Empty: it may."""
+    """Why no job may start in it: it is held only to remove jobs that are to stop. Empty: jobs may start."""
     revision: int = 0
     wanted: dict[JobKey, JobRecord] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     more: bool = False
-    """There are notes that we have not seen."""
+    """There are more notifications than we have seen."""
     runs: dict[JobKey, JobRun] = field(default_factory=dict)
     failures: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Id -> how often in a row the job has failed here, and when it may start again."""
+    """Id -> consecutive failures of the job here, and when it may start again."""
     reports: list[Report] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class DrainedSlot:
-    """Nothing of a held slot is left here."""
+    """A report that nothing of a held slot is left here."""
 
     slot: Slot
     epoch: int = 0
-    """Under which it was ours; 0: its jobs never were."""
+    """The epoch under which it was held; 0: its jobs never ran here."""
     vacant: bool = False
-    """It is that of a key, and has no records any more."""
+    """It is the place of a key, and has no records any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTimeouts:
-    """The settings that matter here; in seconds."""
+    """The settings of a job reconciler; times are in seconds."""
 
     start_timeout: float
     stop_timeout: float
@@ -91,15 +91,15 @@ class JobTimeouts:
 
 
 def built_in_job(name: str, slot: int) -> JobRecord:
-    """Return the record of a job that is always wanted and nowhere written down, like a schedule's."""
+    """Return the record of a built-in job, such as a schedule's: always wanted, never stored."""
     return JobRecord(name, name, slot, _BUILT_IN + name, b"null", JobState.RUNNING, False, 0, 0, "", "", 0.0, 0)
 
 
 def is_built_in(job_id: str) -> bool:
-    """Whether this is the id of a job that is nowhere written down."""
+    """True if this is the id of a built-in job."""
     return job_id.startswith(_BUILT_IN)
 
 
 def job_key(record: JobRecord) -> JobKey:
-    """Return what is unique in a keyspace."""
+    """Return the key under which a job is unique in a keyspace."""
     return record.name, record.key

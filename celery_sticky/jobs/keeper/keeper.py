@@ -1,6 +1,6 @@
-"""The keeper of one keyspace's jobs in a worker: it runs the `roster` against the store and the job host.
+"""The keeper of one keyspace's jobs in a worker: it runs the job reconciler against the store and the job host.
 
-An operating system thread with a client of its own, like the member's, so that no task and no broker can delay it.
+It has its own operating system thread and its own client, like the member, so that no task and no broker can delay it.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ logger = logging.getLogger("celery_sticky.jobs")
 
 BROKEN_PAUSE = 0.1
 """Seconds between attempts to reach a store that does not answer."""
-WITHOUT_STORE = "Jobs run on as long as the lease is trusted; none is started or told anything"
+WITHOUT_STORE = "Running jobs continue while the lease is trusted; no job is started or notified"
 UNTRUSTED_PAUSE = 0.1
-"""Seconds until starts are tried again that wait for trust or for the host."""
+"""Seconds until starts that wait for trust or for the host are retried."""
 
 AT_ONCE = 500
-"""Slots opened, or started in, in a row: each is a request, and meanwhile nothing is stopped."""
+"""Slots to open, or to start jobs in, in one go: each costs a request, and meanwhile nothing is stopped."""
 
 
 class Hosting(Protocol):
-    """What the keeper asks of the worker's job host. None of it waits."""
+    """The keeper's view of the worker's job host. No method waits."""
 
     def say(self, number: int, messages: Sequence[Message]) -> None:
-        """Say this to the `number`th host; nothing if that one is gone."""
+        """Send messages to the `number`th host; do nothing if that host is gone."""
 
     def kill(self, number: int, reason: str) -> None:
-        """Kill the `number`th host with all that runs in it."""
+        """Kill the `number`th host and everything that runs in it."""
 
 
 class Placer(Protocol):
-    """What the keeper tells of the places of keys, where keys are placed. None of it waits."""
+    """The keeper's view of the placer in a placed keyspace. No method waits."""
 
     def wanted(self, places: Collection[str]) -> None:
-        """There may be jobs in these places: something has changed there."""
+        """Report that there may be jobs in these places: something changed there."""
 
     def listed(self, places: Collection[str]) -> None:
-        """There are jobs in these places, and in no others."""
+        """Report that there are jobs in these places and in no others."""
 
     def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
-        """Nothing runs of a place that was held here under this epoch; `vacant`: it has no jobs any more."""
+        """Report that nothing runs in a place held here under this epoch; `vacant`: it has no jobs any more."""
 
 
 class Keeper:
-    """The jobs of one keyspace. Methods may be called from any thread, and do not wait."""
+    """The jobs of one keyspace. Any thread may call the public methods; they do not wait."""
 
     def __init__(
         self,
@@ -94,19 +94,19 @@ class Keeper:
         self._killed = 0
         self._placer = placer
         self._more = False
-        """There is more to do at once."""
+        """True if there is more to do at once."""
         self._warned = False
-        """Of jobs that are written down where they do not run."""
+        """True after the warning about jobs stored where they cannot run."""
         self._running = True
         self._ended = True  # no thread yet
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._ended = False
         start_native_thread(self._run)
 
     def finish(self, timeout: float) -> None:
-        """End the thread, at most `timeout` seconds later. What runs still is the host's end to bring."""
+        """Stop the thread; wait for it at most `timeout` seconds. The host ends what still runs."""
         self._running = False
         self._post(lambda: None)
         deadline = time.monotonic() + timeout
@@ -114,19 +114,19 @@ class Keeper:
             time.sleep(0.005)
 
     def open(self, slot: Slot, epoch: int, membership: int, idle: str = "") -> None:
-        """The slot is ours under this epoch, in this membership; `idle`: why nothing may be started all the same."""
+        """Open the slot under this epoch, in this membership; `idle`: why no job may start in it, or empty."""
         self._post(lambda: self._reconciler.open(slot, epoch, membership, idle))
 
     def stop(self, slot: Slot) -> None:
-        """Stop the jobs of a slot; tells when neither jobs nor tasks of it are left."""
+        """Stop the jobs of a slot; reports when neither jobs nor tasks of it are left."""
         self._post(lambda: self._reconciler.stop(slot))
 
     def tasks_drained(self, slot: int) -> None:
-        """No tasks of the slot are left."""
+        """Note that no tasks of the slot are left."""
         self._post(lambda: self._reconciler.tasks_drained(slot))
 
     def close(self, slot: Slot) -> None:
-        """The slot is somebody else's already."""
+        """Close the slot: another worker already has it."""
 
         def take_in() -> None:
             self._backoff.forget(slot)
@@ -135,7 +135,7 @@ class Keeper:
         self._post(take_in)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return what runs here, as `inspect sticky_jobs` shows it."""
+        """Return the runs, as `inspect sticky_jobs` shows them."""
         return [
             {
                 "name": run.record.name,
@@ -155,7 +155,7 @@ class Keeper:
     # -- for the host --------------------------------------------------------------------------
 
     def host_started(self, number: int) -> None:
-        """A job host is there, the `number`th."""
+        """Note that the `number`th job host has started."""
 
         def take_in() -> None:
             self._host = number
@@ -165,16 +165,16 @@ class Keeper:
         self._report(HostUp())
 
     def host_ended(self) -> None:
-        """The job host is gone."""
+        """Note that the job host is gone."""
         self._report(HostDown())
         self._post(lambda: self._reconciler.host_ended(boottime()))
 
     def heard(self, message: Message) -> None:
-        """The host says something of a run, perhaps of another keyspace's."""
+        """Take in a message from the host about a run, perhaps of another keyspace."""
         self._post(lambda: self._reconciler.heard(message, boottime()))
 
     def relied_on(self) -> set[Reliance]:
-        """Return what trust the runs rely on."""
+        """Return the memberships whose trust the runs rely on."""
         return {(self.keyspace, membership) for membership in self._reconciler.memberships()}
 
     # -- the thread ----------------------------------------------------------------------------
@@ -185,14 +185,16 @@ class Keeper:
                 try:
                     if self._store is None:
                         self._store = self._open_store()
-                        self._store.watch(0.0)  # subscribes: what changes from our first look on is heard
+                        self._store.watch(0.0)  # subscribes first, so no change after our first look is missed
                     self._turn(self._store)
                 except StoreUnavailable as error:
                     self._outage.failed(error, boottime())
                     self._take_in()
                     time.sleep(BROKEN_PAUSE)
                 except Exception:
-                    logger.exception("jobs of keyspace %s: the keeper met an error it does not know", self.keyspace)
+                    logger.exception(
+                        "jobs of keyspace %s: unexpected error in the keeper; it tries again in 1 s", self.keyspace
+                    )
                     time.sleep(BROKEN_PAUSE * 10)
         finally:
             if self._store is not None:
@@ -206,14 +208,14 @@ class Keeper:
         self._outage.over(boottime())
 
     def heed(self, changed: Collection[Slot]) -> None:
-        """Look at slots that have changed, if any of them is ours; the placer has to know of all places with jobs."""
+        """Schedule a look at changed slots that are ours; tell the placer about all places with jobs."""
         self._poller.add(self._reconciler.changed(changed))
         places = [slot for slot in changed if isinstance(slot, str)]
         if places and self._placer is not None:
             self._placer.wanted(places)
 
     def work(self, store: JobStore) -> None:
-        """Do all that is to be done now; what needs no store first, for it may be away."""
+        """Do all work that is due. Work without the store comes first, because the store may be down."""
         self._take_in()
         self._reconciler.again(self._tend())
         self._open_slots(store)
@@ -241,16 +243,18 @@ class Keeper:
                 self._placer.drained(drained.slot, drained.epoch, vacant=drained.vacant)
 
     def _each(self, store: JobStore, slot: Slot, verb: str, work: Callable[[], None]) -> bool:
-        """Do this for one slot; False: it is left aside. What the store refuses of one must not keep others waiting."""
+        """Do `work` for one slot; False: the slot is set aside. A refusal for one slot must not block the others."""
         if self._backoff.has(slot, boottime()):
             return False
         try:
             work()
         except Exception as error:
-            store.look({})  # raises where it is the store that is away
+            store.look({})  # raises if the store as a whole is down
             again = self._backoff.put(slot, verb, boottime())
             what = f"slot {slot} at {store.where(slot)}: {verb}"
-            logger.error("jobs of keyspace %s: %s has failed: %s; again in %g s", self.keyspace, what, error, again)
+            logger.error(
+                "jobs of keyspace %s: %s has failed: %s; trying again in %g s", self.keyspace, what, error, again
+            )
             return False
         self._backoff.worked(slot, verb)
         return True
@@ -266,11 +270,11 @@ class Keeper:
         try:
             store.open(slot, epoch)
         except Fenced as fenced:
-            # The document was lost, the records were not: the member raises the epoch and opens the slot again.
+            # The store lost the document but kept the records: the member raises the epoch and opens the slot again.
             self._reconciler.stop(slot)
             if isinstance(slot, int):
                 self._report(OpenRefused(slot, fenced.epoch))
-            else:  # or the claims were: the placer claims the key anew
+            else:  # or it lost the claims: the placer claims the key again
                 logger.warning("jobs of keyspace %s: place %r is fenced at %d", self.keyspace, slot, fenced.epoch)
         else:
             self._reconciler.fenced(slot)
@@ -290,16 +294,16 @@ class Keeper:
             self._poller.add((slot,))
         else:
             if self._reconciler.settled(slot, len(reports), len(notes), revision):
-                self._poller.add((slot,))  # else there is nothing in the slot that we do not know
+                self._poller.add((slot,))  # otherwise we know everything in the slot
 
     def _warn_of_misplaced(self, reports: Sequence[Report]) -> None:
         why = misplaced.as_plain(self.keyspace)
         if not self._warned and any(report.error == why for report in reports):
             self._warned = True
-            logger.error("jobs of keyspace %s: a job does not run, and perhaps others: %s", self.keyspace, why)
+            logger.error("jobs of keyspace %s: at least one job cannot run: %s", self.keyspace, why)
 
     def _tend(self) -> dict[Slot, list[str]]:
-        """Do what needs no store: stop, notify, end; return what is to be started."""
+        """Do the work that needs no store: stop, notify, end; return the starts to reserve."""
         reserves = self._reconciler.reconcile(
             boottime(), lambda membership: self._lease.trusted(self.keyspace, membership)
         )
@@ -317,9 +321,7 @@ class Keeper:
                 if self._each(store, slot, "reserve", partial(self._begin, store, slot, reserves[slot])):
                     del reserves[slot]
         finally:
-            self._reconciler.again(
-                reserves
-            )  # nothing, unless there were very many, or the store has failed, or some slot
+            self._reconciler.again(reserves)  # those left over: there were very many, or the store or some slot failed
 
     def _begin(self, store: JobStore, slot: Slot, ids: list[str]) -> None:
         epoch = self._reconciler.epoch(slot)
@@ -331,7 +333,7 @@ class Keeper:
             except Fenced:
                 self._reconciler.unfenced(slot)
             if len(reserved.attempts) < len(ids):
-                self._poller.add((slot,))  # some are not wanted any more
+                self._poller.add((slot,))  # some of these jobs are no longer wanted
         runs = self._reconciler.reserved(slot, reserved, boottime())
         self._hosting.say(self._host, [self._start_of(run, attempt) for run, attempt in runs])
 

@@ -1,4 +1,4 @@
-"""Which slots a keeper has to look at in the store, and in which order: what has changed first, a part at a time."""
+"""The poller: which slots a keeper looks at in the store, and in which order. Changed slots first, in batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NOTHING = SlotJobs(0, (), ())
 
 
 Each = Callable[[JobStore, Slot, str, Callable[[], None]], bool]
-"""Does something for one slot, named by its verb, so that what the store refuses of it keeps no other waiting."""
+"""Does the work for one slot under the name of its verb; a refusal for the slot does not block other slots."""
 
 
 class Poller:
-    """The looks of one keyspace's keeper. `now` is in seconds on one clock."""
+    """The poller of one keyspace's keeper. `now` is in seconds on one clock."""
 
     def __init__(
         self,
@@ -34,20 +34,20 @@ class Poller:
         poll: float,
         listed: Callable[[Collection[str]], None] | None,
     ) -> None:
-        """`listed` is told which places of keys have jobs; None: the keyspace is a plain one."""
+        """`listed` receives the key places that have jobs; None: the keyspace is not a placed one."""
         self._keyspace, self._reconciler, self._backoff, self._each = keyspace, reconciler, backoff, each
         self._poll, self._listed = poll, listed
         self._next = 0.0
         self._due: set[Slot] = set()
-        """Slots to be looked at before that: something has changed there."""
+        """Slots that changed: to be looked at before the next regular poll."""
         self._rest: dict[Slot, None] = {}
-        """Slots to be looked at behind those: something may have changed there. In the order in which they came."""
+        """Slots that may have changed: to be looked at after those that did, in order of arrival."""
         self._rest_first = False
-        """The look before had no time for any of those: where much changes all the time, no look ever would."""
+        """The last look did not reach `_rest`, so the next one starts there: otherwise constant changes starve it."""
         self._places_revision = 0
 
     def add(self, slots: Iterable[Slot]) -> None:
-        """Something has changed in these slots."""
+        """Note that something changed in these slots."""
         self._due.update(slots)
 
     def next_at(self, now: float) -> float:
@@ -56,7 +56,7 @@ class Poller:
         return now if at_once else self._next
 
     def look(self, store: JobStore, now: float) -> None:
-        """Look at what is to be looked at now, or at the first part of it."""
+        """Look at the slots that are due, or at the first batch of them."""
         if now >= self._next:
             self._list_places(store)
             self._rest.update(dict.fromkeys(self._reconciler.numbers()))
@@ -71,11 +71,11 @@ class Poller:
         self._due = aside
 
     def _look_at_some(self, store: JobStore, known: Mapping[Slot, int]) -> set[Slot]:
-        """Look at the first of these; return what is left. What the look wants done is done before the next one."""
+        """Look at the first of these slots; return the slots left. Its results are acted on before the next look."""
         try:
             found = store.look(known)
         except Exception:
-            store.look({})  # raises where it is the store that is away; else it is a slot
+            store.look({})  # raises if the store as a whole is down; else a slot is the cause
             for slot, revision in known.items():
                 self._each(store, slot, "look", partial(self._look_at_one, store, slot, revision))
             return set()
@@ -96,7 +96,7 @@ class Poller:
                 self._reconciler.seen(slot, NOTHING)
 
     def _list_places(self, store: JobStore) -> None:
-        """Look which keys have jobs: one answer for all, however many there are, and none where nothing has changed."""
+        """Look up which keys have jobs: one reply for all keys, and none if nothing changed."""
         if self._listed is None:
             if not self._next:
                 self._warn_of_places(store)
@@ -111,7 +111,7 @@ class Poller:
 
 
 def _left(asked: Sequence[Slot], found: Mapping[Slot, SlotJobs]) -> set[Slot]:
-    """Return the slots of which a look says nothing, because there was enough in its answer."""
+    """Return the slots that a look did not cover because its reply was full."""
     if sum(len(jobs.records) for jobs in found.values()) < SEEN_RECORDS:
         return set()
     return set(asked[asked.index(list(found)[-1]) + 1 :])

@@ -1,6 +1,6 @@
-"""The worker's end of its job host: the process, what is said to it, and its death.
+"""The worker's end of its job host: the process, the messages to it, and its death.
 
-All in operating system threads and with the system's own calls, so that it works beside greenlets too.
+Everything runs in operating system threads and uses the system's own calls, so it also works beside greenlets.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from celery_sticky.platform.spawn import reap, spawn
 logger = logging.getLogger("celery_sticky.jobs")
 
 CONNECTION, LEASE = 3, 4
-"""What the host finds at these descriptors: the socket to its worker, and the memory of `membership.lease`."""
+"""The host's descriptors: the socket to its worker, and the memory of `membership.lease`."""
 
 _CHUNK = 1 << 18
 _HANG_UP = b""
 
 
 class HostProcess:
-    """A job host, from its start to its death. Methods may be called in any thread.
+    """A job host, from its start to its death. Any thread may call the methods.
 
-    `on_message` is called with all that the host says, and in the end `on_exit` with its exit status (negative: the
-    signal that ended it), each in a thread of the operating system.
+    `on_message` is called with each message from the host. `on_exit` is called last, with the exit status (negative:
+    the signal that ended it). Each is called in an operating system thread.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class HostProcess:
             self.pid = spawn(command, {CONNECTION: theirs.fileno(), LEASE: lease})
         except OSError:
             self._connection.close()
-            os.close(self._orders)  # told of nobody, the reaper ends
+            os.close(self._orders)  # a reaper that was told of no process just ends
             reap(self._undertaker, _nothing)
             raise
         finally:
@@ -62,20 +62,20 @@ class HostProcess:
         start_native_thread(self._bury)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Say this, without waiting, in the order of the calls. A host that is dead is not told."""
+        """Send messages without waiting, in the order of the calls. Messages to a dead host are dropped."""
         if messages:
             self._says.put(b"".join(map(encode, messages)))
 
     def kill(self) -> None:
-        """SIGKILL the host and what its jobs have started; nothing if it is dead."""
+        """Send SIGKILL to the host and everything its jobs started; do nothing if it is dead."""
         with self._guard:
             if self._is_there:
                 kill_group(self.pid)
 
     def close(self, timeout: float) -> None:
-        """Hang up: the host ends in order if nothing runs in it. Kill it if that takes longer than `timeout` seconds.
+        """Hang up: the host ends if nothing runs in it. Kill it if that takes longer than `timeout` seconds.
 
-        Waits as long, also where threads are greenlets: all of them wait.
+        This call blocks meanwhile. If threads are greenlets, it blocks all of them.
         """
         self._says.put(_HANG_UP)
         if self._dead.acquire(timeout=timeout):
@@ -97,22 +97,22 @@ class HostProcess:
         try:
             self._on_message(decode(line))
         except Exception:
-            logger.exception("jobs: passed over what the job host says: %.500r", line)
+            logger.exception("jobs: ignored an invalid message from the job host: %.500r", line)
 
     def _write(self) -> None:
-        with suppress(OSError):  # it is dead, or has been killed because it did not listen
+        with suppress(OSError):  # the host is dead, or was killed because it did not read
             while data := self._says.get():
                 self._connection.sendall(data)
             self._connection.shutdown(_socket.SHUT_WR)
 
     def _bury(self) -> None:
         status = reap(self.pid, self._kill_rest)
-        # A process that a job has forked off, out of the group, may still hold the host's end of the socket.
+        # A process that a job forked and moved out of the group may still hold the host's end of the socket.
         with suppress(OSError):
             self._connection.shutdown(_socket.SHUT_RDWR)
         self._says.put(_HANG_UP)
         for ended in self._threads:
-            ended.acquire()  # so all that it has said is heard
+            ended.acquire()  # so that every message it sent is handled
         self._connection.close()
         self._tell_undertaker(FAREWELL)
         os.close(self._orders)
@@ -130,7 +130,7 @@ class HostProcess:
         try:
             original("os", "write")(self._orders, f"{word}\n".encode())
         except OSError:
-            logger.warning("jobs: the reaper is gone: what jobs start outlives a killed worker")
+            logger.warning("jobs: the reaper process is gone: processes of jobs survive a killed worker")
 
 
 def _lock() -> Any:
@@ -138,7 +138,7 @@ def _lock() -> Any:
 
 
 def _start(work: Callable[[], None]) -> Any:
-    """Run this in a thread; return a lock that can be had when it has ended."""
+    """Run `work` in a thread; return a lock that can be acquired once it has ended."""
     ended = _lock()
     ended.acquire()
 

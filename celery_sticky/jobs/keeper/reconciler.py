@@ -1,8 +1,8 @@
-"""What one worker does with the jobs of one keyspace: a pure state machine. No thread, no clock, no store, no process.
+"""The job reconciler of one keyspace in one worker: a pure state machine. No thread, no clock, no store, no process.
 
-It compares what is wanted (the records of the slots it holds) with what runs (in the job host), and says what to do
-about the difference: which starts to reserve, what to say to the host, what to write down. The keeper does it, and
-brings the answers. What got lost on the way is made good at the next look. `now` is in seconds on one clock.
+It compares the wanted jobs (the records of the slots it holds) with the running ones (in the job host), and returns the
+actions: starts to reserve, messages to the host, reports to store. The keeper carries them out and brings the answers.
+The next look repairs anything that got lost. `now` is in seconds on one clock.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Report, Reserved, RunResult, SlotJobs
 
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
-"""Seconds until a job that failed is started again: the first time, and at most; doubled in between."""
+"""Seconds until a job that failed is started again: first and maximum; the pause doubles."""
 
 
 class JobReconciler:
-    """The jobs of one keyspace that belong to this worker."""
+    """The jobs of one keyspace that this worker owns."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class JobReconciler:
         self._misplaced = misplaced.as_plain(keyspace)
         self._suspects = suspects or Suspects()
         self._kept_back: set[Slot] = set()
-        """Slots with starts that have to wait for those of others."""
+        """Slots with starts that must wait for starts of other jobs."""
         self._ask_at = float("inf")
         self._refs = refs or count(1)
         self._built_in = built_in or {}
@@ -58,8 +58,8 @@ class JobReconciler:
         self.settling = Settling(self._held)
         self._runs: dict[int, JobRun] = {}
         self._relied: dict[int, int] = {}
-        """Term -> runs."""
-        # There may be very many places of keys: what is to be done in any of them is noted here, not searched for.
+        """Membership number -> runs."""
+        # There may be very many key places, so slots with work are recorded here instead of searched for.
         self._dirty: set[Slot] = set()
         self._unopened: set[Slot] = set()
         self._timers: list[tuple[float, int, Slot]] = []
@@ -68,14 +68,14 @@ class JobReconciler:
         self._drained: list[DrainedSlot] = []
         self.host_up = False
         self.waiting = False
-        """Starts wait for trust."""
+        """True if starts wait for trust."""
         self.overdue = False
-        """A run has not stopped in time, or belongs to a slot that is somebody else's: the host must be killed."""
+        """True if a run did not stop in time, or another worker has its slot: the host must be killed."""
 
-    # -- what the member wants -----------------------------------------------------------------
+    # -- orders of the member ------------------------------------------------------------------
 
     def open(self, slot: Slot, epoch: int, membership: int, idle: str = "") -> None:
-        """The slot is ours under this epoch, in this membership; fence its records. `idle`: see `HeldSlot`."""
+        """Hold the slot under this epoch, in this membership; fence its records. `idle`: see `HeldSlot`."""
         held = self._held.get(slot)
         if held is None:
             held = self._held[slot] = HeldSlot(epoch, membership, wanted=self._with_built_in(slot, ()))
@@ -88,14 +88,14 @@ class JobReconciler:
         self._dirty.add(slot)
 
     def stop(self, slot: Slot) -> None:
-        """Give the slot away: stop what runs of it. `take_drained` tells when nothing is left."""
+        """Give the slot away: stop its runs. `take_drained` returns it when nothing is left."""
         held = self._held.get(slot)
         if held is not None:
             held.stopping = True
             self._dirty.add(slot)
 
     def tasks_drained(self, slot: int) -> None:
-        """Nothing of the slot's tasks is left here."""
+        """Note that none of the slot's tasks is left here."""
         held = self._held.get(slot)
         if held is None:
             self._drained.append(DrainedSlot(slot))
@@ -104,7 +104,7 @@ class JobReconciler:
             self._dirty.add(slot)
 
     def close(self, slot: Slot) -> None:
-        """The slot is somebody else's already: nothing of it may go on."""
+        """Drop the slot, which another worker already has: none of its runs may continue."""
         held = self._held.pop(slot, None)
         self._drained = [drained for drained in self._drained if drained.slot != slot]
         if held is not None and held.runs:
@@ -113,55 +113,55 @@ class JobReconciler:
             self.overdue = True
 
     def take_drained(self) -> list[DrainedSlot]:
-        """Return the slots of which neither tasks nor jobs are left, once; and the places of keys without records."""
+        """Return, once, the slots that have neither tasks nor jobs left, and the key places without records."""
         drained, self._drained = self._drained, []
         return drained
 
-    # -- what the store says -------------------------------------------------------------------
+    # -- answers of the store ------------------------------------------------------------------
 
     def to_open(self) -> list[tuple[Slot, int]]:
-        """Return slot and epoch of what is to be fenced."""
+        """Return slot and epoch of the records to fence."""
         found = [(slot, held) for slot in self._unopened if (held := self._held.get(slot)) is not None]
         found = [(slot, held) for slot, held in found if not (held.opened or held.stopping)]
         self._unopened = {slot for slot, _ in found}
         return [(slot, held.epoch) for slot, held in found]
 
     def fenced(self, slot: Slot) -> None:
-        """The slot's records are fenced for our epoch."""
+        """Note that the slot's records are fenced for our epoch."""
         self._held[slot].opened = True
         self._held[slot].revision = 0
         self._dirty.add(slot)
 
     def unfenced(self, slot: Slot) -> None:
-        """The slot's records are fenced for another epoch: fence them anew, if we still may."""
+        """Note that the slot's records are fenced for another epoch: fence them again, if we still may."""
         if (held := self._held.get(slot)) is not None:
             held.opened = False
             self._unopened.add(slot)
-            self._dirty.add(slot)  # one that is stopped is not fenced anew: what was to be written down there is void
+            self._dirty.add(slot)  # a slot that is stopping is not fenced again: its pending reports are void
 
     def changed(self, slots: Iterable[Slot]) -> set[Slot]:
-        """These may have changed: return those that are ours, to be looked at."""
+        """Return those of the changed slots that are ours, to look at."""
         ours = {slot for slot in slots if slot in self._held}
         for slot in ours:
             self._held[slot].vacant = False  # as far as we know
         return ours
 
     def known(self, slots: Iterable[Slot] | None = None) -> dict[Slot, int]:
-        """Return the revision that we know of the slots that are open here, of all, or of these."""
+        """Return the known revisions of the slots that are open here: of all, or of these."""
         found = self._held if slots is None else {slot: self._held[slot] for slot in slots if slot in self._held}
         return {slot: held.revision for slot, held in found.items() if held.opened}
 
     def numbers(self) -> list[Slot]:
-        """Return the slots that are held here, without the places of keys."""
+        """Return the numbered slots that are held here, without key places."""
         return [slot for slot in self._held if isinstance(slot, int)]
 
     def behind(self, revisions: Mapping[str, int]) -> list[Slot]:
-        """Return the places of keys that are held here and whose revision is not this one (not named: 0)."""
+        """Return the key places held here whose known revision differs from this one (absent: 0)."""
         held = self._held.items()
         return [slot for slot, p in held if isinstance(slot, str) and p.revision != revisions.get(slot, 0)]
 
     def seen(self, slot: Slot, found: SlotJobs) -> None:
-        """Take in what is written down for a slot."""
+        """Take in the stored records and notes of a slot."""
         held = self._held.get(slot)
         if held is not None:
             held.revision = found.revision
@@ -174,7 +174,7 @@ class JobReconciler:
             self._dirty.add(slot)
 
     def _tell_again(self, held: HeldSlot) -> None:
-        """Report a start that was written down and is no more: a failover of the store has lost it."""
+        """Report a start again whose record lost it in a failover of the store."""
         for job, run in held.runs.items():
             record = held.wanted.get(job)
             lost = record is not None and record.id == run.record.id and record.fresh
@@ -195,15 +195,15 @@ class JobReconciler:
             if run.sent:
                 run.sent &= notes
 
-    # -- what the host says --------------------------------------------------------------------
+    # -- messages of the host ------------------------------------------------------------------
 
     def host_started(self) -> None:
-        """The host is there, and nothing runs in it."""
+        """Note that the host has started and nothing runs in it."""
         self.host_up = True
         self._dirty.update(self._held)
 
     def host_ended(self, now: float) -> None:
-        """The host is gone with all that ran in it. What is wanted is started again in the next one."""
+        """Take in the end of the host and of all its runs. Wanted jobs start again in the next host."""
         self.host_up = self.overdue = False
         self._says.clear()
         for slot, held in self._held.items():
@@ -214,21 +214,19 @@ class JobReconciler:
             self._dirty.add(slot)
 
     def _on_lost(self, held: HeldSlot, run: JobRun, now: float) -> None:
-        """The run ended with its host."""
+        """Handle a run that ended with its host."""
         if run.late and held.epoch == run.epoch and not held.stopping:
             self._on_failed(held, run, self._too_late, now)
         elif charge := self._suspects.charged(self._who(run.record)):
             held.failures[run.record.id] = charge.count, charge.until
             self._set_timer(charge.until, run.slot)
             if run.started or not run.record.fresh:
-                self._report(
-                    run, RunResult.FAILED, f"the job host has died {charge.count} times when it was tried alone"
-                )
+                self._report(run, RunResult.FAILED, f"the job host died {charge.count} times when it was tried alone")
             elif run.record.attempt >= self._terms.max_attempts and charge.lone >= LONE_STARTS:
                 self._report(run, RunResult.FAILED, _kills(run.record.attempt))
 
     def heard(self, message: Message, now: float) -> None:
-        """Take in what the host says of a run."""
+        """Take in a message of the host about a run."""
         match message:
             case Started(ref) if run := self._runs.get(ref):
                 self._on_started(run, now)
@@ -257,7 +255,7 @@ class JobReconciler:
         elif run.stage is RunStage.STOPPING:
             error = ""
             if held.stopping or held.epoch != run.epoch:
-                return  # it is still wanted, elsewhere or here again
+                return  # the job is still wanted: elsewhere, or here again
         if error:
             self._on_failed(held, run, error, now)
         else:
@@ -281,19 +279,19 @@ class JobReconciler:
             self.settling.report(run.slot, Report(run.record.id, result, error))
 
     def settled(self, slot: Slot, reports: int, notes: int, revision: int) -> bool:
-        """See `Settling.settled`."""
+        """Take in that reports and notes were stored; see `Settling.settled`."""
         held = self._held.get(slot)
         if held is None:
             return False
         self._dirty.add(slot)
         return self.settling.settled(held, reports, notes, revision)
 
-    # -- what is to be done --------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------
 
     def reconcile(self, now: float, may_start: Callable[[int], bool]) -> dict[Slot, list[str]]:
-        """Compare what is wanted with what runs where something has changed; return the ids to reserve, by slot.
+        """Compare wanted and running jobs in the slots that changed; return the ids to reserve, by slot.
 
-        `may_start` tells whether a membership is trusted. What cannot be reserved is given back with `again`.
+        `may_start` returns whether a membership is trusted. Return slots that could not be reserved with `again`.
         """
         while self._timers and self._timers[0][0] <= now:
             self._dirty.add(heappop(self._timers)[2])
@@ -312,19 +310,19 @@ class JobReconciler:
         return {slot: ids for slot, ids in reserves.items() if slot not in wait}
 
     def again(self, slots: Iterable[Slot]) -> None:
-        """Look at these slots again: what was to be done there could not be done."""
+        """Re-check these slots: their work could not be done."""
         self._dirty.update(slots)
 
     def epoch(self, slot: Slot) -> int:
-        """Return the epoch under which a slot is ours."""
+        """Return the epoch under which a slot is held."""
         return self._held[slot].epoch
 
     def revision(self, slot: Slot) -> int:
-        """Return the revision that we know of a slot."""
+        """Return the known revision of a slot."""
         return self._held[slot].revision
 
     def reserved(self, slot: Slot, reserved: Reserved, now: float) -> list[tuple[JobRun, int]]:
-        """Take in the reserved starts; return the runs to start, with their attempts."""
+        """Take in reserved starts; return the runs to start, with their attempts."""
         held, attempts = self._held.get(slot), reserved.attempts
         if held is None or held.stopping:
             return []
@@ -335,28 +333,28 @@ class JobReconciler:
             if attempt is None:
                 continue
             if record.fresh and attempt > 2 * self._terms.max_attempts:
-                # It was not given up here: it takes whole workers with it, so that each one meets it anew.
+                # It was not given up earlier because it kills whole workers, so each new worker knows nothing of it.
                 self.settling.report(slot, Report(record.id, RunResult.FAILED, _kills(attempt - 1)))
             else:
                 runs.append((self._begin(slot, held, replace(record, attempt=attempt), now), attempt))
         return runs
 
     def take_says(self) -> list[Message]:
-        """Return what to say to the host, once."""
+        """Return, once, the messages to send to the host."""
         says, self._says = self._says, []
         return says
 
     def wake_at(self) -> float | None:
-        """Return when to reconcile again, if nothing comes before."""
+        """Return when to reconcile again, unless something happens before."""
         at = min(self._timers[0][0], self._ask_at) if self._timers else self._ask_at
         return None if at == float("inf") else at
 
     def runs(self) -> list[JobRun]:
-        """Return what runs here."""
+        """Return the runs."""
         return list(self._runs.values())
 
     def memberships(self) -> list[int]:
-        """Return the memberships that runs rely on. Any thread may ask, and does so all the time."""
+        """Return the numbers of the memberships that runs rely on. Any thread may ask, and often does."""
         return list(self._relied)
 
     def _begin(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> JobRun:
@@ -383,7 +381,7 @@ class JobReconciler:
             self._end(slot, held)
             return []
         if held.reports or self.overdue or not (held.opened and self.host_up):
-            return []  # what was reported is not yet written down: the records are older than what we know
+            return []  # some reports are not stored yet, so the records are older than our knowledge
         idle = [record for job, record in held.wanted.items() if job not in held.runs]
         return [record.id for record in idle if self._may_start(slot, held, record, now)]
 
@@ -404,16 +402,16 @@ class JobReconciler:
 
     def _may_start(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
         if record.state is JobState.STOPPING:
-            # Whoever ran it has given the slot away, or is dead.
+            # The worker that ran it gave the slot away or died.
             self.settling.report(slot, Report(record.id, RunResult.ENDED))
             return False
         if self._placed and isinstance(slot, int) and not is_built_in(record.id):
-            # Whoever dispatched it took the keyspace for a plain one. Here nobody has claimed its key.
+            # The sender took the keyspace for a plain one, so nobody here has claimed the key.
             if record.fresh or record.error != self._misplaced:
                 self.settling.report(slot, Report(record.id, RunResult.FAILED, self._misplaced))
             return False
         if held.idle:
-            if not record.fresh and record.error != held.idle:  # a fresh one would go
+            if not record.fresh and record.error != held.idle:  # a failed report would remove a fresh record
                 self.settling.report(slot, Report(record.id, RunResult.FAILED, held.idle))
             return False
         if now < held.failures.get(record.id, (0, 0.0))[1]:
@@ -438,4 +436,4 @@ class JobReconciler:
 
 
 def _kills(starts: int) -> str:
-    return f"{starts} starts of it came to no end: it ends the process it is started in"
+    return f"{starts} starts ended without a result: the job kills the process it starts in"

@@ -1,6 +1,6 @@
-"""What is to be written down of the runs of a roster, and what they are to be told: reports and notes. Pure.
+"""Reports and notes of a job reconciler: run results to store, and notifications to hand over. Pure.
 
-Both stay with their slot until the store has the report, and the job the note; `held` says what of them there is.
+A report stays with its slot until the store has it, a note until the job has it. `held` contains both.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ class Settling:
     def __init__(self, held: Mapping[Slot, HeldSlot]) -> None:
         self._held = held
         self._unsettled: set[Slot] = set()
-        """Slots with reports, or with notes that their jobs have."""
+        """Slots with reports, or with delivered notes."""
         self._noting: set[Slot] = set()
         """Slots with notes that may be handed over."""
 
     def report(self, slot: Slot, report: Report) -> None:
-        """Have a verdict written down."""
+        """Queue a run result for storing."""
         self._held[slot].reports.append(report)
         self._unsettled.add(slot)
 
     def noted(self, slot: Slot, note: str) -> None:
-        """A job has its note: have that dropped."""
+        """Queue a note for removal from the store, because the job has it."""
         self._held[slot].noted.append(note)
         self._unsettled.add(slot)
 
     def look(self, slot: Slot) -> None:
-        """There may be notes for runs of this slot."""
+        """Note that there may be notes for runs of this slot."""
         self._noting.add(slot)
 
     def to_settle(self) -> list[tuple[Slot, int, list[Report], list[str]]]:
@@ -45,9 +45,9 @@ class Settling:
         return [(slot, held.epoch, held.reports[:], held.noted[:]) for slot, held in found if held.opened]
 
     def settled(self, held: HeldSlot, reports: int, notes: int, revision: int) -> bool:
-        """The first so many reports and notes are written down, and nothing else has changed (revision 0: perhaps).
+        """Drop the first `reports` reports and `notes` notes, which are stored; revision 0: other things changed too.
 
-        True: it has to be looked at what is written down now.
+        Return True if the stored records must be looked at again.
         """
         written = held.reports[:reports]
         look = (held.more and notes > 0) or any(report.result is not RunResult.STARTED for report in written)
@@ -55,14 +55,14 @@ class Settling:
         if not look:
             _have_started(held, {report.id for report in written})
             held.revision = revision
-        if notes:  # else a run that is started anew would get them again, before the next look
+        if notes:  # otherwise a new run would get them again before the next look
             dropped = set(held.noted[:notes])
             held.notes = tuple(note for note in held.notes if note.id not in dropped)
         del held.reports[:reports], held.noted[:notes]
         return look
 
     def to_notify(self) -> list[tuple[JobRun, Note]]:
-        """Return the notes to hand over now, each with the run it is for, and count them as handed over."""
+        """Return the notes to hand over now, each with its run, and mark them as handed over."""
         found = []
         noting, self._noting = self._noting, set()
         for held in (self._held[slot] for slot in noting if slot in self._held):
@@ -75,7 +75,7 @@ class Settling:
 
 
 def _have_started(held: HeldSlot, ids: set[str]) -> None:
-    """Do what the store does with the records of starts that it is told of."""
+    """Change the known records as the store does when it is told of a start."""
     for job, record in held.wanted.items():
         if record.id in ids and record.state is not JobState.STOPPING:
             held.wanted[job] = replace(record, state=JobState.RUNNING, fresh=False, error="")

@@ -1,4 +1,4 @@
-"""A keyspace's slots as its member sees them: a slot is held by tasks, at the courier, and by jobs, at the keeper."""
+"""A keyspace's slots as its member sees them: the courier holds a slot for tasks, the keeper holds it for jobs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from celery_sticky.ownership.events import Drained, Event, Opened
 
 
 class SharedSlots:
-    """Tells courier and keeper what the member wants, and the member when both have done it.
+    """Passes the member's orders to courier and keeper, and reports to the member when both have carried them out.
 
-    Jobs start when the slot is open for tasks, so that a slot has one moment at which it is ours; and a slot is drained
-    when neither is left.
+    Jobs start when the slot is open for tasks, so a slot has one moment at which this worker gets it. A slot is drained
+    when neither tasks nor jobs are left.
     """
 
     def __init__(self, courier: Slots, keeper: Keeper, lease: Lease, post: Callable[[Event], None]) -> None:
@@ -24,22 +24,22 @@ class SharedSlots:
 
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """See `Slots.open`."""
-        # In the member's thread: the courier may say that it is open when this membership is over and the next begun.
+        # Read in the member's thread: when the courier reports `Opened`, another membership may already have begun.
         self._terms[_number(slot)] = self._lease.membership(slot[0])
         self._courier.open(slot, epoch, incarnation)
 
     def stop(self, slot: SlotId) -> None:
-        """See `Slots.stop`; the courier first: after it, it does not say any more that the slot was opened."""
+        """See `Slots.stop`. The courier comes first: after this call it no longer reports the slot as opened."""
         self._courier.stop(slot)
         self._keeper.stop(_number(slot))
 
     def close(self, slot: SlotId) -> None:
-        """See `Slots.close`; the courier first, likewise."""
+        """See `Slots.close`. The courier comes first, for the same reason."""
         self._courier.close(slot)
         self._keeper.close(_number(slot))
 
     def report(self, event: Event) -> None:
-        """Pass on what the courier says; must not wait."""
+        """Pass on the courier's reports; must not wait."""
         match event:
             case Drained(int(slot)):
                 self._keeper.tasks_drained(slot)

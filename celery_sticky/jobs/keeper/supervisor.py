@@ -1,4 +1,4 @@
-"""The job host of a worker: started, watched from outside, and started again when it dies."""
+"""The supervisor of a worker's job host: starts it, watches it from outside, and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from celery_sticky.membership.lease import Lease, boottime
 logger = logging.getLogger("celery_sticky.jobs")
 
 RETRY_FIRST, RETRY_LAST = 0.2, 30.0
-"""Seconds until a host that died is replaced: the first time, and at most; doubled in between."""
+"""Seconds until a host that died is replaced: first and maximum; the pause doubles."""
 LOADED_LAST = 2.0
-"""At most so many seconds for one that had loaded the app: what a job does to it, that job has to wait for."""
+"""Maximum pause in seconds for a host that had loaded the app: a job that kills it is itself made to wait."""
 REMEDY = (
-    "Until one has, this worker takes no part in keyspaces that have jobs: mend what fails, name the app's place in "
-    "sticky_job_app, or leave these keyspaces out (--sticky-keyspaces)"
+    "Until a host loads it, this worker stays out of keyspaces that have jobs: fix the error, set sticky_job_app to "
+    "where the app is, or leave these keyspaces out (--sticky-keyspaces)"
 )
-"""What to do about a host that does not load the app."""
+"""What to do about a host that cannot load the app."""
 STEADY = 60.0
-"""Seconds after which a host counts as one that works."""
+"""Seconds after which a host counts as working."""
 GRACE = 0.5
-"""Seconds a host is left to end itself at the end of trust."""
+"""Seconds a host gets to end itself when the trust ends."""
 
 
 class Host(Protocol):
@@ -36,21 +36,21 @@ class Host(Protocol):
     pid: int
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Say this, without waiting."""
+        """Send messages without waiting."""
 
     def kill(self) -> None:
-        """End it and whatever its jobs started."""
+        """Kill the host and everything its jobs started."""
 
     def close(self, timeout: float) -> None:
-        """Have it end when nothing runs in it, or kill it."""
+        """Let the host end once nothing runs in it; kill it after `timeout` seconds."""
 
 
 Spawn = Callable[[Callable[[Message], None], Callable[[int], None]], Host]
-"""Starts a host; is given what takes its messages and what takes its exit status, called in threads of its own."""
+"""Starts a host. Takes the callbacks for its messages and for its exit status; each is called in its own thread."""
 
 
 class Supervisor:
-    """Keeps one host alive, and tells the keepers of its life."""
+    """Keeps one host alive, and tells the keepers when it starts and ends."""
 
     def __init__(self, spawn: Spawn, lease: Lease, suspects: Suspects) -> None:
         self._spawn, self._lease, self._suspects = spawn, lease, suspects
@@ -60,7 +60,7 @@ class Supervisor:
         self._started_at = 0.0
         self._failures = 0
         self._killed = 0
-        """The last host that was killed from here."""
+        """The number of the last host that this supervisor killed."""
         self._loaded = False
         self._error = ""
         """Why the host cannot load the app."""
@@ -75,7 +75,7 @@ class Supervisor:
         self._begin()
 
     def await_host(self, timeout: float) -> bool:
-        """Wait until the host has loaded the app, or has failed to, at most `timeout` seconds; False: neither."""
+        """Wait up to `timeout` seconds for the host to load the app or to fail; return whether either happened."""
         deadline = time.monotonic() + timeout
         while not self._answered and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -123,7 +123,7 @@ class Supervisor:
     def _on_exit(self, status: int) -> None:
         self._host = None
         self._answered = True
-        # At the end of trust it also kills itself.
+        # When the trust ends, the host also kills itself.
         killed = self._killed == self._number or not all(
             self._lease.trusted(*reliance) for reliance in self._relied_on()
         )
@@ -138,7 +138,7 @@ class Supervisor:
         if self._loaded:
             logger.error("jobs: the job host has died (exit status %d); the next one starts in %.1f s", status, pause)
         else:
-            why = self._error or f"it has died before (exit status {status})"
+            why = self._error or f"it died first (exit status {status})"
             logger.error(
                 "jobs: the job host has not loaded the app: %s; the next one tries in %.1f s. %s", why, pause, REMEDY
             )
@@ -150,7 +150,7 @@ class Supervisor:
             try:
                 self._begin()
                 return
-            except OSError:  # no memory, no descriptors: that may pass, and the worker holds slots
+            except OSError:  # out of memory or descriptors: this may pass, and the worker holds slots
                 logger.exception("jobs: the job host cannot be started; trying again in %.0f s", RETRY_LAST)
                 time.sleep(RETRY_LAST)
 

@@ -1,11 +1,11 @@
-"""Which jobs may be what ends the job host again and again, and when those may be started.
+"""Suspects: jobs that may be killing the job host again and again, and when they may start.
 
-All jobs of a host die with it, and one of them may be to blame. What was begun a moment before is suspected, or else
-what was begun within a minute. Suspects are tried in groups: a group starts when nothing else is being started, and is
-cleared when the host outlives the trial. If it does not, the group is halved; one that was tried alone is charged, and
-has to wait longer each time. So innocent jobs are soon free of suspicion, however many there are.
+All jobs of a host die with it, and one of them may be the cause. Suspected are the jobs that began a moment before, or
+otherwise those that began within a minute. Suspects are tried in groups. A group starts when nothing else is starting,
+and is cleared if the host survives the trial. If it does not, the group is halved. A job that was tried alone is
+charged, and waits longer each time. So innocent jobs are soon cleared, however many there are.
 
-No clock, no process. Keepers of several keyspaces share one, as they share the host; so calls are made under a lock.
+No clock, no process. The keepers of several keyspaces share one object, as they share the host, so calls take a lock.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ Who = tuple[str, str]
 """Keyspace and id of a job."""
 
 YOUNG = 60.0
-"""Seconds after its start in which a job may be what ended the host; longer, it is taken for innocent."""
+"""Seconds after its start in which a job may have ended the host; after that it counts as innocent."""
 ALONE = 10.0
-"""Seconds for which other starts wait for those of suspects, and the other way round, at most."""
+"""Maximum seconds for which other starts wait for those of suspects, and vice versa."""
 LINGER = 1.0
-"""Seconds that a trial lasts; more, up to `YOUNG`, when the host dies later than that."""
+"""Seconds that a trial lasts; it grows up to `YOUNG` if the host dies later than that."""
 CHARGE_FIRST, CHARGE_LAST = 1.0, 600.0
-"""Seconds until a job that was charged is started again: the first time, and at most; doubled in between."""
+"""Seconds until a charged job is started again: first and maximum; the pause doubles."""
 FORGET = 2 * CHARGE_LAST
-"""Seconds without a death after which nobody is suspected any more."""
+"""Seconds without a death after which no job is suspected any more."""
 LONE_STARTS = 2
-"""The last starts of a job before it is given up: nothing else that may be to blame is beside it."""
+"""Starts of a job just before it is given up in which no other possible cause may run beside it."""
 STEP = 0.1
-"""Seconds until a start that had to wait is asked for again."""
+"""Seconds until a delayed start is requested again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What is held against a job."""
+    """The charge against a job."""
 
     count: int
-    """How often the host died while it was tried alone."""
+    """How often the host died while the job was tried alone."""
     lone: int
-    """How often of these it was being started, and nothing else could be to blame."""
+    """How often, among these, the job was starting and nothing else could be the cause."""
     until: float
-    """When it may be started again."""
+    """When the job may start again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,29 +59,29 @@ class Suspects:
     def __init__(self) -> None:
         self._lock = original("_thread", "allocate_lock")()
         self._began: dict[Who, float] = {}
-        """What is in the host."""
+        """The jobs in the host -> when each began."""
         self._starting: set[Who] = set()
         self._groups: dict[Who, _Group] = {}
         self._trials: dict[Who, float] = {}
-        """Who is on trial -> when that is over."""
+        """Job on trial -> when its trial ends."""
         self._charges: dict[Who, Charge] = {}
         self._charged: Collection[Who] = ()
-        """By the last death."""
+        """The jobs charged by the last death."""
         self._witnesses: frozenset[Who] = frozenset()
-        """What was in the host at the last death."""
+        """The jobs in the host at the last death."""
         self._died_at = float("-inf")
         self._linger = LINGER
         self._turn: tuple[_Group | None, float] = (None, 0.0)
-        """The group that was told to start, and for how long others wait for that."""
+        """The group that was told to start, and until when others wait for it."""
         self._other_at: float | None = float("-inf")
-        """When somebody who is no suspect was last told to start; None: in this host nobody has asked yet."""
+        """When a job that is no suspect was last told to start; None: none has asked yet in this host."""
         self._kept = (0.0, 0.0)
         """Since when, and until when, suspects wait for the starts of others."""
 
-    # -- what the host has ---------------------------------------------------------------------
+    # -- the jobs in the host ------------------------------------------------------------------
 
     def began(self, who: Who, now: float) -> None:
-        """Its start is under way."""
+        """Note that its start has begun."""
         with self._lock:
             self._began[who] = now
             self._starting.add(who)
@@ -90,12 +90,12 @@ class Suspects:
                 self._turn = (None, 0.0)
 
     def started(self, who: Who) -> None:
-        """Its start has come to its end; it runs."""
+        """Note that its start has completed and it runs."""
         with self._lock:
             self._starting.discard(who)
 
     def ended(self, who: Who) -> None:
-        """Nothing of it is in the host any more."""
+        """Note that nothing of it is in the host any more."""
         with self._lock:
             self._began.pop(who, None)
             self._starting.discard(who)
@@ -104,9 +104,9 @@ class Suspects:
     # -- who may start -------------------------------------------------------------------------
 
     def ask(self, who: Who, now: float, *, last_chance: bool = False) -> float:
-        """Return when to ask again; not after `now`: it may start.
+        """Return when to ask again; if this is not after `now`, the job may start.
 
-        `last_chance`: should the host die, the job may be given up. So nothing else may be to blame.
+        `last_chance`: if the host dies, the job may be given up, so no other possible cause may run beside it.
         """
         with self._lock:
             if not (self._groups or self._charges or last_chance):
@@ -130,7 +130,7 @@ class Suspects:
 
     def _others_wait(self, now: float) -> bool:
         since, until = self._kept
-        impatient = now < until and now >= since + 1.0  # else they might wait for ever
+        impatient = now < until and now >= since + 1.0  # otherwise suspects might wait forever
         return impatient or now < self._turn[1] or any(self._is_fresh_start(who, now) for who in self._trials)
 
     def _suspect_waits(self, who: Who, group: _Group, now: float, *, last_chance: bool) -> float:
@@ -179,7 +179,7 @@ class Suspects:
     # -- the death of a host -------------------------------------------------------------------
 
     def host_ended(self, now: float, *, killed: bool) -> None:
-        """The host is gone with all that was in it. `killed`: by us, so that no job is to blame."""
+        """Take in the end of the host and all its jobs. `killed`: we killed it, so no job is the cause."""
         with self._lock:
             self._clear(now)
             self._charged = ()
@@ -192,7 +192,7 @@ class Suspects:
             self._turn, self._other_at, self._kept = (None, 0.0), None, (0.0, 0.0)
 
     def charged(self, who: Who) -> Charge | None:
-        """Return what is held against a job if the last death has added to it."""
+        """Return the charge against a job if the last death added to it."""
         with self._lock:
             return self._charges[who] if who in self._charged else None
 
@@ -204,14 +204,14 @@ class Suspects:
         if late:
             accused = self._since(now - YOUNG)
         if len(accused) == 1 or (len(tried) == 1 and self._witnesses.isdisjoint(accused[1:])):
-            # If there is yet another one to blame, it will be accused.
+            # If another job is the cause, a later death will accuse it.
             self._groups = {who: group for who, group in self._groups.items() if who in self._charges}
             self._charge(accused[0], now)
             self._suspect(accused[:1])
         half = len(tried) if 0 < len(tried) < len(accused) else len(accused) // 2
         self._suspect(accused[:half])
         self._suspect(accused[half:])
-        # Late, it was cleared too soon, whoever it is. Else that may be so: an innocent one was on trial meanwhile.
+        # Late: the culprit was cleared too soon. Otherwise maybe too: an innocent job was on trial meanwhile.
         self._linger = min(self._linger * (4 if late else 1.25), YOUNG) if again else LINGER
 
     def _since(self, then: float) -> list[Who]:
@@ -219,7 +219,7 @@ class Suspects:
 
     def _charge(self, who: Who, now: float) -> None:
         before = self._charges.get(who, Charge(0, 0, 0.0))
-        # What was not there at the last death has not caused that one, and is not likely to have caused this one.
+        # A job that was absent at the last death did not cause that one, and probably not this one.
         others = [one for one in self._began if one != who and (one in self._witnesses or who not in self._witnesses)]
         lone = self._starting == {who} and not any(self._is_young(one, now) for one in others)
         wait = min(CHARGE_FIRST * 2.0 ** min(before.count, 20), CHARGE_LAST)

@@ -1,1 +1,1 @@
-"""Stores in memory: the references that the contracts are written from."""
+"""Stores in memory: the reference implementations of the contracts."""

@@ -1,4 +1,4 @@
-"""What a server in this process has written down of the jobs of one keyspace, and what becomes of a record.
+"""The job records that a server in this process keeps for one keyspace, and their changes.
 
 The verbs are in `memory_jobs`.
 """
@@ -15,18 +15,18 @@ from celery_sticky.stores.jobs import STOPPED, DispatchOutcome, JobRecord, JobSt
 
 @dataclass(slots=True)
 class Dispatch:
-    """What is remembered of a dispatch, beside its record."""
+    """What is kept of a dispatch, beside its record."""
 
     job: NewJob
     outcome_ttl: float
     outcome: DispatchOutcome | None = None
     until: float = math.inf
-    """How long the outcome is kept, by the monotonic clock."""
+    """Until when the outcome is kept, by the monotonic clock."""
 
 
 @dataclass(slots=True)
 class SlotRecords:
-    """One slot of a keyspace, or the place of a key."""
+    """The records of one slot, or of the place of a key."""
 
     epoch: int = 0
     revision: int = 0
@@ -41,29 +41,29 @@ class SlotRecords:
 
 @dataclass(slots=True)
 class Keyspace:
-    """What a server has written down for one keyspace."""
+    """Everything that a server stores for one keyspace."""
 
     records: dict[str, JobRecord] = field(default_factory=dict)
     """By id."""
     slots: dict[Slot, SlotRecords] = field(default_factory=dict)
     places_revision: int = 0
-    """The highest revision of a key's place there ever was."""
+    """The highest revision that any key's place ever had."""
     dispatches: dict[str, Dispatch] = field(default_factory=dict)
     """By id."""
     ticks: dict[str, int] = field(default_factory=dict)
     closed: bool = False
     noted: int = 0
-    """Notes so far."""
+    """The number of notes so far."""
 
     def at(self, slot: Slot) -> SlotRecords:
-        """Return what is written down for a slot; that of a key's place without records is not kept."""
+        """Return what is stored for a slot; for a key's place without records nothing is kept."""
         written = self.slots.get(slot) or SlotRecords()
         return written if isinstance(slot, str) else self.slots.setdefault(slot, written)
 
     def revise(self, slot: Slot) -> int:
-        """Give a slot the next revision: the clock's, so that none comes twice where records were lost."""
+        """Give a slot the next revision. It is taken from the clock, so that it stays unique when records are lost."""
         written = self.at(slot)
-        # One counter for the places of keys: one that was forgotten may come again.
+        # All places of keys share one counter, because a forgotten place may come back.
         last = self.places_revision if isinstance(slot, str) else written.revision
         written.revision = max(last + 1, time.time_ns() // 1000)
         if isinstance(slot, str):
@@ -71,7 +71,7 @@ class Keyspace:
         return written.revision
 
     def forget_vacant(self, slot: Slot) -> None:
-        """Forget this if it is the place of a key, and has no records."""
+        """Forget the slot if it is the place of a key and has no records."""
         if isinstance(slot, str) and not self.at(slot).ids:
             self.slots.pop(slot, None)
 
@@ -81,31 +81,31 @@ class Keyspace:
         return None if job_id is None else self.records[job_id]
 
     def add(self, job: NewJob, outcome_ttl: float) -> None:
-        """Write down a wanted job."""
+        """Store a wanted job."""
         self.dispatches[job.id] = Dispatch(job, outcome_ttl)
         self.put(_queued(job))
 
     def put(self, record: JobRecord) -> None:
-        """Write a record down, in the place of an older one of its id."""
+        """Store a record, replacing an older one with its id."""
         written = self.slots.setdefault(record.slot, SlotRecords())
         self.records[record.id] = replace(record, version=self.revise(record.slot))
         written.ids[record.name, record.key] = record.id
 
     def tell(self, job_id: str, error: str, ttl: float | None = None) -> None:
-        """Write down how the start of a dispatched job went."""
+        """Store the outcome of a dispatched job's start."""
         dispatch = self.dispatches[job_id]
         dispatch.outcome = DispatchOutcome(error)
         dispatch.until = time.monotonic() + (dispatch.outcome_ttl if ttl is None else ttl)
 
     def remove(self, record: JobRecord, error: str, ttl: float | None = None) -> None:
-        """Let a record go: with this outcome if it is fresh. Then `SlotRecords.drop_notes`, `forget_vacant`."""
+        """Remove a record, with this outcome if it is fresh. Call `SlotRecords.drop_notes` and `forget_vacant` next."""
         if record.fresh:
             self.tell(record.id, error, ttl)
         del self.records[record.id], self.at(record.slot).ids[record.name, record.key]
         self.revise(record.slot)
 
     def stop(self, record: JobRecord) -> None:
-        """Want a job no more."""
+        """Mark a job as no longer wanted, or remove it if it has not begun."""
         if record.state is JobState.QUEUED:
             self.remove(record, STOPPED)
             self.at(record.slot).drop_notes()
@@ -113,7 +113,7 @@ class Keyspace:
             self.put(replace(record, state=JobState.STOPPING))
 
     def settle(self, record: JobRecord, report: Report, ttl: float) -> None:
-        """Write down what became of one run."""
+        """Store the result of one run."""
         if report.result is RunResult.STARTED:
             if record.fresh:
                 self.tell(record.id, "", ttl)
@@ -125,7 +125,7 @@ class Keyspace:
             self.put(replace(record, state=JobState.FAILING, error=report.error))
 
     def forget(self) -> None:
-        """Forget the dispatches whose record is gone and whose outcome need not be kept."""
+        """Forget the dispatches whose record is gone and whose outcome has expired."""
         now = time.monotonic()
         for job_id in [i for i, d in self.dispatches.items() if d.until <= now and i not in self.records]:
             del self.dispatches[job_id]

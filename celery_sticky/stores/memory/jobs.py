@@ -1,4 +1,4 @@
-"""The job store in this process: the reference every driver is measured by, and the double for tests.
+"""The job store in this process: the reference for every driver, and a test double.
 
 `MemoryJobServer` plays the server; `MemoryJobs` is a client of it.
 """
@@ -35,7 +35,7 @@ Keyspaces = defaultdict[str, Keyspace]
 
 
 class MemoryJobServer(Server[Keyspaces, Slot]):
-    """What the job stores of one process share."""
+    """The state that the job stores of one process share."""
 
     def __init__(self) -> None:
         super().__init__(lambda: defaultdict(Keyspace))
@@ -45,8 +45,8 @@ _servers: dict[tuple[str, str], MemoryJobServer] = {}
 
 
 def memory_job_server(name: str, prefix: str) -> MemoryJobServer:
-    """Return the one server of this name and key prefix in this process."""
-    return _servers.setdefault((name, prefix), MemoryJobServer())  # one step: threads may ask for it at once
+    """Return the server of this name and key prefix in this process."""
+    return _servers.setdefault((name, prefix), MemoryJobServer())  # one step, because several threads may ask at once
 
 
 class MemoryJobs(Client[Keyspaces, Slot]):
@@ -60,7 +60,7 @@ class MemoryJobs(Client[Keyspaces, Slot]):
                 return Admission.CLOSED, None
             space.forget()
             if (known := space.dispatches.get(job.id)) is not None:
-                same = replace(known.job, slot=job.slot) == job  # a slot only follows from the key
+                same = replace(known.job, slot=job.slot) == job  # the slot only follows from the key
                 return (Admission.REPEATED, known.outcome) if same else (Admission.CONFLICT, None)
             old = space.find(job.slot, job.name, job.key)
             if old is not None and old.state is not JobState.STOPPING:

@@ -1,4 +1,4 @@
-"""The directory in this process: the reference the others are measured by. It stands in the same `MemoryServer`."""
+"""The placement store in this process: the reference implementation. It shares the records of `MemoryServer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MemoryPlacementStore(Client[Records, Heard]):
     """A client of a `MemoryServer`, for one keyspace: see `celery_sticky.stores.placement.PlacementStore`."""
 
     def watch(self, timeout: float) -> Sequence[ViewChanged | PinMoved]:
-        """See `PlacementStore.watch`: heartbeats are not passed on, but may end it."""
+        """See `PlacementStore.watch`. Heartbeats are not returned, but may end the wait."""
         return [signal for signal in super().watch(timeout) if isinstance(signal, ViewChanged | PinMoved)]
 
     def look(self, known: Version, keys: Collection[str]) -> Look:
@@ -72,7 +72,7 @@ class MemoryPlacementStore(Client[Records, Heard]):
             book = self._book()
             incarnation = book.enlisted.get(worker, "")
             if not self._may_act(incarnation):
-                raise NotAMember(f"worker {worker!r} is no live member of keyspace {self._keyspace!r} now")
+                raise NotAMember(f"worker {worker!r} is not a live member of keyspace {self._keyspace!r} now")
             pinned = self._pin(key)
             if pinned and pinned != incarnation and not take:
                 return book.pins[key][1]
@@ -115,7 +115,7 @@ class MemoryPlacementStore(Client[Records, Heard]):
                 del enlisted[worker]
 
     def sweep(self, start: str = "0") -> str:
-        """See `PlacementStore.sweep`: all in one."""
+        """See `PlacementStore.sweep`. One call does everything."""
         with self._server.changed:
             book = self._book()
             book.claims = {key: claim for key, claim in book.claims.items() if self._lives(claim[1])}

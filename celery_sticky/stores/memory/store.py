@@ -1,4 +1,4 @@
-"""The store in this process: the reference every driver is measured by, and the double for tests.
+"""The store in this process: the reference for every driver, and a test double.
 
 `MemoryServer` plays the server; `MemoryStore` is a client of it.
 """
@@ -18,7 +18,7 @@ from celery_sticky.stores.placement import PinMoved
 
 @dataclass(slots=True)
 class PlacementRecords:
-    """What is written down of a keyspace that directs keys."""
+    """The stored claims and pins of a placed keyspace."""
 
     claims: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Key -> token and incarnation."""
@@ -27,13 +27,13 @@ class PlacementRecords:
     enlisted: dict[str, str] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     lost: dict[str, set[str]] = field(default_factory=dict)
-    """Incarnation -> keys whose pins it has lost; here for ever."""
+    """Incarnation -> keys whose pins it has lost; never expires here."""
     token: int = 0
 
 
 @dataclass(slots=True)
 class Records:
-    """What a server has written down, all of it."""
+    """Everything that a server stores."""
 
     documents: dict[str, bytes] = field(default_factory=dict)
     heartbeats: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -43,11 +43,11 @@ class Records:
 
 
 Heard = Signal | PinMoved
-"""What is heard at a server: by stores, and by directories."""
+"""The signals of a server, for stores and for placement stores."""
 
 
 class MemoryServer(Server[Records, Heard]):
-    """What the stores of one process share."""
+    """The state that the stores of one process share."""
 
     def __init__(self) -> None:
         super().__init__(Records)
@@ -57,15 +57,15 @@ _servers: dict[tuple[str, str], MemoryServer] = {}
 
 
 def memory_server(name: str, prefix: str) -> MemoryServer:
-    """Return the one server of this name and key prefix in this process."""
-    return _servers.setdefault((name, prefix), MemoryServer())  # one step: threads may ask for it at once
+    """Return the server of this name and key prefix in this process."""
+    return _servers.setdefault((name, prefix), MemoryServer())  # one step, because several threads may ask at once
 
 
 class MemoryStore(Client[Records, Heard]):
     """A client of a `MemoryServer`, for one keyspace: see `celery_sticky.stores.base.Store`."""
 
     def watch(self, timeout: float) -> Sequence[Signal]:
-        """See `Store.watch`: what is for directories is not passed on, but may end it."""
+        """See `Store.watch`. Signals for placement stores are not returned, but may end the wait."""
         return [signal for signal in super().watch(timeout) if not isinstance(signal, PinMoved)]
 
     def read(self) -> Reading:
@@ -139,6 +139,6 @@ class MemoryStore(Client[Records, Heard]):
 
 @lru_cache(maxsize=8)
 def parsed(document: bytes) -> View:
-    """Return the view that these bytes are."""
-    # Views are never changed: who reads the same bytes may have the same view.
+    """Return the view that these bytes encode."""
+    # Views are immutable, so readers of the same bytes may share one view.
     return View.from_bytes(document)

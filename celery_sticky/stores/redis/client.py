@@ -1,4 +1,4 @@
-"""A client of a store in Redis, without its verbs: it runs scripts and hears signals.
+"""The base of Redis store clients, without their verbs: it runs scripts and receives signals.
 
 Rule: a verb is one script, and a script is sent once.
 """
@@ -25,7 +25,7 @@ Heard = TypeVar("Heard")
 
 
 class Client(Generic[Heard]):
-    """Runs scripts by their verb, and listens on `<root>:signals:<db>` (databases share their channels)."""
+    """Runs scripts by their verb, and listens on `<root>:signals:<db>`, because databases share their channels."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Client(Generic[Heard]):
         socket_timeout: float,
         types: Mapping[str, str],
     ) -> None:
-        """`types`: the keys that a script may find in the way, and of which type they should be."""
+        """`types`: the keys that might hold foreign data, each with the type it should have."""
         self._types = types
-        # RESP 2: what a subscription receives are plain answers.
+        # RESP 2: what a subscription receives are plain replies.
         self._at = connection.as_uri()
         self._client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
         database = self._client.connection_pool.connection_kwargs["db"]
@@ -66,7 +66,7 @@ class Client(Generic[Heard]):
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Translate what goes wrong; a connection to a server that cannot serve us is given up."""
+        """Translate errors; drop the connection to a server that cannot serve us."""
         try:
             with translate_errors(StoreUnavailable, self._at):
                 yield
@@ -81,12 +81,12 @@ class Client(Generic[Heard]):
             raise StoreRefused(str(error)) from error.__cause__
 
     def _disconnect(self) -> None:
-        # A server that was demoted keeps its clients: who does not connect again stays with it for ever.
+        # A server that was demoted keeps its clients: without reconnecting, a client would stay with it forever.
         self._subscription.disconnect()
         self._client.connection_pool.disconnect()
 
     def _strangers(self) -> str:
-        """Name the keys that hold something of another type than ours."""
+        """Name the keys that hold a value of the wrong type."""
         with suppress(redis.RedisError, OSError):
             found: dict[str, Any] = {key: self._client.type(key) for key in self._types}
             wrong = [
@@ -99,5 +99,5 @@ class Client(Generic[Heard]):
 
 
 def script(package: str, *names: str) -> str:
-    """Return the text of the scripts `<name>.lua` of a package, one behind the other."""
+    """Return the texts of the scripts `<name>.lua` of a package, concatenated."""
     return "".join(files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names)

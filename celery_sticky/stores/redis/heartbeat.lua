@@ -1,12 +1,12 @@
--- Add one to a member's counter, if it has one: whoever is gone stays gone. Announce it, or return everybody's.
+-- Add one to a member's counter, if it has one: a removed member stays removed. Announce it, or return all counters.
 -- KEYS: view, beats    ARGV: channel, incarnation, announce ('1' or '0')
--- Reply: the counter (0: gone), version, generation, run id, the others' counters where it was not announced
+-- Reply: the counter (0: the member is gone), version, generation, run id, all counters if it was not announced
 local run = run_id()
 local stored = redis.call('HMGET', KEYS[1], 'version', 'generation')
 if not stored[1] or redis.call('HEXISTS', KEYS[2], ARGV[2]) == 0 then
   return {0, stored[1] or '0', stored[2] or '0', run, {}}
 end
--- A server that is out of memory lets a script grow nothing until the script has called a command that frees.
+-- A server that is out of memory refuses writes that grow data until the script has called a command that frees memory.
 redis.call('HDEL', KEYS[2], '')
 local counter = redis.call('HINCRBY', KEYS[2], ARGV[2], 1)
 if ARGV[3] == '1' then

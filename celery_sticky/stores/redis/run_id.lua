@@ -1,5 +1,5 @@
--- In front of every script that answers for the server: which run of the server this is.
--- Asked inside the script, so that no reconnect, failover or proxy can come between the answer and who gave it.
+-- Prepended to every script whose reply says which run of the server answered.
+-- It is read inside the script, so that no reconnect, failover or proxy can come between the answer and its server.
 -- It costs the server about 10 microseconds.
 local function run_id()
   local info = redis.pcall('INFO', 'server')

@@ -1,7 +1,7 @@
-"""The view of a keyspace in Redis: one hash for the document, one for the heartbeat counters, scripts for the verbs.
+"""The view of a keyspace in Redis: one hash for the document, one for the heartbeat counters, a script per verb.
 
-Keys, all behind the app's `global_keyprefix`: `<prefix>:<keyspace>:view`, `<prefix>:<keyspace>:beats`, the channel
-`<prefix>:<keyspace>:signals:<db>`, and `<prefix>:revoked`.
+Keys, all prefixed with the app's `global_keyprefix`: `<prefix>:<keyspace>:view`, `<prefix>:<keyspace>:beats`, the
+channel `<prefix>:<keyspace>:signals:<db>`, and `<prefix>:revoked`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RedisStore(Client[Signal]):
         )
 
     def revoke(self, task_ids: Collection[str], *, ttl: float, limit: int) -> None:
-        """See `Store.revoke`; newest are those that expire last."""
+        """See `Store.revoke`. The newest ids are those that expire last."""
         self._run("revoke", [self._revoked], [int(ttl * 1e6), limit, *task_ids])
 
     def revoked(self) -> Collection[str]:
@@ -73,7 +73,7 @@ class RedisStore(Client[Signal]):
         return frozenset(task_id.decode() for task_id in self._run("revoked", [self._revoked]))
 
     def _signal(self, payload: bytes) -> Signal | None:
-        """Read a signal; None for one's own heartbeats, and for what is no signal of this release."""
+        """Parse a signal; None for one's own heartbeats and for signals that this release does not know."""
         with suppress(ValueError):
             match payload.decode().split(":", 2):
                 case ["changed", version]:
@@ -92,4 +92,6 @@ class RedisStore(Client[Signal]):
         try:
             return {name.decode(): int(counter) for name, counter in zip(flat[::2], flat[1::2], strict=True)}
         except ValueError as error:
-            raise RecordUnusable(f"{self._at}: {self._heartbeats} holds what is no heartbeat: {error}") from error
+            raise RecordUnusable(
+                f"{self._at}: {self._heartbeats} holds a value that is no heartbeat: {error}"
+            ) from error

@@ -1,7 +1,7 @@
-"""The ear of a Redis store: one pub/sub connection that another thread can interrupt.
+"""The subscription of a Redis store: one pub/sub connection whose wait another thread can interrupt.
 
-It sends nothing while it waits, but for a PING when nothing was heard for long: a connection whose other end is gone
-without a word would stay silent for ever.
+While it waits it sends nothing, except a PING after a long silence: otherwise a connection whose other end vanished
+would stay silent forever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Heard = TypeVar("Heard")
 """A signal."""
 
 PING_AFTER = 10.0
-"""Seconds of silence."""
+"""Seconds of silence before a PING."""
 
 
 class Subscription(Generic[Heard]):
@@ -28,7 +28,7 @@ class Subscription(Generic[Heard]):
     def __init__(
         self, client: redis.Redis, channel: str, parse: Callable[[bytes], Heard | None], answer_timeout: float
     ) -> None:
-        # A connection of the pool's making that never goes back to it: made once, it connects again when asked to.
+        # A connection made by the pool that never returns to it; it reconnects on demand.
         self._connection: Any = client.connection_pool.make_connection()
         self._channel = channel
         self._parse = parse
@@ -41,7 +41,7 @@ class Subscription(Generic[Heard]):
         self._pinged_at: float | None = None
 
     def wait(self, timeout: float) -> list[Heard]:
-        """Return signals, or none when the time is up or `wake` was called; subscribe if need be, and then at once.
+        """Return signals, or none when the time is up or `wake` was called. The first call only subscribes.
 
         Raises:
             redis.RedisError, OSError: the subscription broke; the next call subscribes again.
@@ -57,12 +57,12 @@ class Subscription(Generic[Heard]):
             raise
 
     def wake(self) -> None:
-        """Interrupt `wait`, or the next one."""
-        with suppress(OSError):  # full: it is awake already; closed: nobody waits
+        """Interrupt the current `wait`, or the next one."""
+        with suppress(OSError):  # full: it is already awake; closed: nobody waits
             self._wake.send(b"\0")
 
     def disconnect(self) -> None:
-        """Give the connection up; the next `wait` makes another."""
+        """Drop the connection; the next `wait` makes another."""
         if self._selector is not None:
             self._selector.close()
             self._selector = None
@@ -77,9 +77,9 @@ class Subscription(Generic[Heard]):
     def _subscribe(self) -> None:
         self._connection.connect()
         self._connection.send_command("SUBSCRIBE", self._channel, check_health=False)
-        self._connection.read_response()  # now no later signal can be missed
+        self._connection.read_response()  # from here on no signal can be missed
         self._heard_at, self._pinged_at = time.monotonic(), None
-        # Looked up when needed: gevent and eventlet replace it. Kombu too takes a connection's socket this way.
+        # Looked up late, because gevent and eventlet replace it. Kombu too takes a connection's socket this way.
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._connection._sock, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -97,7 +97,7 @@ class Subscription(Generic[Heard]):
                 return self._take()
 
     def _take(self) -> list[Heard]:
-        """Return what has come, without waiting."""
+        """Return the signals that have arrived, without waiting."""
         signals = []
         while self._connection.can_read(0):
             kind, *_, payload = self._connection.read_response()
@@ -108,7 +108,7 @@ class Subscription(Generic[Heard]):
         return signals
 
     def _check(self, now: float) -> float:
-        """Send a PING, or give up, if it is time to; return when it is time again."""
+        """Send a PING, or raise if the last one is overdue; return when to check again."""
         if self._pinged_at is not None:
             overdue_at = self._pinged_at + self._answer_timeout
             if now >= overdue_at:

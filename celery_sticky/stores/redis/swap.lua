@@ -1,4 +1,4 @@
--- Replace the document if it is still the one the caller read, and with it the counters.
+-- Replace the document, and with it the counters, if it is still the one the caller read.
 -- KEYS: view, beats
 -- ARGV: channel, new store id, old version, old generation ('' and '' for no document),
 --       new version, new generation, new document,
@@ -17,7 +17,7 @@ for i = 9, first_member - 1, 2 do
   end
 end
 
--- First: a server that is out of memory lets a script grow nothing until the script has called a command that frees.
+-- First: a server that is out of memory refuses writes that grow data until the script has freed memory.
 redis.call('HDEL', KEYS[1], 'document')
 redis.call('HSET', KEYS[1],
   'version', ARGV[5], 'generation', ARGV[6], 'store_id', ARGV[2], 'document', ARGV[7])

@@ -1,4 +1,4 @@
--- Write down a wanted job, unless something speaks against it.
+-- Store a wanted job, unless a check refuses it.
 --
 -- KEYS  root
 -- ARGV  channel, max_queued, outcome_ttl (milliseconds), identity of the dispatch, slot, id, name, key, payload

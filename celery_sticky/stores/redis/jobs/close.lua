@@ -1,4 +1,4 @@
--- Stop every job of the keyspace, and admit no more; or admit again.
+-- Stop every job of the keyspace and admit no more; or admit jobs again.
 --
 -- KEYS  root
 -- ARGV  channel, closed ('1' or '0')

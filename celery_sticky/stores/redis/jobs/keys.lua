@@ -1,4 +1,4 @@
--- The keys that have a job of a name, but for those that are to stop.
+-- The keys that have a job of a name, except jobs that are stopping.
 --
 -- KEYS  root
 -- ARGV  name

@@ -1,8 +1,8 @@
--- What is written down for the slots whose revision is not the known one, until there are enough records.
+-- The stored records and notes of the slots whose revision differs from the known one, until there are enough records.
 --
 -- KEYS  root
--- ARGV  most notes of a slot, enough records, the slots, then as many known revisions
--- Reply for each such slot, flat: slot, revision, records, and notes: for each job that has some its id, how many there are,
+-- ARGV  maximum number of notes of a slot, number of records that are enough, the slots, then as many known revisions
+-- Reply for each such slot, flat: slot, revision, records, and notes: for each job that has some its id, their number,
 --       and the oldest of them
 
 local CHUNK = 1000 -- Lua cannot unpack many thousand arguments at once
@@ -11,7 +11,7 @@ local slots = (#ARGV - first + 1) / 2
 local seen = 0
 local reply = {}
 
--- One that takes none of its notes leaves their share to the others.
+-- The notes are shared equally, so a job that takes none of its notes does not block those of others.
 local function notes(slot)
     local found = {}
     for _, id in ipairs(redis.call('HVALS', slot_key(slot))) do
@@ -36,7 +36,7 @@ local function say(slot, revision)
     reply[#reply + 1] = notes(slot)
 end
 
--- Return the revisions of these slots and places of keys; '0' where there is none.
+-- Return the revisions of these slots and places of keys; '0' for those without one.
 local function revisions(from, upto)
     local found, placed = redis.call('HMGET', root .. ':revisions', unpack(ARGV, from, upto)), nil
     for i = 1, #found do

@@ -1,8 +1,8 @@
--- Leave a note for a job that is wanted.
+-- Leave a note for a wanted job.
 --
 -- KEYS  root
 -- ARGV  channel, slot, name, key, payload, limit
--- Reply the fate of the note
+-- Reply the result for the note
 
 local channel, slot, name, key, payload, limit = unpack(ARGV)
 local id = redis.call('HGET', slot_key(slot), place_of(name, key))

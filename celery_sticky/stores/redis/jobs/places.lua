@@ -2,7 +2,7 @@
 --
 -- KEYS  root
 -- ARGV  known revision
--- Reply nil if the revision is the known one; else it, and then place and revision of each
+-- Reply nil if the revision is the known one; else the revision, and then place and revision of each
 
 local revision = redis.call('HGET', root .. ':places', '') or '0'
 if revision == ARGV[1] then

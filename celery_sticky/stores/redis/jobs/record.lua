@@ -1,15 +1,15 @@
--- In front of every script: where things stand, and what becomes of a record.
+-- Prepended to every script: the layout of the keys, and the changes of a record.
 --
 -- <root>:<slot>         hash    place -> id: the records of the slot
--- <root>:job:<id>       hash    a record; and the identity of its dispatch, and the outcome_ttl (milliseconds) of it
+-- <root>:job:<id>       hash    a record, with the identity and the outcome_ttl (milliseconds) of its dispatch
 -- <root>:outcome:<id>   stream  one entry: error, identity. Many can wait for it, and it expires.
--- <root>:notes:<id>     stream  payload: what waits for a job. An entry is named by the revision of the slot that it made.
+-- <root>:notes:<id>     stream  payload: the notes that wait for a job. An entry is named by the slot revision it made.
 -- <root>:queued         set     ids of the fresh records
 -- <root>:revisions      hash    number of a slot -> revision, of every slot that was ever used
--- <root>:places         hash    place of a key -> revision, of those that have records; '' -> the highest there ever was
+-- <root>:places         hash    place of a key -> revision, of those that have records; '' -> the highest one ever
 -- <root>:fences         hash    slot -> epoch
 -- <root>:ticks          hash    ticker -> last number
--- <root>:closed                 is there while the keyspace is closed
+-- <root>:closed                 exists while the keyspace is closed
 
 local root = KEYS[1]
 
@@ -29,7 +29,7 @@ local function outcome_key(id)
     return root .. ':outcome:' .. id
 end
 
--- Names and keys may hold any character: the length says where the name ends.
+-- Names and keys may hold any character, so the length marks the end of the name.
 local function place_of(name, key)
     return #name .. ':' .. name .. key
 end
@@ -38,12 +38,12 @@ local function is_place(slot)
     return string.sub(slot, 1, 1) == '='
 end
 
--- Whether it is the place of a key, and has no records: then there is nothing to be fenced.
+-- Whether it is the place of a key without records: then there is nothing to fence.
 local function vacant(slot)
     return is_place(slot) and redis.call('EXISTS', slot_key(slot)) == 0
 end
 
--- Return the fence of a slot if it is another one, else false.
+-- Return the fence of a slot if it differs from the epoch, else false.
 local function fenced(slot, epoch)
     if vacant(slot) then
         return false
@@ -52,17 +52,17 @@ local function fenced(slot, epoch)
     return fence ~= epoch and fence
 end
 
--- Return the revision of a slot; '0' where there is none.
+-- Return the revision of a slot; '0' if it has none.
 local function revision_of(slot)
     return redis.call('HGET', root .. (is_place(slot) and ':places' or ':revisions'), slot) or '0'
 end
 
--- Return the next revision of a slot, one for all of a script's changes: the clock's, so that none comes twice where the
--- server has lost its last writes.
+-- Return the next revision of a slot, one for all of a script's changes. It is taken from the clock, so that it stays
+-- unique when the server loses its last writes.
 local coming = {}
 local function next_revision(slot)
     if not coming[slot] then
-        -- One counter for all places of keys: one that was forgotten may come again.
+        -- All places of keys share one counter, because a forgotten place may come back.
         local revisions, field = root .. (is_place(slot) and ':places' or ':revisions'), is_place(slot) and '' or slot
         local time, last = redis.call('TIME'), tonumber(redis.call('HGET', revisions, field)) or 0
         coming[slot] = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
@@ -70,13 +70,13 @@ local function next_revision(slot)
     return coming[slot]
 end
 
--- Give a slot that revision, and return it.
+-- Give a slot its next revision, and return it.
 local revised = {}
 local function revise(slot)
     if not revised[slot] then
         revised[slot] = next_revision(slot)
         local revisions = root .. (is_place(slot) and ':places' or ':revisions')
-        -- A server that is out of memory lets a script grow nothing until the script has removed something.
+        -- A server that is out of memory refuses writes that grow data until the script has removed something.
         redis.call('HDEL', revisions, slot)
         redis.call('HSET', revisions, slot, revised[slot])
         if is_place(slot) then
@@ -86,15 +86,15 @@ local function revise(slot)
     return revised[slot]
 end
 
--- Write down how a start went, for all who wait and all who will ask.
+-- Store the outcome of a start, for those who wait and those who ask later.
 local function tell(id, identity, error, ttl)
     redis.call('SREM', root .. ':queued', id)
     redis.call('XADD', outcome_key(id), '*', 'error', error, 'identity', identity)
     redis.call('PEXPIRE', outcome_key(id), ttl)
 end
 
--- Let a record go, with its notes: with this outcome if it is fresh, kept for `ttl` (nil: as its dispatch wants).
--- Then `forget_vacant`, unless another one comes in its stead.
+-- Remove a record with its notes. A fresh one gets this outcome, kept for `ttl` (nil: as its dispatch asked).
+-- Call `forget_vacant` next, unless another record replaces it.
 local gone = {}
 local function remove(slot, id, error, ttl)
     local job = redis.call('HMGET', job_key(id), 'name', 'key', 'fresh', 'identity', 'outcome_ttl')
@@ -107,7 +107,7 @@ local function remove(slot, id, error, ttl)
     revise(slot)
 end
 
--- Forget the places of keys in which this script has left no record.
+-- Forget the places of keys that this script left without records.
 local function forget_vacant()
     for slot in pairs(gone) do
         if vacant(slot) then
@@ -117,7 +117,7 @@ local function forget_vacant()
     end
 end
 
--- Want a job no more. Then `forget_vacant`.
+-- Mark a job as no longer wanted, or remove it if it is queued. Call `forget_vacant` next.
 local function stop(slot, id)
     local state = redis.call('HGET', job_key(id), 'state')
     if state == 'queued' then
@@ -127,7 +127,7 @@ local function stop(slot, id)
     end
 end
 
--- Return every slot and every place of a key in which there may be records.
+-- Return every slot and every place of a key that may have records.
 local function used_slots()
     local slots = redis.call('HKEYS', root .. ':revisions')
     for _, place in ipairs(redis.call('HKEYS', root .. ':places')) do

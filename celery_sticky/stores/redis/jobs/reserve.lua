@@ -2,8 +2,8 @@
 --
 -- KEYS  root
 -- ARGV  slot, epoch, known revision, worker, then ids
--- Reply the fence that refuses (nil: none), the revision now ('0': it was not the known one), then id and attempt of each
---       reserved start
+-- Reply the fence that refuses (nil: none), the revision now ('0': it was not the known one before), then id and
+--       attempt of each reserved start
 
 local slot, epoch, known, worker = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local fence, before = fenced(slot, epoch), revision_of(slot)

@@ -1,9 +1,9 @@
--- Write down what became of runs, and drop notes that were delivered.
+-- Store run results, and drop notes that were delivered.
 --
 -- KEYS  root
--- ARGV  slot, epoch, known revision, outcome_ttl (milliseconds), number of notes, for each its entry and the id of its
---       job, then for each report: id, verdict, error
--- Reply the fence that refuses (nil: none), and the revision now ('0': it was not the known one)
+-- ARGV  slot, epoch, known revision, outcome_ttl (milliseconds), number of notes, for each note its entry and the id of
+--       its job, then for each report: id, run result, error
+-- Reply the fence that refuses (nil: none), and the revision now ('0': it was not the known one before)
 
 local slot, epoch, known, ttl, first_note = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 6
 local first_report = first_note + 2 * ARGV[5]

@@ -1,8 +1,8 @@
--- Want a job no more.
+-- Stop a job.
 --
 -- KEYS  root
 -- ARGV  channel, slot, name, key
--- Reply 1, or 0 if there is none
+-- Reply 1, or 0 if there is no such job
 
 local channel, slot, name, key = unpack(ARGV)
 local id = redis.call('HGET', slot_key(slot), place_of(name, key))

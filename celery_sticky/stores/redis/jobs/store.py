@@ -1,4 +1,4 @@
-"""The jobs of a keyspace in Redis, all behind `<prefix>:<keyspace>:jobs`: `record.lua` tells which keys there are."""
+"""The jobs of a keyspace in Redis, under `<prefix>:<keyspace>:jobs`. `record.lua` lists the keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ VERBS = (
     "settle",
 )
 TYPES = {"queued": "set", "revisions": "hash", "places": "hash", "fences": "hash", "ticks": "hash", "closed": "string"}
-"""The keys that all slots share; of what is a slot's own, the keeper says which slot it is."""
+"""The keys that all slots share. For keys of a single slot, the keeper reports which slot it is."""
 
 
 class RedisJobs(Client[Slot]):
@@ -71,7 +71,7 @@ class RedisJobs(Client[Slot]):
         return Admission(admission.decode()), None if error is None else DispatchOutcome(error.decode())
 
     def outcome(self, job_id: str, timeout: float) -> DispatchOutcome | None:
-        """See `JobStore.outcome`. It waits in steps: to the client, a longer silence is a server that is gone."""
+        """See `JobStore.outcome`. It waits in steps, because the client takes a longer silence for a lost server."""
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()
@@ -172,12 +172,12 @@ def _check(fence: bytes | None) -> None:
 
 
 def _identity(job: NewJob) -> str:
-    """Return what tells a dispatch from another one of the same id."""
+    """Return a hash that distinguishes dispatches that have the same id."""
     return hashlib.sha256(json.dumps([job.name, job.key]).encode() + job.payload).hexdigest()
 
 
 def _milliseconds(seconds: float) -> int:
-    # At least one: to wait for 0 is to wait for ever.
+    # At least 1: a wait of 0 would be endless.
     return max(1, int(seconds * 1000))
 
 
@@ -186,7 +186,7 @@ def _slot(text: bytes) -> Slot:
 
 
 def _signal(signal: bytes) -> Slot | None:
-    """Read a signal; None for what is none of this release."""
+    """Parse a signal; None if this release does not know it."""
     with suppress(UnicodeDecodeError):
         return _slot(signal) if signal.isdigit() or signal.startswith(KEYED.encode()) else None
     return None

@@ -1,9 +1,10 @@
--- Claim keys for a member, if the document is the known one and the pins are as it thinks.
--- ARGV: incarnation, call, what its counter was at least, known version, known generation, then for each: key, pin ('': nobody), run ('1' or '0')
--- Reply: 'gone'; or 'changed' and the document (nil: none); or 'done', and for each key what is said of it and by whom
+-- Claim keys for a member, if the document is the known one and the pins are as the member believes.
+-- ARGV: incarnation, call, lower bound of its counter, known version, known generation, then for each key: key,
+--       pin ('': none), run ('1' or '0')
+-- Reply: 'gone'; or 'changed' and the document (nil: none); or 'done', and for each key the answer and its value
 local incarnation = ARGV[1]
 if may_act(incarnation) and tonumber(redis.call('HGET', BEATS, incarnation)) < tonumber(ARGV[3]) then
-  redis.call('DEL', VIEW) -- an older copy of it all has come back: what it says of claims is not so
+  redis.call('DEL', VIEW) -- an older copy of the store is back: its claims cannot be trusted
 end
 if not may_act(incarnation) or not in_turn(incarnation, ARGV[2]) then
   return {'gone'}

@@ -1,2 +1,2 @@
--- Every worker with a worker queue, and its last incarnation.
+-- Every worker that has a worker queue, and its last incarnation.
 return redis.call('HGETALL', ENLISTED)

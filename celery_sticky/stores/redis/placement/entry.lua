@@ -1,11 +1,11 @@
--- In front of every script of the directory. All keys of a keyspace, in one order:
+-- Prepended to every script of the placement store. All keys of a keyspace, in one order:
 --   <root>:view       hash  the ownership document: version, generation, store_id, document
---   <root>:beats      hash  incarnation -> heartbeat counter: whoever has one lives
---   <root>:claims     hash  key -> '<token> <incarnation>' of who may run it
---   <root>:pins       hash  key -> '<incarnation> <worker>' of who has pinned it
+--   <root>:beats      hash  incarnation -> heartbeat counter: an incarnation with a counter is live
+--   <root>:claims     hash  key -> '<token> <incarnation>' that may run it
+--   <root>:pins       hash  key -> '<incarnation> <worker>' that pinned it
 --   <root>:enlisted   hash  worker -> its last incarnation
 --   <root>:calls      hash  incarnation -> number of its last call; '' -> the last token
---   <root>:lost:<incarnation>  set  keys that it had pinned until another or a sweep ended that; kept for a day
+--   <root>:lost:<incarnation>  set  keys whose pins another worker or a sweep took from it; kept for a day
 local VIEW, BEATS, CLAIMS, PINS, ENLISTED, CALLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local LOST, KEPT = KEYS[7] .. ':', 86400
 
@@ -13,12 +13,12 @@ local function lives(incarnation)
   return redis.call('HEXISTS', BEATS, incarnation) == 1
 end
 
--- The incarnation and the worker that are written down as having pinned a key, dead or alive.
+-- The recorded incarnation and worker that pinned a key, live or not.
 local function pinner(key)
   return string.match(redis.call('HGET', PINS, key) or '', '^(%S+) (.*)$')
 end
 
--- Those that have pinned it; '' where nobody who lives has.
+-- The incarnation and worker that pinned a key; '' if no live one has.
 local function pinned(key)
   local incarnation, worker = pinner(key)
   if incarnation and lives(incarnation) then
@@ -31,7 +31,7 @@ local function holder(key)
   return string.match(redis.call('HGET', CLAIMS, key) or '', '^(%S+) (.*)$')
 end
 
--- Whether the document is another one than the known one; and what of it the caller has to learn.
+-- Whether the document differs from the known one; and the document, if it does.
 local function compared(version, generation)
   local stored = redis.call('HMGET', VIEW, 'version', 'generation')
   if (stored[1] or '0') == version and (stored[2] or '0') == generation then
@@ -40,12 +40,12 @@ local function compared(version, generation)
   return true, redis.call('HGET', VIEW, 'document')
 end
 
--- A member of the keyspace in this run of the server: another run may have lost claims that are trusted still.
+-- Whether this is a member of the keyspace in this run of the server; another run may have lost claims still in use.
 local function may_act(incarnation)
   return lives(incarnation) and redis.call('HGET', VIEW, 'store_id') == run_id()
 end
 
--- A hint: the pin of a key has changed, and those of these incarnations that live have to do with it.
+-- Signal that the pin of a key changed, with the live ones of these incarnations.
 local function tell(channel, key, held_by, former)
   local concerned = {}
   if held_by and lives(held_by) then
@@ -62,8 +62,8 @@ local function note_lost(incarnation, key)
   redis.call('EXPIRE', LOST .. incarnation, KEPT)
 end
 
--- Write a field of a hash. A server that is out of memory lets a script grow nothing until the script has called a
--- command that frees.
+-- Write a field of a hash. A server that is out of memory refuses writes that grow data until the script has freed
+-- memory.
 local function put(hash, field, value)
   redis.call('HDEL', hash, field)
   redis.call('HSET', hash, field, value)

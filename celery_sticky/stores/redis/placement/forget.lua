@@ -1,4 +1,4 @@
--- Pins that were lost are known to be.
+-- Forget lost pins that the worker knows of.
 -- ARGV: how many incarnations, incarnations, keys
 local first_key = 2 + tonumber(ARGV[1])
 for i = 2, first_key - 1 do

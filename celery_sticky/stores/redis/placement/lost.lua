@@ -1,4 +1,4 @@
--- Keys whose pins some incarnations of a worker have lost, without those that it has pinned anew.
+-- Keys whose pins some incarnations of a worker lost, except those that it pinned again.
 -- ARGV: worker, incarnations
 local found = {}
 for i = 2, #ARGV do

@@ -13,7 +13,7 @@ end
 if former and ARGV[4] == '0' and lives(former) then
   return {'held', other}
 end
-redis.call('SREM', LOST .. incarnation, key) -- first: a server that is out of memory then takes what follows
+redis.call('SREM', LOST .. incarnation, key) -- first: frees memory, so a server that is out of it accepts the writes
 if former and other ~= worker then
   note_lost(former, key)
 end

@@ -1,4 +1,4 @@
--- Give keys back.
+-- Release keys.
 -- ARGV: incarnation, call, keys
 if not in_turn(ARGV[1], ARGV[2]) then
   return 0

@@ -1,4 +1,4 @@
-"""The directory of a keyspace in Redis: `entry.lua` tells which keys there are."""
+"""The placement store of a keyspace in Redis. `entry.lua` lists its keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VERBS = (
     "forget",
 )
 AT_ONCE = 500
-"""Keys that one script looks at."""
+"""Number of keys that one script reads or writes."""
 
 
 class RedisPlacementStore(Client[ViewChanged | PinMoved]):
@@ -79,7 +79,7 @@ class RedisPlacementStore(Client[ViewChanged | PinMoved]):
         """See `PlacementStore.pin`."""
         what, *rest = self._ask("pin", self._channel, worker, key, int(take))
         if what == b"gone":
-            raise NotAMember(f"worker {worker!r} is no live member of keyspace {self._keyspace!r} now")
+            raise NotAMember(f"worker {worker!r} is not a live member of keyspace {self._keyspace!r} now")
         return rest[0].decode() if what == b"held" else None
 
     def unpin(self, worker: str, key: str) -> bool:

@@ -1,6 +1,6 @@
--- Remove a part of what names incarnations that live no more.
--- ARGV: where to start, how many to look at
--- Reply: where to go on; '0' at the end
+-- Remove, in batches, entries of incarnations that are no longer live.
+-- ARGV: cursor, batch size
+-- Reply: the next cursor; '0' at the end
 local function sweep(hash, start, count, incarnation_of, note)
   local page = redis.call('HSCAN', hash, start, 'COUNT', count)
   for i = 1, #page[2], 2 do
@@ -15,7 +15,7 @@ local function sweep(hash, start, count, incarnation_of, note)
   return page[1]
 end
 
--- One cursor for two hashes: the pins come when the claims are through.
+-- One cursor for two hashes: the pins follow after the claims.
 local which, start = string.match(ARGV[1], '^(%a?)(%d+)$')
 if which ~= 'p' then
   local on = sweep(CLAIMS, start, ARGV[2], function(_, value) return string.match(value, '^%S+ (.*)$') end)

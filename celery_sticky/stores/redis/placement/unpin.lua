@@ -1,4 +1,4 @@
--- Let a pinned key go, if it is this worker's.
+-- Remove a pin, if it is this worker's.
 -- ARGV: channel, worker, key
 local channel, worker, key = ARGV[1], ARGV[2], ARGV[3]
 local incarnation = redis.call('HGET', ENLISTED, worker)

@@ -180,8 +180,8 @@ def _left_in(session: Session, keyspace: str, standing: Counter[tuple[str, Slot]
     worker_queue = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
     if worker_queue and reading.view and reading.view.hash == HASH_NAME:
         yield wrong(
-            f"keyspace {keyspace}: {worker_queue} messages are in worker queues, from a time when it was a placed keyspace: "
-            "no worker reads these queues. Restore the old declaration until they have run"
+            f"keyspace {keyspace}: {worker_queue} messages are in worker queues, from a time when it was a placed "
+            "keyspace: no worker reads these queues. Restore the old declaration until they have run"
         )
     inside = sum(count for (name, slot), count in standing.items() if name == keyspace and slot not in beyond)
     if inside and not (reading.view and reading.view.members):

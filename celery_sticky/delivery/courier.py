@@ -1,7 +1,7 @@
 """The courier of a worker: the one thread that speaks to the broker driver.
 
 It opens slots, fetches messages into the gate and settles ended tasks, combined in one round trip at a time. Its
-delivery state (`desk`) decides what to send. One lock guards that state; it is never held across I/O.
+delivery state (`state`) decides what to send. One lock guards that state; it is never held across I/O.
 """
 
 from __future__ import annotations

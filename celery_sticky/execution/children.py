@@ -38,7 +38,7 @@ class Children:
         self._main = os.getpid()
         self._here: dict[str, Reliance] = {}
         if ends_tasks:
-            _, self._undertaker = hire()
+            _, self._reaper = hire()
             atexit.register(self._farewell)
         signals.worker_process_init.connect(self._on_child, weak=False)
 
@@ -49,14 +49,14 @@ class Children:
 
     def _farewell(self) -> None:
         if os.getpid() == self._main:
-            self._tell_undertaker(FAREWELL)
+            self._tell_reaper(FAREWELL)
 
-    def _tell_undertaker(self, word: str) -> None:
+    def _tell_reaper(self, word: str) -> None:
         try:
-            os.write(self._undertaker, f"{word}\n".encode())
+            os.write(self._reaper, f"{word}\n".encode())
         except OSError:
             logger.warning("sticky: the reaper process is gone: processes of tasks survive a killed worker")
-        os.close(self._undertaker)
+        os.close(self._reaper)
 
     # -- in a child ----------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class Children:
         signals.task_postrun.connect(self._on_postrun, weak=False)
         if not self._ends_tasks:
             return
-        self._tell_undertaker(str(os.getpid()))
+        self._tell_reaper(str(os.getpid()))
         # The kernel's parent-death signal is sent when the *thread* that forked us ends, and it is lost if the parent
         # died before we asked for it.
         Deadline(

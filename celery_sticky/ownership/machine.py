@@ -174,7 +174,7 @@ class Machine:
         return [*times, self._leaves_at(view)]
 
     @property
-    def _patience(self) -> float:
+    def _eviction_timeout(self) -> float:
         return self.config.ttl + self.config.margin
 
     def _later(self, now: float, least: float) -> float:
@@ -366,13 +366,13 @@ class Machine:
             )
             effects.append(
                 Say(
-                    f"{what}; waiting {self._patience:.1f} s in case other workers hold leases, "
+                    f"{what}; waiting {self._eviction_timeout:.1f} s in case other workers hold leases, "
                     "then writing a new one; keyed tasks wait unless this worker still has a lease"
                 )
             )
         self._lost_look = found, self._look_sent
         self._read_at = self._later(now, self.config.ttl / 12)
-        if now < self.store_lost_since + self._patience or (self.leaving and self.phase is Phase.OUT):
+        if now < self.store_lost_since + self._eviction_timeout or (self.leaving and self.phase is Phase.OUT):
             return
         generation, version = max(self._newest, (view.generation, view.version) if view else (0, 0))
         new = changes.fresh(
@@ -470,7 +470,7 @@ class Machine:
         return [member for member in view.members.values() if member.name != self.config.name]
 
     def _evicted_at(self, member: Member) -> float:
-        return self._watches[member].since + self._patience
+        return self._watches[member].since + self._eviction_timeout
 
     def _is_active(self, view: View) -> bool:
         me = view.members.get(self.config.name)
@@ -525,9 +525,9 @@ class Machine:
         """Return when this member will have lacked something it needs for too long."""
         # Without peers that run tasks nobody else could do better: keep the slots and wait.
         peers = any(m.name != self.config.name and STALLED not in m.attributes for m in view.active)
-        return min(map(self._patience_ends_at, self._missing), default=float("inf")) if peers else float("inf")
+        return min(map(self._eviction_ends_at, self._missing), default=float("inf")) if peers else float("inf")
 
-    def _patience_ends_at(self, need: Need) -> float:
+    def _eviction_ends_at(self, need: Need) -> float:
         since = self._missing[need]
         if need is not Need.LOOP:
             return since + self.config.broker_grace

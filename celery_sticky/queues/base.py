@@ -193,7 +193,7 @@ class SlotQueues(Protocol):
         """
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
-        """Apply `verdicts`, then fetch for `wants`: one round trip, each message moved atomically.
+        """Apply `dispositions`, then fetch for `wants`: one round trip, each message moved atomically.
 
         Within a slot messages come in priority order (0 first), then in the order in which the broker received them.
         Deferred messages that are due at `now` (seconds since the epoch) first go to the back of their queue.
@@ -224,7 +224,7 @@ class SlotQueues(Protocol):
         """Stop waiting for this slot in `idle`. Its deliveries stay in flight until the next `open`."""
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """Return the number of messages in these slots, whoever owns them; possibly big bodies are not read."""
+        """Return the number of messages in these slots, of any owner; possibly big bodies are not read."""
 
     def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """List buried messages of a keyspace without their bodies, oldest first.

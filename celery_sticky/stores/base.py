@@ -72,7 +72,7 @@ class Store(Protocol):
         """
 
     def heartbeat(self, incarnation: str, *, announce: bool = True) -> Heartbeat:
-        """Add one to the member's counter, if it has one. Signal `HeartbeatHeard` to the others, or return all counters.
+        """Add one to the member's counter, if it has one. Signal `HeartbeatHeard` to the others, or return all of them.
 
         Members that announce hear each other at once. With many members the signals would be too many (their number
         squared); then each member gets all counters with its own heartbeat (`announce` False), in the same single step.

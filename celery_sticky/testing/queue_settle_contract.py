@@ -42,7 +42,7 @@ class SettleContract(QueueFixtures):
         assert bodies(take(queues, NEXT)) == [b"2"]
 
     @pytest.mark.parametrize("end", [ack, lambda d: defer(d, NOW, b"x"), bury], ids=["ack", "defer", "bury"])
-    def test_a_verdict_of_a_former_tenure_is_refused_and_nothing_happens(
+    def test_a_disposition_of_a_former_tenure_is_refused_and_nothing_happens(
         self, queues: SlotQueues, publish: Publish, end: End
     ) -> None:
         publish(b"1")
@@ -109,7 +109,9 @@ class SettleContract(QueueFixtures):
             pytest.skip("this driver does not move messages between queues")
 
     @pytest.mark.parametrize("end", [ack, lambda d: defer(d, NOW, b"x"), bury], ids=["ack", "defer", "bury"])
-    def test_only_the_first_verdict_of_a_delivery_counts(self, queues: SlotQueues, publish: Publish, end: End) -> None:
+    def test_only_the_first_disposition_of_a_delivery_counts(
+        self, queues: SlotQueues, publish: Publish, end: End
+    ) -> None:
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
         answer = settle(queues, ack(delivery), end(delivery))
@@ -118,7 +120,7 @@ class SettleContract(QueueFixtures):
         assert bodies(take(queues, FIRST)) == []
         assert queues.dead("default") == []
 
-    def test_verdicts_are_settled_before_the_fetch(self, queues: SlotQueues, publish: Publish) -> None:
+    def test_dispositions_are_settled_before_the_fetch(self, queues: SlotQueues, publish: Publish) -> None:
         publish(b"1", b"2")
         (first,) = take(queues, FIRST, limit=1).deliveries
         assert bodies(take(queues, FIRST, defer(first, NOW))) == [b"2", b"1"]
@@ -214,7 +216,7 @@ class SettleContract(QueueFixtures):
         assert left() == [4, 5]
         assert queues.trim_dead("default", limit=2, before=NOW) == 0
 
-    def test_an_exhumed_message_goes_to_the_back_of_its_queue_once(self, queues: SlotQueues, publish: Publish) -> None:
+    def test_an_requeued_message_goes_to_the_back_of_its_queue_once(self, queues: SlotQueues, publish: Publish) -> None:
         publish(b"1", b"2", priority=3)
         (first,) = take(queues, FIRST, limit=1).deliveries
         settle(queues, bury(first))
@@ -238,7 +240,7 @@ class SettleContract(QueueFixtures):
         assert not queues.requeue("default", name)
         assert not queues.drop("default", name)
 
-    def test_depth_counts_what_stands_in_a_slot_whoever_owns_it(
+    def test_depth_counts_what_stands_in_a_slot_who_owns_it(
         self, queues: SlotQueues, publish: Publish, connect: Connect
     ) -> None:
         publish(
@@ -298,7 +300,7 @@ class SettleContract(QueueFixtures):
         assert bodies(take(queues, FIRST)) == [b"2"]
 
     @pytest.mark.parametrize("own", [True, False])
-    def test_idle_names_a_slot_whose_dead_message_was_exhumed(
+    def test_idle_names_a_slot_whose_dead_message_was_requeued(
         self, queues: SlotQueues, publish: Publish, connect: Connect, own: bool
     ) -> None:
         publish(b"1")

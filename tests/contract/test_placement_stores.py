@@ -215,7 +215,7 @@ class PlacementStoreContract:
         assert hear(placement_store, PinMoved("k:1")) == [PinMoved("k:1")], "it concerns nobody"
         other.close()
 
-    def test_a_pin_that_another_takes_is_lost_until_that_is_known_or_it_is_pinned_anew(self, place: Place) -> None:
+    def test_a_pin_that_another_takes_is_lost_until_that_is_known_or_it_is_pinned_again(self, place: Place) -> None:
         placement_store = place.placement_store
         for key in "klmn":
             placement_store.pin("a", key, take=False)

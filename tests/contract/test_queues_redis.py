@@ -190,7 +190,7 @@ def test_after_a_killed_connection_nothing_is_lost_and_slots_wake_again(redis_ur
     queues.open(AGAIN, ())
     assert settle(queues, ack(first)).refused == [ack(first)]
     assert bodies(take(queues, AGAIN)) == [b"1", b"2"]
-    # Slot 8 was not opened again: what was known of it is asked anew on the new connection, and pushed from there.
+    # Slot 8 was not opened again: what was known of it is asked again on the new connection, and pushed from there.
     assert queues.idle(0) == set()
     client.lpush(f"{PREFIX}.default.8", "3")
     assert queues.idle(SOON) == {("default", 8)}

@@ -66,7 +66,7 @@ def connections(client: Any) -> set[str]:
     return {one["id"] for one in client.client_list()} - {str(client.client_id())}
 
 
-def test_a_server_that_was_demoted_is_left_and_asked_anew(store: Store, client: Any) -> None:
+def test_a_server_that_was_demoted_is_left_and_asked_again(store: Store, client: Any) -> None:
     before = connections(client)
     assert len(before) == 2  # requests, signals
     client.replicaof("127.0.0.1", "1")

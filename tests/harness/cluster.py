@@ -78,7 +78,7 @@ class WorkerContainer:
         self.worker.kill(_number(signal))
 
     def reload(self) -> None:
-        """The state is read anew each time."""
+        """The state is read again each time."""
 
     def restart(self, timeout: float = 60.0) -> None:
         """End the process if it runs, start it again and wait until it is ready."""

@@ -14,7 +14,7 @@ from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start
 
 @dataclass
 class World:
-    """What is true, whoever knows it."""
+    """What is true, known to a worker or not."""
 
     running: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
     """Name and key -> worker and epoch of what runs."""

@@ -60,7 +60,14 @@ class TestHost:
 
     def order(self, name: str, key: str = "k", payload: Any = None, **fields: Any) -> Start:
         """Return what starts a job."""
-        values = {"keyspace": "default", "id": "id", "epoch": 1, "attempt": 1, "payload": payload, "membership": MEMBERSHIP}
+        values = {
+            "keyspace": "default",
+            "id": "id",
+            "epoch": 1,
+            "attempt": 1,
+            "payload": payload,
+            "membership": MEMBERSHIP,
+        }
         return Start(ref=next(self._refs), name=name, key=key, **{**values, **fields})
 
     def started(self, name: str, key: str = "k", payload: Any = None) -> int:

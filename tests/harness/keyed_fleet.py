@@ -28,7 +28,7 @@ from harness.fleet import Fleet
 
 TTL, MARGIN, SETTLE = 3.0, 0.8, 0.3
 TIMEOUT = TTL + MARGIN
-"""Seconds after which a silent member is evicted, or a lost document written anew."""
+"""Seconds after which a silent member is evicted, or a lost document written again."""
 SLOTS = 48
 CONF: Mapping[str, Any] = {
     "sticky_lease_ttl": TTL,

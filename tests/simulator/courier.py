@@ -1,4 +1,4 @@
-"""A courier without a thread: the real `DeliveryState` decides the requests; each request and each answer is one step."""
+"""A courier without a thread: the real `DeliveryState` decides on requests; each request and answer is one step."""
 
 from __future__ import annotations
 

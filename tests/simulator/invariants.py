@@ -209,7 +209,7 @@ class Witness:
     def settles(
         self, disposition: Disposition, fence: Tenure | None, body: bytes, *, meant: bytes | None = None
     ) -> None:
-        """The broker has confirmed a verdict about this message; who sent it `meant` this one."""
+        """The broker has confirmed a disposition about this message; who sent it `meant` this one."""
         if meant is not None and meant != body:
             text = f"{disposition.outcome} of {self.names[meant]} was done to {self.names[body]}"
             raise Violation(Invariant.SETTLED_ANOTHER, text)
@@ -336,7 +336,7 @@ class Witness:
 
     def _check_order(self, run: SimulatedRun, progress: Progress) -> None:
         if not progress.place:
-            return  # it waited for its time in flight, for the verdict that defers it was lost
+            return  # it waited for its time in flight, for the disposition that defers it was lost
         queue = (run.key, run.priority)
         place, later = self._highest.get(queue, (0, ""))
         if progress.place >= place:

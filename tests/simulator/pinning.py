@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from celery_sticky.errors import NotAMember, StoreUnavailable
 from celery_sticky.stores.placement import PlacementStore
-from simulator.directing import Pin
 from simulator.placement_store import WitnessedPlacementStore
+from simulator.placing import Pin
 
 if TYPE_CHECKING:
     from simulator.placed import Placed
@@ -24,7 +24,7 @@ class Pinning:
         self.pinned: dict[str, Pin] = {}
         """Keys that it has pinned, has not let go, and was not told of as lost."""
         self._unsure: set[str] = set()
-        """Keys that it has let go without an answer: that may yet happen, also when it has pinned them anew."""
+        """Keys that it has let go without an answer: that may yet happen, also when it has pinned them again."""
 
     def pin(self, pin: Pin) -> None:
         """Pin a key, and let it go when that is wanted."""

@@ -12,9 +12,9 @@ from celery_sticky.message import Stamp
 from celery_sticky.placement.flow import Request
 from celery_sticky.stores.memory.store import PlacementRecords
 from celery_sticky.stores.placement import PlacementStore
-from simulator.directing import Pin, PlacementSetup
 from simulator.invariants import Invariant
 from simulator.placement_lookup import PlacementLookup
+from simulator.placing import Pin, PlacementSetup
 from simulator.scenario import Kind, Task
 from simulator.senders import SENDERS, Sender
 from simulator.terms import KEYSPACE

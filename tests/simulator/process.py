@@ -248,7 +248,7 @@ class Process:
         sent = self.clock
         if isinstance(effect, Swap):
             self.world.note(self.origin, "swaps to version %s", effect.new.version)
-        # Whoever stands still as it asks has sent its request already, or sends it when it wakes.
+        # A process that is frozen while it asks has sent its request already, or sends it when it wakes.
         if self.passes(Point.STORE_ASKED) and self.rng.random() < 0.5:
             self.outcome(partial(self._send, effect, sent))
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
-from simulator.directing import WAYS, Pin, PlacementSetup, draw_pins
+from simulator.placing import WAYS, Pin, PlacementSetup, draw_pins
 from simulator.terms import HASH
 
 TROUBLE = 40.0

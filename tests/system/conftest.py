@@ -17,7 +17,7 @@ Each rule of the protocol has a test that was seen to fail when the rule is take
     the next open count                           servers: given_up (324 of 360 messages are with nobody)
     fetch and settle are fenced                   servers: late_is_refused
     what is not started is forgotten              unit/test_gate: nothing_of_a_lost_slot_starts
-    next task after the verdict is confirmed      servers: cut_off_from_the_broker (#1 starts before #0 is confirmed)
+    next task after the settling is confirmed     servers: cut_off_from_the_broker (#1 starts before #0 is confirmed)
     a running key stays locked when reopened      servers: connections_that_are_killed (tasks run twice)
     no start without trust                        unit/test_gate: nothing_starts_without_trust
     release when the task has ended               lifecycle: a_slot_with_a_long_task
@@ -30,7 +30,7 @@ Each rule of the protocol has a test that was seen to fail when the rule is take
     release when the jobs have ended              verify: jobs_that_go_on (it takes the rule out itself: mutants/)
     a placed key is claimed before it runs      verify: placed_keys_without_their_rules (mutants/)
     what belongs elsewhere is passed on           verify: placed_keys_without_their_rules (mutants/)
-    a slot is not held for a verdict for ever     servers: cut_off_from_the_broker
+    a slot is not held for a disposition for ever     servers: cut_off_from_the_broker
 
 Not seen to fail alone, for a second rule covers it: ignoring the answer *gone* (the view lacks the member, too), and a
 start in a lost slot (its entries are forgotten already).

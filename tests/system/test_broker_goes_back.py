@@ -46,7 +46,7 @@ def one_slot(
 
 
 def test_what_the_broker_kept_is_not_deleted_by_the_acknowledgement_of_another(one_slot: OneSlot) -> None:
-    """Guards: the identity of a delivery. Tags counted anew named other messages, and a message was lost unrun."""
+    """Guards: the identity of a delivery. Tags counted again named other messages, and a message was lost unrun."""
     fleet, broker = one_slot.fleet, one_slot.broker
     fleet.publish("p", 2.0)
     fleet.publish("a", 6.0)

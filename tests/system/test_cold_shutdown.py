@@ -13,7 +13,7 @@ from celery_sticky.testing.history import Kind
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_a_task_cut_off_by_a_cold_shutdown_runs_again_elsewhere(crew: Callable[..., KeyedFleet], pool: str) -> None:
-    """Guards: an end without a verdict is no acknowledgement, and counts as an attempt only if the task is to blame."""
+    """Guards: an end without a disposition is no acknowledgement, and an attempt only if the task is to blame."""
     fleet = crew()
     fleet.workers_up("a", "b", pool=pool)
     key = fleet.keys_of(fleet.wait_members("a", "b"), "a")[0]

@@ -1,4 +1,4 @@
-"""`celery sticky demo`, as a newcomer runs it: it passes its own verdict, and leaves nothing behind."""
+"""`celery sticky demo`, as a newcomer runs it: it passes its own result, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def environ(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "80", "LINES": "24"}
 
 
-def test_the_demo_without_a_terminal_prints_plain_lines_and_a_verdict(folder: Path) -> None:
+def test_the_demo_without_a_terminal_prints_plain_lines_and_a_result(folder: Path) -> None:
     done = subprocess.run(COMMAND, env=environ(folder), capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b" not in done.stdout
-    for news in ("bravo is killed (SIGKILL)", "the slots of bravo have new owners", "delta has joined", "Verdict"):
+    for news in ("bravo is killed (SIGKILL)", "the slots of bravo have new owners", "delta has joined", "Result"):
         assert news in done.stdout
     assert "600 of 600" in done.stdout and "✗" not in done.stdout.replace("✗  takeover", "")
     assert not list(folder.iterdir()) and not processes_of(folder)

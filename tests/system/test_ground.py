@@ -17,7 +17,7 @@ StartValkey = Callable[..., ValkeyServer]
 
 
 def trusted(fleet: KeyedFleet) -> bool:
-    """Whether every member's heartbeats are still counted: two looks, some beats apart."""
+    """Whether every member's heartbeats are still counted: two looks, some heartbeats apart."""
     before = fleet.store.read().heartbeats
     return bool(
         wait_until(lambda: all(now > before[one] for one, now in fleet.store.read().heartbeats.items()), timeout=20)

@@ -333,7 +333,7 @@ def test_a_task_in_c_code_dies_with_its_parent(crew: Callable[..., KeyedFleet]) 
 
 
 def test_a_frozen_parent_does_not_keep_its_child_from_ending_in_time(crew: Callable[..., KeyedFleet]) -> None:
-    """Guards: Trust, End of trust: the child watches the deadline itself; Gone: the thawed parent joins anew."""
+    """Guards: Trust, End of trust: the child watches the deadline itself; Gone: the thawed parent joins again."""
     fleet = crew()
     fleet.workers_up("a", "b")
     before = fleet.wait_members("a", "b")
@@ -388,8 +388,8 @@ def test_a_task_that_kills_its_whole_worker_is_buried_and_its_neighbours_are_not
 ) -> None:
     """Guards: starts are counted, not fetches; a start mark survives the death of the whole worker.
 
-    And: a key's next task starts after the broker has confirmed the verdict of the one before, or `bad` #0, which ends
-    the moment before its successor kills the worker, would run again after it.
+    And: a key's next task starts after the broker has confirmed the disposition of the one before, or `bad` #0, which
+    ends the moment before its successor kills the worker, would run again after it.
     """
     fleet = crew(sticky_max_attempts=3, sticky_slots=1)
     (worker,) = fleet.workers_up("a")

@@ -78,7 +78,7 @@ def test_a_server_that_restarts_with_its_data_stops_nobody_for_long(pair: Pair) 
     assert len(runs_of(fleet, key, 0)) == 1, "a task that runs is not started a second time"
 
 
-def test_a_server_that_restarts_empty_is_populated_anew(pair: Pair) -> None:
+def test_a_server_that_restarts_empty_is_populated_again(pair: Pair) -> None:
     server, fleet, before = pair.server, pair.fleet, pair.before
     publish_everywhere(fleet)
     says_all_is_well(fleet)
@@ -112,7 +112,7 @@ def test_a_wiped_store_stops_running_tasks_only_at_the_end_of_trust(pair: Pair) 
     assert not (judged.overlaps or judged.stale or judged.shared), judged.describe()
 
 
-def test_connections_that_are_killed_are_made_anew_and_nothing_runs_twice(pair: Pair) -> None:
+def test_connections_that_are_killed_are_made_again_and_nothing_runs_twice(pair: Pair) -> None:
     """Guards: open again with the next count after a lost connection; a running key stays locked meanwhile."""
     server, fleet, before = pair.server, pair.fleet, pair.before
     for i in range(KEYS):
@@ -146,7 +146,7 @@ def test_a_server_frozen_for_a_moment_costs_nobody_the_lease(pair: Pair) -> None
 
 
 def test_a_server_frozen_longer_than_a_lease_ends_tasks_and_evicts_nobody(pair: Pair) -> None:
-    """Guards: Trust (tasks end without a renewal), stopwatches start anew after a gap in one's own reads."""
+    """Guards: Trust (tasks end without a renewal), stopwatches start again after a gap in one's own reads."""
     server, fleet, before = pair.server, pair.fleet, pair.before
     key = fleet.keys_of(before, "a")[0]
     fleet.publish(key, 60.0)
@@ -221,9 +221,9 @@ def test_a_worker_cut_off_from_the_store_ends_its_tasks_before_others_start_them
 
 @pytest.mark.parametrize("halves", ["threads"], indirect=True)  # prefork: see the test below
 def test_a_worker_cut_off_from_the_broker_finishes_its_task_leaves_and_comes_back(halves: Halves) -> None:
-    """Guards: a key's next task starts after the broker has confirmed the previous verdict.
+    """Guards: a key's next task starts after the broker has confirmed the previous disposition.
 
-    And: a verdict that could not be said is kept, but no slot is held for ever because of it.
+    And: a disposition that could not be said is kept, but no slot is held for ever because of it.
     """
     fleet, before = halves.fleet, halves.before
     mine = fleet.keys_of(before, "a", count=3)

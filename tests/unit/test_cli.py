@@ -186,7 +186,7 @@ def test_status_calls_a_member_silent_that_neither_answers_nor_beats(app: Any, s
     assert found["problems"] == ["keyspace default: w1@here does not answer and sends no heartbeats"]
 
 
-def test_status_sees_the_beats_of_a_member_that_does_not_answer(app: Any, session: Session) -> None:
+def test_status_sees_the_heartbeats_of_a_member_that_does_not_answer(app: Any, session: Session) -> None:
     write(session, Member("w1@here", "i-1"))
     with beating(session, "i-1"):
         (member,) = facts(app, "status", *QUICK)["keyspaces"][0]["members"]

@@ -1,4 +1,4 @@
-"""The demo's data, its picture, and that its verdict can be against it."""
+"""The demo's data, its picture, and that its result can be against it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_orders_are_of_forty_shops_all_over_the_world() -> None:
     assert len({order["currency"] for order in orders}) > 20 and len({order["order"] for order in orders}) == 600
 
 
-def test_the_verdict_is_good_where_nothing_is_lost_and_the_minimum_moved() -> None:
+def test_the_result_is_good_where_nothing_is_lost_and_the_minimum_moved() -> None:
     found = reach(history(*GOOD), course(), SLOT_OF)
     assert found["ok"] and (found["published"], found["finished"]) == (2, 2)
     assert found["killed"]["slots_moved"] == found["killed"]["minimum"] == SLOTS // 3
@@ -76,7 +76,7 @@ def test_the_verdict_is_good_where_nothing_is_lost_and_the_minimum_moved() -> No
         ),
     ],
 )
-def test_the_verdict_is_against_the_demo_where_a_promise_was_broken(
+def test_the_disposition_is_against_the_demo_where_a_promise_was_broken(
     what: str, steps: Sequence[tuple[str, int, Kind, int]]
 ) -> None:
     found = reach(history(*steps), course(), SLOT_OF)
@@ -87,7 +87,7 @@ def test_the_verdict_is_against_the_demo_where_a_promise_was_broken(
     assert isinstance(console.file, io.StringIO) and "✗" in console.file.getvalue()
 
 
-def test_the_verdict_is_against_the_demo_where_more_moved_than_must() -> None:
+def test_the_disposition_is_against_the_demo_where_more_moved_than_must() -> None:
     good = course()
     view = good.killed.after
     swapped = replace(

@@ -24,7 +24,7 @@ ACK = End(Outcome.ACK)
 
 
 class Worker:
-    """A desk whose courier does everything at once. Bodies are `<key>:<n>`."""
+    """A delivery state whose courier does everything at once. Bodies are `<key>:<n>`."""
 
     def __init__(
         self, broker: MemoryBroker, incarnation: str = "w-0", max_attempts: int = 2, max_waiting_bytes: int = 1 << 20
@@ -111,20 +111,20 @@ def reasons(worker: Worker) -> list[Any]:
     return [json.loads(one.info)["reason"] for one in worker.queues.dead("ks")]
 
 
-def test_one_task_of_a_key_at_a_time_and_the_next_only_when_the_verdict_is_confirmed(broker: MemoryBroker) -> None:
+def test_one_task_of_a_key_at_a_time_and_the_next_only_when_the_disposition_is_confirmed(broker: MemoryBroker) -> None:
     worker = Worker(broker)
     worker.open(1)
     worker.turn()
     started = worker.start()
     assert sorted(started) == ["a:1", "b:1"]
     worker.state.end(started["a:1"], ACK, NOW)
-    assert worker.start() == {}, "the verdict is not confirmed yet"
+    assert worker.start() == {}, "the disposition is not confirmed yet"
     worker.turn()
     assert sorted(worker.start()) == ["a:2"]
     assert worker.reports == [Opened(1, 1)]
 
 
-def test_a_stopped_slot_is_drained_when_its_last_verdict_is_confirmed(broker: MemoryBroker) -> None:
+def test_a_stopped_slot_is_drained_when_its_last_disposition_is_confirmed(broker: MemoryBroker) -> None:
     worker = Worker(broker)
     worker.open(1)
     worker.turn()
@@ -148,7 +148,7 @@ def test_a_stopped_slot_is_not_opened_for_more_when_the_connection_is_a_new_one(
     for entry in started.values():
         worker.state.end(entry, ACK, NOW)
     worker.turn()
-    assert worker.reports == [Opened(1, 1), Drained(1)], "its verdicts count under the new tenure"
+    assert worker.reports == [Opened(1, 1), Drained(1)], "its dispositions count under the new tenure"
     assert worker.start() == {}
 
 
@@ -165,7 +165,7 @@ def test_what_a_new_connection_finds_running_is_kept_and_the_rest_comes_again(br
     assert sorted(worker.start()) == ["a:2"]
 
 
-def test_a_verdict_refused_under_a_lost_tenure_is_remembered_for_the_message(broker: MemoryBroker) -> None:
+def test_a_disposition_refused_under_a_lost_tenure_is_remembered_for_the_message(broker: MemoryBroker) -> None:
     worker, other = Worker(broker), Worker(broker, "o-0")
     worker.open(1)
     worker.turn()
@@ -181,7 +181,7 @@ def test_a_verdict_refused_under_a_lost_tenure_is_remembered_for_the_message(bro
     assert "a:1" not in worker.start(), "it has run here"
 
 
-def test_a_verdict_counts_until_the_next_owner_opens_the_slot(broker: MemoryBroker) -> None:
+def test_a_disposition_counts_until_the_next_owner_opens_the_slot(broker: MemoryBroker) -> None:
     """Guards: sent under the tenure it was fetched under, not the one since, it was refused, and its task ran again."""
     worker, other = Worker(broker), Worker(broker, "o-0")
     worker.open(1)
@@ -198,7 +198,7 @@ def test_a_verdict_counts_until_the_next_owner_opens_the_slot(broker: MemoryBrok
     assert sorted(other.start()) == ["a:2"]
 
 
-def test_a_verdict_refused_because_another_had_the_slot_meanwhile_is_remembered_too(broker: MemoryBroker) -> None:
+def test_a_disposition_refused_because_another_had_the_slot_meanwhile_is_remembered_too(broker: MemoryBroker) -> None:
     """Guards: refused under a tenure that is ours, it was taken for settled, and its task ran a second time here."""
     worker, other = Worker(broker), Worker(broker, "o-0")
     worker.open(1)
@@ -215,7 +215,7 @@ def test_a_verdict_refused_because_another_had_the_slot_meanwhile_is_remembered_
 
 
 def test_what_comes_again_while_it_runs_here_ends_with_the_run(broker: MemoryBroker) -> None:
-    """Guards: it waits behind its own earlier delivery, whose verdict is refused, and then ran a second time."""
+    """Guards: it waits behind its own earlier delivery, whose disposition is refused, and then ran a second time."""
     worker, other = Worker(broker), Worker(broker, "o-0")
     worker.open(1)
     worker.turn()
@@ -227,14 +227,14 @@ def test_what_comes_again_while_it_runs_here_ends_with_the_run(broker: MemoryBro
     for entry in started.values():
         worker.state.end(entry, ACK, NOW)
     worker.turn()
-    assert worker.start() == {}, "the verdicts of their second deliveries are not confirmed yet"
+    assert worker.start() == {}, "the dispositions of their second deliveries are not confirmed yet"
     for _ in range(3):
         worker.turn()
     assert sorted(worker.start()) == ["a:2"]
     assert not worker.state._memory
 
 
-def with_a_verdict_to_recollect(broker: MemoryBroker) -> Worker:
+def with_a_disposition_to_recollect(broker: MemoryBroker) -> Worker:
     """Return a worker that has ended a:1 under a lost tenure, and has fetched it and a:2 once more."""
     worker, other = Worker(broker), Worker(broker, "o-0")
     worker.open(1)
@@ -250,9 +250,9 @@ def with_a_verdict_to_recollect(broker: MemoryBroker) -> Worker:
     return worker
 
 
-def test_the_next_task_waits_for_a_verdict_that_was_recollected(broker: MemoryBroker) -> None:
-    """Guards: were the connection lost before that verdict arrives, a:1 would run again after a:2."""
-    worker = with_a_verdict_to_recollect(broker)
+def test_the_next_task_waits_for_a_disposition_that_was_recollected(broker: MemoryBroker) -> None:
+    """Guards: were the connection lost before that disposition arrives, a:1 would run again after a:2."""
+    worker = with_a_disposition_to_recollect(broker)
     assert worker.start() == {}, "a:1 is not confirmed yet"
     worker.reconnect()
     assert sorted(message.body for message in broker.slot("ks", 1).flight.values()) == [b"a:1", b"b:1"], "they stay"
@@ -261,8 +261,8 @@ def test_the_next_task_waits_for_a_verdict_that_was_recollected(broker: MemoryBr
     assert sorted(worker.start()) == ["a:2"]
 
 
-def test_a_slot_is_not_given_away_before_a_recollected_verdict_is_confirmed(broker: MemoryBroker) -> None:
-    worker = with_a_verdict_to_recollect(broker)
+def test_a_slot_is_not_given_away_before_a_recollected_disposition_is_confirmed(broker: MemoryBroker) -> None:
+    worker = with_a_disposition_to_recollect(broker)
     worker.state.stop(SLOT, NOW)
     assert Drained(1) not in worker.reports
     worker.turn()
@@ -407,7 +407,7 @@ def copied(broker: MemoryBroker) -> MemoryBroker:
     return copy
 
 
-def test_a_broker_that_counts_tags_anew_does_not_lose_a_message_that_waits() -> None:
+def test_a_broker_that_counts_tags_again_does_not_lose_a_message_that_waits() -> None:
     """Guards: the acknowledgement of a delivery from before named another message by then, and deleted it unrun."""
     broker = MemoryBroker()
     for body in ("p:1", "l:1", "l:2", "b:1"):
@@ -580,7 +580,7 @@ def test_a_broken_slot_is_not_asked_for_until_its_pause_is_over(broker: MemoryBr
     assert state.wants(NOW, company=True) == [want]
 
 
-def test_a_verdict_that_the_broker_has_no_room_for_goes_again_and_its_key_waits(broker: MemoryBroker) -> None:
+def test_a_disposition_that_the_broker_has_no_room_for_goes_again_and_its_key_waits(broker: MemoryBroker) -> None:
     worker = Worker(broker)
     worker.open(1)
     worker.turn()

@@ -91,8 +91,8 @@ def test_other_keys_overtake_and_those_that_wait_do_not_use_up_the_window(gate: 
     assert figures(gate) == (1, 2, 2)
 
 
-def test_the_next_task_of_a_key_waits_until_the_broker_has_confirmed_the_verdict(gate: Gate, tags: Tags) -> None:
-    """Guards: the key's next task starts after the broker has confirmed the previous verdict."""
+def test_the_next_task_of_a_key_waits_until_the_broker_has_confirmed_the_disposition(gate: Gate, tags: Tags) -> None:
+    """Guards: the key's next task starts after the broker has confirmed the previous disposition."""
     first, second = added(gate, tags.entry(), tags.entry())
     begin(gate)
     gate.end(first)
@@ -197,8 +197,8 @@ def test_a_delivery_of_a_slot_that_is_not_open_is_not_let_in(gate: Gate, tags: T
 # -- Losing a slot -----------------------------------------------------------------------------
 
 
-def test_a_lost_slot_is_empty_when_its_last_verdict_is_confirmed(gate: Gate, tags: Tags) -> None:
-    """Guards: a slot is given away after its running tasks have had their verdicts confirmed."""
+def test_a_lost_slot_is_empty_when_its_last_disposition_is_confirmed(gate: Gate, tags: Tags) -> None:
+    """Guards: a slot is given away after its running tasks have had their dispositions confirmed."""
     first, second, _ = added(gate, tags.entry("a"), tags.entry("b"), tags.entry("a"))
     begin(gate)
     assert not gate.lose(SLOT)
@@ -407,7 +407,7 @@ def test_what_had_ended_before_it_came_is_settled_in_the_midst_of_its_line(gate:
     assert gate.keys == 0
 
 
-def test_what_waits_for_the_verdict_of_the_same_message_ends_with_it(gate: Gate, tags: Tags) -> None:
+def test_what_waits_for_the_disposition_of_the_same_message_ends_with_it(gate: Gate, tags: Tags) -> None:
     first, same, last = added(gate, *(tags.entry() for _ in range(3)))
     begin(gate)
     assert gate.behind(first) == [], "it has not ended"
@@ -546,11 +546,11 @@ class Gates(RuleBasedStateMachine):
         self.forget_unstarted(slot)
         assert empty == (not any(entry.slot == slot for entry in self.running))
 
-    @rule(slot=st.sampled_from(slots), anew=st.booleans())
-    def recall(self, slot: SlotId, anew: bool) -> None:
+    @rule(slot=st.sampled_from(slots), again=st.booleans())
+    def recall(self, slot: SlotId, again: bool) -> None:
         self.gate.recall(slot)
         self.forget_unstarted(slot)
-        if anew:
+        if again:
             self.gate.open(slot)
             self.live[slot] = True
 

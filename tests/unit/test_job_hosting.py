@@ -138,7 +138,7 @@ def test_a_worker_waits_until_its_host_has_loaded_the_app_or_failed_to(answer: s
     supervisor.finish(0.0)
 
 
-def test_a_program_that_cannot_be_started_leaves_no_undertaker_behind(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_started_leaves_no_reaper_behind(tmp_path: Path) -> None:
     before = children(os.getpid())
     lease = Lease({"default": 4})
     with pytest.raises(FileNotFoundError):

@@ -679,7 +679,7 @@ def test_a_slot_that_is_somebody_elses_kills_what_runs_of_it(server: MemoryJobSe
     assert not worker.host.runs
 
 
-def test_a_raised_epoch_starts_a_job_anew_under_it(server: MemoryJobServer) -> None:
+def test_a_raised_epoch_starts_a_job_again_under_it(server: MemoryJobServer) -> None:
     worker = alone(server)
     admit(worker)
     run(worker)
@@ -740,7 +740,7 @@ def test_a_job_that_has_run_and_ends_the_host_again_and_again_shows_as_failing_a
 
 
 def test_a_start_that_takes_whole_workers_with_it_is_given_up_too(server: MemoryJobServer) -> None:
-    """Guards: who has not seen it die starts it for ever, each worker anew."""
+    """Guards: who has not seen it die starts it for ever, each worker again."""
     store = MemoryJobs(server, "ks")
     admission, _ = store.admit(NewJob("job", "k", 0, "id", b"1"), max_queued=10, outcome_ttl=60)
     assert admission is Admission.ADMITTED
@@ -949,7 +949,7 @@ def test_a_place_that_was_opened_under_a_higher_token_is_given_up(server: Memory
     assert not worker.host.world.starts and worker.reports == [HostUp()]
 
 
-def test_a_fence_that_went_with_the_last_record_is_set_anew(server: MemoryJobServer) -> None:
+def test_a_fence_that_went_with_the_last_record_is_set_again(server: MemoryJobServer) -> None:
     worker = held(placed(server))
     keyspace = server.records["ks"]
     keyspace.slots[PLACE].epoch = 0  # as where all was gone and another job came before we looked

@@ -176,7 +176,7 @@ def test_where_unpinned_keys_are_refused_the_owner_of_the_slot_tends_them(keys: 
     keys.granted(MINE, 7, Duty.TEND, "")
     keys.pin_changed(MINE)
     looked(keys, **{MINE: "a-1"})
-    assert decide(keys, keyspace=STRICT).stop == [MINE], "to be run, it is opened anew"
+    assert decide(keys, keyspace=STRICT).stop == [MINE], "to be run, it is opened again"
     keys.drained(MINE, 7, NOW, vacant=False)
     assert decide(keys, keyspace=STRICT).want == [(MINE, "a-1")]
 
@@ -212,7 +212,7 @@ def test_a_pin_that_changed_while_a_key_was_thought_to_have_no_jobs_is_heeded_wh
     assert decide(keys).stop == [MINE]
 
 
-def test_a_place_that_could_not_be_opened_is_claimed_anew_after_a_while(keys: JobKeys) -> None:
+def test_a_place_that_could_not_be_opened_is_claimed_again_after_a_while(keys: JobKeys) -> None:
     looked(keys)
     opened(keys)
     keys.drained(MINE, 7, NOW, vacant=False)

@@ -237,7 +237,7 @@ def test_a_ticker_ticks_on_when_its_interval_was_made_longer(sticky: Sticky) -> 
         run_until(ticker.run(job(), lambda: sticky.jobs), lambda every=every: ticks.count(every) >= 2)  # type: ignore[misc]
 
 
-def test_a_tick_is_run_once_by_whoever_is_first(sticky: Sticky) -> None:
+def test_a_tick_is_run_once_by_who_is_first(sticky: Sticky) -> None:
     ticks: list[str] = []
 
     def ticker(name: str) -> Any:

@@ -76,7 +76,7 @@ def start_soon(sticky: Sticky, **options: Any) -> threading.Timer:
 
 
 def dispatched_meanwhile(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the owner stop `sync` of `a`, and somebody dispatch it anew, while a caller waits for its end."""
+    """Have the owner stop `sync` of `a`, and somebody dispatch it again, while a caller waits for its end."""
     done: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Which keys a worker may run: entries of a placed keyspace in the desk, against the memory broker."""
+"""Which keys a worker may run: entries of a placed keyspace in the delivery state, against the memory broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACK = End(Outcome.ACK)
 
 
 class Worker:
-    """A desk whose courier does everything at once; messages are `<key><n>`."""
+    """A delivery state whose courier does everything at once; messages are `<key><n>`."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker, self.queues = broker, MemoryQueues(broker)
@@ -136,7 +136,7 @@ def test_a_key_is_given_back_when_nothing_of_it_is_left_here(worker: Worker) -> 
     assert worker.claims.to_release(KS) == [] and worker.asked() == ["b"]
 
 
-def test_a_key_that_comes_back_before_it_is_given_back_is_claimed_anew(worker: Worker, broker: MemoryBroker) -> None:
+def test_a_key_that_comes_back_before_it_is_given_back_is_claimed_again(worker: Worker, broker: MemoryBroker) -> None:
     worker.grant("b")
     worker.delivery_state.end(worker.start()["b1"], ACK, NOW)
     worker.turn()
@@ -203,7 +203,7 @@ def test_nothing_of_a_dead_workers_queue_runs_here(broker: MemoryBroker) -> None
     assert list(worker.start()) == ["c1"]
 
 
-def test_as_another_incarnation_every_key_is_claimed_anew(worker: Worker) -> None:
+def test_as_another_incarnation_every_key_is_claimed_again(worker: Worker) -> None:
     worker.grant("a")
     worker.delivery_state.close((KS, MINE))
     worker.claims.serve(KS, "me-2", MINE)

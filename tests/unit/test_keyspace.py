@@ -120,7 +120,7 @@ def test_who_leaves_has_pinned_nothing() -> None:
 
 
 @given(names, st.sampled_from("xyz"))
-def test_a_worker_that_is_gone_has_one_heir_and_one_that_is_there_none(members: list[str], gone: str) -> None:
+def test_a_worker_that_is_gone_has_one_successor_and_one_that_is_there_none(members: list[str], gone: str) -> None:
     view = view_of(*members)
     assert successor(view, gone) in view.members
     assert successor(view, members[0]) is None

@@ -531,7 +531,7 @@ def test_after_a_gap_the_wait_for_a_fresh_document_begins_again() -> None:
 
 
 def test_a_store_that_is_lost_once_more_is_waited_for_once_more() -> None:
-    """Whoever joined the document that came between the two losses may trust its lease still."""
+    """A member that joined the document that came between the two losses may trust its lease still."""
     bench = Bench(None)
     swaps: list[Swap] = []
     while not swaps:
@@ -561,7 +561,7 @@ def test_looks_at_a_lost_store_that_are_too_far_apart_restart_the_wait() -> None
     assert kinds(bench.run(TTL / 6 + 2), Swap)
 
 
-def test_a_fresh_document_settles_anew_however_long_the_one_before_had_no_owners() -> None:
+def test_a_fresh_document_settles_again_however_long_the_one_before_had_no_owners() -> None:
     bench = Bench(document()).join()
     bench.run(SETTLE - 0.5)
     assert bench.view is not None
@@ -670,7 +670,7 @@ def test_without_an_answer_nothing_is_assumed_open_again() -> None:
 
 
 def test_a_slot_is_stopped_drained_told_of_and_released_in_that_order() -> None:
-    """Guards: stop, let running tasks end and have their verdicts confirmed, then swap(release)."""
+    """Guards: stop, let running tasks end and have their dispositions confirmed, then swap(release)."""
     bench = alone()
     bench.put(changes.join(bench.known, Member("b", "bx")))
     effects = bench.give(ViewChanged(bench.known.version + 1))
@@ -691,7 +691,7 @@ def test_all_drained_slots_go_in_one_swap() -> None:
     assert sum(a != b for a, b in zip(swap.old.owner, swap.new.owner, strict=True)) == 2
 
 
-def test_a_slot_that_comes_back_while_it_stops_is_opened_anew_when_it_has_drained() -> None:
+def test_a_slot_that_comes_back_while_it_stops_is_opened_again_when_it_has_drained() -> None:
     bench = alone()
     bench.put(changes.join(bench.known, Member("b", "bx")))
     stopped = [e.slot for e in kinds(bench.give(ViewChanged(bench.known.version + 1)), StopSlot)]
@@ -804,7 +804,7 @@ def test_a_member_that_never_joined_leaves_at_once() -> None:
     assert bench.phase is Phase.LEFT
 
 
-def test_a_leaving_member_waits_for_its_tasks_and_beats_meanwhile() -> None:
+def test_a_leaving_member_waits_for_its_tasks_and_heartbeats_meanwhile() -> None:
     bench = with_peer()
     stopped = sorted(e.slot for e in kinds(bench.give(LeaveAsked()), StopSlot))
     assert bench.standing is MemberState.LEAVING
@@ -916,7 +916,7 @@ def test_a_broker_that_goes_again_while_the_member_leaves_is_no_reason_for_haste
 def test_a_member_whose_loop_is_silent_says_so_and_gives_its_slots_to_its_peers() -> None:
     bench = with_peer()
     stopped = kinds(bench.give(LoopSilent("90.0 hangs")), StopSlot)
-    assert standing_of(bench) is MemberState.LEAVING, "whoever reports it has waited already"
+    assert standing_of(bench) is MemberState.LEAVING, "the member that reports it has waited already"
     assert bench.known.members["a"].attributes[STALLED] == "90.0 hangs"
     for stop in stopped:
         bench.give(Drained(stop.slot))
@@ -1139,4 +1139,4 @@ def test_it_never_asks_for_ticks_it_has_no_use_for(happenings: list[Any], start:
     assert held <= (bench.known.owned_by("a") if bench.machine.view else set())
     machine = bench.machine
     away = machine._sent_away or machine._missing.keys() & {Need.HOST, Need.LOOP}
-    assert bench.phase is not Phase.OUT or away, "whoever is out comes in again"
+    assert bench.phase is not Phase.OUT or away, "a member that is out comes in again"

@@ -352,7 +352,7 @@ def fence(world: World, worker: str) -> str:
     return tenure.incarnation if tenure is not None else ""
 
 
-def test_the_queue_of_a_worker_that_is_gone_is_opened_by_a_trusted_heir_only(world: World) -> None:
+def test_the_queue_of_a_worker_that_is_gone_is_opened_by_a_trusted_successor_only(world: World) -> None:
     """Guards: without trust the document may be one that is lost, and the worker be back by the next one."""
     keyspace = Keyspace(KS, pins=True)
     world.up("a", keyspace)

@@ -1,4 +1,4 @@
-"""What whoever waits for a message is told that was buried unstarted."""
+"""The answer to those who wait for a task whose message was buried unstarted."""
 
 # Celery has no types.
 # mypy: disable-error-code="misc, no-untyped-call, untyped-decorator"

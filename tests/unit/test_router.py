@@ -568,7 +568,7 @@ def test_a_worker_finds_the_specs_of_all_tasks_and_the_key_of_a_message(app: Any
 
 
 @pytest.mark.filterwarnings("ignore:Task name 'plain' is already registered")
-def test_a_task_registered_anew_under_its_name_is_looked_at_anew(app: Any) -> None:
+def test_a_task_registered_again_under_its_name_is_looked_at_again(app: Any) -> None:
     tasks = Sticky.of(app).tasks
     assert tasks.spec_for("plain") is None
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from simulator import scale
-from simulator.directing import WAYS
 from simulator.invariants import Invariant, Violation, Witness
+from simulator.placing import WAYS
 from simulator.run import Totals, live_seeds
 from simulator.scenario import PLAIN_POINTS, Kind, Point, draw
 from simulator.shrink import Failure, live, shrink

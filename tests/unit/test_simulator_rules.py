@@ -246,7 +246,7 @@ RULES = [
     rule(
         "eviction takes ttl and margin",
         Machine,
-        "_patience",
+        "_eviction_timeout",
         property(lambda self: TTL / 2),
         breaks={Invariant.NEEDLESS_EVICTION, Invariant.TWO_OWNERS},
     ),
@@ -298,7 +298,7 @@ RULES = [
     rule("a swap compares", MemoryStore, "swap", unconditional, breaks={Invariant.VERSION_GAP}),
     rule("one task of a key at a time", Gate, "add", add_to_no_line, breaks={Invariant.OVERLAP_SAME_WORKER}),
     rule(
-        "a key is free when the verdict is confirmed",
+        "a key is free when the disposition is confirmed",
         Gate,
         "end",
         end_frees_the_key,
@@ -327,7 +327,7 @@ RULES = [
         breaks={Invariant.RUN_AFTER_SETTLED},
     ),
     rule(
-        "verdicts are confirmed before a release",
+        "dispositions are confirmed before a release",
         Gate,
         "lose",
         lose_without_confirmation,
@@ -349,7 +349,11 @@ RULES = [
         first=1,
     ),
     rule(
-        "verdicts of a lost connection go again", Outbox, "back", lambda self, now: None, breaks={Invariant.NOT_DRAINED}
+        "dispositions of a lost connection go again",
+        Outbox,
+        "back",
+        lambda self, now: None,
+        breaks={Invariant.NOT_DRAINED},
     ),
     rule(
         "deferred messages are looked for when due",
@@ -409,7 +413,9 @@ RULES = [
         refuses_no_old_count,
         breaks={Invariant.FENCE_BACK},
     ),
-    rule("an old verdict is refused", MemoryQueues, "_settle", settle_for_anybody, breaks={Invariant.FORMER_TENURE}),
+    rule(
+        "an old disposition is refused", MemoryQueues, "_settle", settle_for_anybody, breaks={Invariant.FORMER_TENURE}
+    ),
     rule("an old fetch is refused", MemoryQueues, "_bring", bring_to_anybody, breaks={Invariant.FORMER_TENURE}),
     rule(
         "in flight goes back to the front", MemoryQueues, "open", open_to_the_back, breaks={Invariant.FIRST_RUN_ORDER}
@@ -423,7 +429,7 @@ RULES = [
         breaks={Invariant.RERUN_WITHOUT_FAULT},
     ),
     rule(
-        "a tag names one delivery, also to a broker that counts anew",
+        "a tag names one delivery, also to a broker that counts again",
         Tenure,
         "trip",
         lambda self, number: "",

@@ -1,4 +1,4 @@
-"""The verdict of verify: what it finds in an outcome, what it excuses, and the form in which it says so."""
+"""The findings of verify: what it finds in an outcome, what it excuses, and the form in which it says so."""
 
 from __future__ import annotations
 

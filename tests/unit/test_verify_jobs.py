@@ -1,4 +1,4 @@
-"""The verdict of verify on jobs: each broken promise in a made-up history, and what faults excuse."""
+"""The findings of verify on jobs: each broken promise in a made-up history, and what faults excuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict of verify on placed keys: what may have moved when, and what is promised meanwhile."""
+"""The findings of verify on placed keys: what may have moved when, and what is promised meanwhile."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def findings(*groups: Sequence[Event], moves: Moves, **options: Any) -> Findings
 
 
 def found(given: Findings) -> dict[str, int]:
-    """Return what is not 0 of the verdict."""
+    """Return what is not 0 of the findings."""
     assert given.placed is not None
     figures = {**given.figures(), **given.placed.findings()}
     return {name: value for name, value in figures.items() if isinstance(value, int) and value and name != "tasks"}
@@ -234,7 +234,7 @@ END = 30.0
 
 
 def of_jobs(*spells: tuple[float, float, str, int], moves: Moves, **options: Any) -> dict[str, int]:
-    """Return what is not 0 of the verdict on a job that ran so: from when, until when, where, under which epoch."""
+    """Return what is not 0 of the findings on a job that ran so: from when, until when, where, under which epoch."""
     wanted = Event(kind=Kind.PUBLISHED, key=KEY, n=0, task_id=f"{KEY}-0", at=0)
     runs = [e for a, b, where, epoch in spells for e in run_of(0, a, b, worker=where, pid=int(where[1:]), epoch=epoch)]
     found = reach_of_jobs(outcome(job_events=[wanted, *runs], jobs_seen=END, moves=moves, **options))

@@ -66,7 +66,7 @@ def test_who_leaves_with_its_queue_closed_knows_it_also_if_the_store_then_does_n
     assert ended.value.value is True
 
 
-def test_whose_heir_we_are_is_asked_again_at_once_if_the_store_does_not_answer() -> None:
+def test_whose_successor_we_are_is_asked_again_at_once_if_the_store_does_not_answer() -> None:
     """Guards: what stands in the queue of a worker that is gone would wait for the next look."""
     queues = WorkerQueues(KS, "a", lambda: MemoryQueues(MemoryBroker()), Courier())
     for now in (100.0, 100.1):

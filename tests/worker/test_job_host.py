@@ -203,7 +203,7 @@ def test_a_hung_up_idle_host_ends_with_status_0(host: TestHost) -> None:
     host.wait(ref, Ended(ref))
     host.process.close(30)
     assert host.wait_exit() == 0
-    ours = (host.process.pid, host.process._undertaker)
+    ours = (host.process.pid, host.process._reaper)
     assert not [pid for pid in ours if processes.stat(pid)], "both are reaped"
 
 

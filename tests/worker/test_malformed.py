@@ -44,7 +44,7 @@ def test_what_cannot_be_read_is_dead_at_the_first_try_and_innocents_of_its_batch
     assert worker.stop() == 0
 
 
-def test_whoever_waits_for_a_message_that_cannot_be_read_is_told(kinds: Callable[..., KindsFleet], key: str) -> None:
+def test_who_waits_for_a_message_that_cannot_be_read_is_told(kinds: Callable[..., KindsFleet], key: str) -> None:
     fleet = kinds()
     fleet.worker("w1", pool="threads")
     task_id = str(uuid.uuid4())

@@ -119,11 +119,11 @@ def test_a_worker_frozen_past_its_lease_has_pinned_nothing_and_is_told_so(placed
     b.thaw()
     fleet.wait_members("a", "b")
     b.wait_for_log(r"lost in pinned: \['k', 'taken'\]", 30)
-    wait_until(lambda: Sticky.of(fleet.app).worker_for("k", "pinned") == node("b"), 30, "it was pinned anew")
+    wait_until(lambda: Sticky.of(fleet.app).worker_for("k", "pinned") == node("b"), 30, "it was pinned again")
     assert Sticky.of(fleet.app).worker_for("taken", "pinned") == node("a")
     fleet.call("k")
     fleet.wait_finished()
-    assert fleet.ran("k") == ["a", "b"], "pinned anew it comes back"
+    assert fleet.ran("k") == ["a", "b"], "pinned again it comes back"
     fleet.on("a", "pin", "k", "pinned", True)
     b.wait_for_log(r"lost in pinned: \['k'\]", 30)
     assert "lost in" not in a.log
@@ -150,7 +150,7 @@ def test_a_keyspace_may_refuse_keys_that_nobody_has_pinned(placed: Placed) -> No
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_whoever_waits_for_what_is_refused_is_told_also_by_a_worker_that_stops(placed: Placed, pool: str) -> None:
+def test_who_waits_for_what_is_refused_is_told_also_by_a_worker_that_stops(placed: Placed, pool: str) -> None:
     fleet = placed("strict")
     (a,) = fleet.up("a", pool=pool)
     fleet.on("a", "pin", "k", "strict")

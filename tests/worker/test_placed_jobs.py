@@ -202,7 +202,7 @@ def test_a_worker_frozen_past_its_lease_runs_no_job_that_others_have_now(jobs: C
     wait_until(lambda: made.where() == dict.fromkeys(KEYS, "a"), 30, "they run at a")
     fleet.workers["b"].thaw()
     fleet.wait_members("a", "b")
-    wait_until(lambda: made.where() == dict.fromkeys(KEYS, "b"), 30, "b hears of what it has lost, and pins it anew")
+    wait_until(lambda: made.where() == dict.fromkeys(KEYS, "b"), 30, "b hears of what it has lost, and pins it again")
     for key in KEYS:
         epochs = [run.start.epoch or 0 for run in made.runs(key)]
         assert all(one < two for one, two in pairwise(epochs)), epochs

@@ -1,4 +1,4 @@
-"""The demo's verdict: the broken promises in the recorded history, and how much moved."""
+"""The demo's result: the broken promises in the recorded history, and how much moved."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _movement(change: Change, slot_of: Mapping[str, int]) -> dict[str, Any]:
 
 
 def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
-    """Draw the verdict."""
+    """Draw the result."""
     made = table("", "", "")
     made.show_header = False
     for name, value, good, comment in _rows(found):

@@ -171,7 +171,8 @@ def verify(
 
 
 def _perform(run_options: RunOptions, console: Console) -> VerifyRun:
-    how = f"{run_options.workers} workers (-P {run_options.pool} -c {run_options.concurrency}), {run_options.rate:g} tasks a second"
+    how = f"{run_options.workers} workers (-P {run_options.pool} -c {run_options.concurrency}), "
+    how += f"{run_options.rate:g} tasks a second"
     how += f", {run_options.jobs} jobs" if run_options.mode is Mode.STICKY else ""
     how += f", placed keyspace ({run_options.placed})" if run_options.placed is not None else ""
     console.print(f"{TITLES[run_options.mode]}: {how}, {run_options.seconds:g} s, seed {run_options.seed}")

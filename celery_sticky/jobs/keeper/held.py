@@ -1,4 +1,4 @@
-"""The state of a job reconciler: the slots and key places held here, and their runs. For the rules see `roster`."""
+"""The state of a job reconciler: the slots and key places held here, and their runs. For the rules see `reconciler`."""
 
 from __future__ import annotations
 

@@ -47,17 +47,17 @@ class HostProcess:
         self._is_there = True
         self._says: _queue.SimpleQueue[bytes] = _queue.SimpleQueue()
         self._connection, theirs = _socket.socketpair()
-        self._undertaker, self._orders = hire()
+        self._reaper, self._orders = hire()
         try:
             self.pid = spawn(command, {CONNECTION: theirs.fileno(), LEASE: lease})
         except OSError:
             self._connection.close()
             os.close(self._orders)  # a reaper that was told of no process just ends
-            reap(self._undertaker, _nothing)
+            reap(self._reaper, _nothing)
             raise
         finally:
             theirs.close()
-        self._tell_undertaker(str(self.pid))
+        self._tell_reaper(str(self.pid))
         self._threads = [_start(self._read), _start(self._write)]
         start_native_thread(self._bury)
 
@@ -114,9 +114,9 @@ class HostProcess:
         for ended in self._threads:
             ended.acquire()  # so that every message it sent is handled
         self._connection.close()
-        self._tell_undertaker(FAREWELL)
+        self._tell_reaper(FAREWELL)
         os.close(self._orders)
-        reap(self._undertaker, _nothing)
+        reap(self._reaper, _nothing)
         self._dead.release()
         self._on_exit(status)
 
@@ -126,7 +126,7 @@ class HostProcess:
                 kill_group(self.pid)
             self._is_there = False
 
-    def _tell_undertaker(self, word: str) -> None:
+    def _tell_reaper(self, word: str) -> None:
         try:
             original("os", "write")(self._orders, f"{word}\n".encode())
         except OSError:

@@ -1,6 +1,6 @@
 -- Part of fetch: the effect of a disposition on its delivery.
 
-local VERDICT_COST = 512 -- cost of a disposition without a body, in bytes read
+local DISPOSITION_COST = 512 -- cost of a disposition without a body, in bytes read
 
 -- A new body that is too big for a script was uploaded before; it expires unless it is accepted here.
 local function accept_body(body, queue)
@@ -110,7 +110,7 @@ local function settle_safely(queue, act, at, has)
     if spent > BUDGET then
         return -1
     end
-    spent = spent + VERDICT_COST
+    spent = spent + DISPOSITION_COST
     local done, answer = pcall(settle, queue, act, string.sub(ARGV[at], 2), at, has)
     if done then
         return answer

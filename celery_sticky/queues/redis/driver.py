@@ -262,8 +262,8 @@ class RedisQueues:
 
     def _check(self, now: float) -> None:
         """Read the lists of drained slots that are due for it, and note those that are not empty."""
-        anew = not self._wire.connected or self._wire.connects != self._checked_on
-        everything = anew or now >= self._next_check
+        fresh = not self._wire.connected or self._wire.connects != self._checked_on
+        everything = fresh or now >= self._next_check
         if everything:
             slots = list(self._empty.slots)
         else:

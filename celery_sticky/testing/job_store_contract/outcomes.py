@@ -125,7 +125,7 @@ class OutcomeContract(Opening[JobStore]):
         assert list(store.records()) == before
         assert store.outcome("d1", 0) == (DispatchOutcome("boom") if done else None)
 
-    def test_after_its_time_the_id_of_a_failed_start_is_admitted_anew(self, store: JobStore) -> None:
+    def test_after_its_time_the_id_of_a_failed_start_is_admitted_again(self, store: JobStore) -> None:
         new = steps.starting(store)
         steps.settle(store, steps.failed(), ttl=0.05)
         wait_until(lambda: steps.ask(store, new)[0] is Admission.ADMITTED)

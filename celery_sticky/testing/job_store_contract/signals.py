@@ -141,7 +141,7 @@ class JobSignalContract(WatchContract[JobStore]):
 class JobFaultContract(Opening[JobStore]):
     """A server that fails and comes back."""
 
-    def test_a_broken_subscription_is_told_once_and_then_made_anew(
+    def test_a_broken_subscription_is_told_once_and_then_made_again(
         self, server: StoreServer[JobStore], store: JobStore, other: JobStore
     ) -> None:
         store.watch(0)

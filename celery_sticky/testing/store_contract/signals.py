@@ -71,7 +71,7 @@ class SignalContract(WatchContract[Store]):
 class FaultContract(Opening[Store]):
     """A server that fails and comes back."""
 
-    def test_a_broken_subscription_is_told_once_and_then_made_anew(
+    def test_a_broken_subscription_is_told_once_and_then_made_again(
         self, server: StoreServer[Store], store: Store, other: Store
     ) -> None:
         store.watch(0)

@@ -12,19 +12,19 @@ if fence then
     return {fence, '0'}
 end
 
-local function settle(id, verdict, error)
+local function settle(id, disposition, error)
     local job = redis.call('HMGET', job_key(id), 'slot', 'state', 'fresh', 'identity')
     local fresh, stopping = job[3] == '1', job[2] == 'stopping'
     if job[1] ~= slot then
         return
     end
-    if verdict == 'started' then
+    if disposition == 'started' then
         if fresh then
             tell(id, job[4], '', ttl)
         end
         redis.call('HSET', job_key(id), 'version', revise(slot), 'state', stopping and 'stopping' or 'running',
             'fresh', 0, 'error', '')
-    elseif verdict == 'ended' or fresh or stopping then
+    elseif disposition == 'ended' or fresh or stopping then
         remove(slot, id, error, ttl)
     else
         redis.call('HSET', job_key(id), 'version', revise(slot), 'state', 'failing', 'error', error)

@@ -103,7 +103,7 @@ def test_the_map_of_the_code_names_what_is_there_and_leaves_no_room_out() -> Non
     named = set(re.findall(r"\b(\w+\.(?:py|lua))\b", page))
     assert named <= {path.name for path in package.rglob("*")}
     for room in ("ownership", "platform", "delivery", "membership", "placement", "jobs", "execution", "bootsteps"):
-        essential = {path.name for path in (package / room).glob("*.py")} - {"__init__.py"}
+        essential = {path.name for path in (package / room).rglob("*.py")} - {"__init__.py"}
         assert essential - named <= SMALL, f"{room}: not on the map: {sorted(essential - named - SMALL)}"
 
 

@@ -1,4 +1,4 @@
-"""A fleet of one keyspace that directs keys to workers: short leases, and an eye on its directory."""
+"""A fleet of one placed keyspace: short leases, and a client of its placement store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyspaces that direct keys to workers, and tasks in them that write their runs into the history."""
+"""Placed keyspaces, and tasks in them that write their runs into the history."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ EVERY = 60.0
 @click.option("--jobs", default=cores(), help="Processes; all cores if not given.")
 @click.option("--seconds", default=float("inf"), help="Stop after so long, however many seeds are left.")
 @click.option("--seed", type=int, help="Only this one, with its trace.")
-@click.option("--placed/--plain", default=None, help="Whether keyspaces direct keys; as each seed says if not given.")
+@click.option("--placed/--plain", default=None, help="Placed or plain keyspaces; default: as each seed says.")
 @click.option("--scale", is_flag=True, help="Instead: figures of a keyspace of 1,000 members and 16,384 slots.")
 def main(seeds: int, first: int, jobs: int, seconds: float, seed: int | None, placed: bool | None, scale: bool) -> None:
     """Simulate workers, a store and a broker under random faults; exit with 1 if a promise was broken."""

@@ -229,7 +229,7 @@ def test_owner_exits_with_1_where_nobody_owns_the_key(app: Any, session: Session
 
 
 def worker_queue(app: Any, session: Session, keyspace: Keyspace) -> tuple[View, PlacementStore]:
-    """Declare a keyspace that directs keys, with the workers `a@here` and `b@here`."""
+    """Declare a placed keyspace, with the workers `a@here` and `b@here`."""
     Sticky.of(app).keyspace(keyspace)
     session.settings = Sticky.of(app).settings
     store, placement_store = session.store(keyspace.name), session.placement_store(keyspace.name)

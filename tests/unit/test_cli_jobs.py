@@ -79,7 +79,7 @@ def test_a_dispatch_that_timed_out_can_be_repeated(app: Any) -> None:
     assert "id='mine'" in done.output
     settle(app, RunResult.STARTED)
     assert run(app, "dispatch", "sync", "t-7", "--id", "mine").output == "started, id mine\n"
-    assert "wanted already" in run(app, "dispatch", "sync", "t-7").output
+    assert "already exists" in run(app, "dispatch", "sync", "t-7").output
 
 
 def test_what_is_not_there_is_an_error(app: Any) -> None:

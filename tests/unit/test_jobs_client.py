@@ -309,7 +309,7 @@ def test_connections_are_used_again_but_not_by_two_threads_nor_by_a_child() -> N
     assert opened.count("closed") == count
 
 
-# -- keyspaces that direct keys --------------------------------------------------------------------
+# -- placed keyspaces ------------------------------------------------------------------------------
 
 
 def fails(key: str, workers: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Jobs in keyspaces that direct keys, with real workers: where they run, how they move, and that none runs twice."""
+"""Jobs in placed keyspaces, with real workers: where they run, how they move, and that none runs twice."""
 
 from __future__ import annotations
 

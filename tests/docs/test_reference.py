@@ -97,6 +97,12 @@ def test_the_tests_that_guard_what_is_promised_are_there(name: str) -> None:
     assert named and named <= there, f"no such tests: {sorted(named - there)}"
 
 
+def test_the_page_on_testing_names_every_module_of_it() -> None:
+    page = (REFERENCE / "testing.md").read_text()
+    there = {path.name for path in (ROOT / "celery_sticky/testing").iterdir()} - {"__init__.py", "__pycache__"}
+    assert {name for name in there if f"`{name}`" not in page} == set()
+
+
 def test_the_map_of_the_code_names_what_is_there_and_leaves_no_room_out() -> None:
     page = (ROOT / "docs/explanation/architecture.md").read_text()
     package = ROOT / "celery_sticky"

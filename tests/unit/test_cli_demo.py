@@ -76,7 +76,7 @@ def test_the_result_is_good_where_nothing_is_lost_and_the_minimum_moved() -> Non
         ),
     ],
 )
-def test_the_disposition_is_against_the_demo_where_a_promise_was_broken(
+def test_the_result_is_against_the_demo_where_a_promise_was_broken(
     what: str, steps: Sequence[tuple[str, int, Kind, int]]
 ) -> None:
     found = reach(history(*steps), course(), SLOT_OF)
@@ -87,7 +87,7 @@ def test_the_disposition_is_against_the_demo_where_a_promise_was_broken(
     assert isinstance(console.file, io.StringIO) and "✗" in console.file.getvalue()
 
 
-def test_the_disposition_is_against_the_demo_where_more_moved_than_must() -> None:
+def test_the_result_is_against_the_demo_where_more_moved_than_must() -> None:
     good = course()
     view = good.killed.after
     swapped = replace(

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 STANDARD = "redis://127.0.0.1:6379"
-COUNT_START = "celery-sticky:this-database-is-for-tests"
+MARK = "celery-sticky:this-database-is-for-tests"
 
 
 def standing_server(environ: Mapping[str, str]) -> str | None:
@@ -70,9 +70,9 @@ def clear(address: str) -> None:
     """Empty a claimed database, but for its mark."""
     with redis.Redis.from_url(address) as client:
         client.flushdb()
-        client.set(COUNT_START, os.getpid())
+        client.set(MARK, os.getpid())
 
 
 def _is_ours(address: str) -> bool:
     with redis.Redis.from_url(address) as client:
-        return client.dbsize() == 0 or bool(client.exists(COUNT_START))
+        return client.dbsize() == 0 or bool(client.exists(MARK))

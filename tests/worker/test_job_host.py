@@ -101,10 +101,10 @@ def test_what_has_crossed_the_end_of_a_run_is_passed_over(host: TestHost, tmp_pa
         b"[" * 100000,
     ],
 )
-def test_a_line_it_cannot_read_is_logged_and_passed_over(host: TestHost, line: bytes, tmp_path: Path) -> None:
+def test_a_line_it_cannot_read_is_logged_and_ignored(host: TestHost, line: bytes, tmp_path: Path) -> None:
     host.process._says.put(line + b"\n")
     host.started("idle")
-    assert "passed over" in (tmp_path / "w1.log").read_text()
+    assert "ignored an invalid message" in (tmp_path / "w1.log").read_text()
 
 
 def test_a_ref_that_runs_is_not_started_again(host: TestHost) -> None:

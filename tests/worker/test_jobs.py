@@ -133,7 +133,7 @@ def test_one_job_for_each_name_and_key(fleet: Callable[..., JobsFleet]) -> None:
 
 def test_a_dispatch_that_timed_out_is_repeated_with_its_id(fleet: Callable[..., JobsFleet]) -> None:
     made = fleet()
-    with pytest.raises(DispatchTimeout, match=r"did not start within 0.1 s .* id=") as late:
+    with pytest.raises(DispatchTimeout, match=r"did not start within 0.1 s.* id=") as late:
         made.jobs.dispatch("sync", "t-7", {"n": 1}, timeout=0.1)
     with pytest.raises(JobExists):
         made.jobs.dispatch("sync", "t-7", {"n": 1}, timeout=0.1)

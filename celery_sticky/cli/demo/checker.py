@@ -58,7 +58,7 @@ def draw(found: Mapping[str, Any]) -> Iterable[RenderableType]:
     for name, value, good, comment in _rows(found):
         mark = Text("✓", style="green") if good else Text("✗", style="bold red")
         made.add_row(mark, name, Text.assemble((value, "bold"), f"  {comment}" if comment else ""))
-    yield Text("\nVerdict, from the history recorded by every process", style="bold")
+    yield Text("\nResult, from the history recorded by every process", style="bold")
     yield made
     for text in found["accusations"]:
         yield Text(f"  {text}", style="red")

@@ -94,7 +94,7 @@ def test_placed_keys_move_with_members_and_pins_and_no_promise_is_broken(folder:
     faults = "kill,term,partition,eta,retry,raise"
     done = run(folder, "--placed", "jump", "--seconds", "15", "--faults", faults, *SMALL, "--json", "found.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "clean" in done.stdout and "✗" not in done.stdout and "keys placed (jump)" in done.stdout
+    assert "clean" in done.stdout and "✗" not in done.stdout and "placed keyspace (jump)" in done.stdout
     found = json.loads((folder / "found.json").read_text())
     placed = found["findings"]["placed"]
     assert placed["changes"] > 20, "pins of single keys, and members"

@@ -164,14 +164,14 @@ class StickyRouter:
         self._check_broker()
         slots = settings.slots_of(keyspace)
         slot = jump.hash(hash_key(key.encode()), slots)
-        placement_of: Slot = slot
+        place: Slot = slot
         if (
             settings.placed
             and (placed := settings.placed_keyspace(keyspace)) is not None
             and self._placement_of is not None
         ):
-            placement_of = _slot_given(options, keyspace, settings.key_prefix) or self._placement_of(placed, key)
-        queue = self._queues.get((keyspace, placement_of)) or self._make_queue(keyspace, placement_of, settings)
+            place = _slot_given(options, keyspace, settings.key_prefix) or self._placement_of(placed, key)
+        queue = self._queues.get((keyspace, place)) or self._make_queue(keyspace, place, settings)
         _refuse_other_destination(options, called, queue.name, settings.key_prefix)
         stamp = Stamp(key, keyspace, slot, slots, self._clock())
         written = {**headers, STAMP_HEADER: stamp.to_header()}

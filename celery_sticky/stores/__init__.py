@@ -1,4 +1,4 @@
-"""The stores of a keyspace: its ownership view (contract: `base`), jobs (`jobs`), claims and pins (`directory`)."""
+"""The stores of a keyspace: its ownership view (contract: `base`), jobs (`jobs`), claims and pins (`placement`)."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class SteppedPlacer:
             )
 
         # A process paused while sending has either sent its request already, or sends it when it resumes.
-        if process.passes(Point.DIRECTORY_ASKED) and process.rng.random() < 0.5:
+        if process.passes(Point.PLACEMENT_STORE_ASKED) and process.rng.random() < 0.5:
             process.outcome(send)
         else:
             send()

@@ -67,7 +67,7 @@ class Point(StrEnum):
     HANDED = "as a task is handed to its pool"
     STARTED = "as a task starts"
     ENDED = "as a task ends"
-    DIRECTORY_ASKED = "as its placer asks the directory"
+    PLACEMENT_STORE_ASKED = "as its placer asks the placement store"
     DIRECTORY_ANSWERED = "as its placer is answered"
 
 

@@ -28,11 +28,12 @@ test: $(STAMP) ## All tests (TEST_ARGS="-k name"); those of real workers under f
 simulate: $(STAMP) ## Workers, store and broker under random faults and virtual time (SEEDS=2000, SIMULATE_ARGS="--seed 7")
 	@PYTHONPATH=tests $(BIN)/python -m simulator --seeds $(or $(SEEDS),2000) $(SIMULATE_ARGS)
 
-check: $(STAMP) ## Style, words, types, import contracts, and that the wheel works alone
+check: $(STAMP) ## Style, words, sizes, types, import contracts, and that the wheel works alone
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --diff; exit 1; }
 	@$(BIN)/codespell
 	@$(BIN)/python .ci/check_words.py
+	@$(BIN)/python .ci/check_sizes.py
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/check_wheel.py

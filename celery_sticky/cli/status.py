@@ -16,7 +16,7 @@ from celery_sticky.cli.failures import FAILURES, attempt, said
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
 from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
-from celery_sticky.keys import worker_queue
+from celery_sticky.keys import Slot, worker_queue
 from celery_sticky.ownership.view import Member, View
 from celery_sticky.queues import Depth
 from celery_sticky.stores import Reading
@@ -92,13 +92,6 @@ def _keyspace(
     if depths is None:
         depths = dict.fromkeys(places, Depth(0, 0, 0, None))
     ages = [age for depth in depths.values() if (age := age_of(depth.oldest, now)) is not None]
-    owners: dict[str, list[Depth]] = {}
-    for slot, name in enumerate(view.owner if view else ()):
-        if name is not None:
-            owners.setdefault(name, []).append(depths[slot])
-    slots_of = {name: len(found) for name, found in owners.items()}
-    for name in enlisted:
-        owners.setdefault(name, []).append(depths[worker_queue(name)])
     return {
         "keyspace": keyspace,
         "slots": slots,
@@ -115,15 +108,7 @@ def _keyspace(
         "broken": [{"slot": slot, "error": depth.broken} for slot, depth in depths.items() if depth.broken],
         "members": [
             {
-                "name": member.name,
-                "incarnation": member.incarnation,
-                "state": member.state.value,
-                "weight": member.weight,
-                "version": member.attributes.get("version"),
-                "slots": slots_of.get(member.name, 0),
-                "giving": len(view.giving(member.name)),
-                "waiting": sum(depth.waiting for depth in owners.get(member.name, ())),
-                "in_flight": sum(depth.in_flight for depth in owners.get(member.name, ())),
+                **_member(member, view, _depths_of(member.name, view, depths)),
                 **_life(_said(answers, keyspace, member.name), member.incarnation, alive),
                 **_stall(member, answers, now),
             }
@@ -132,6 +117,27 @@ def _keyspace(
         if view
         else [],
         "moving": _moving(view) if view else [],
+    }
+
+
+def _depths_of(name: str, view: View, depths: Mapping[Slot, Depth]) -> list[Depth]:
+    """Return the depths of a worker's slot queues, and of its worker queue if it has one."""
+    mine = [depths[slot] for slot, owner in enumerate(view.owner) if owner == name]
+    own_queue = depths.get(worker_queue(name))
+    return mine if own_queue is None else [*mine, own_queue]
+
+
+def _member(member: Member, view: View, depths: Collection[Depth]) -> dict[str, Any]:
+    return {
+        "name": member.name,
+        "incarnation": member.incarnation,
+        "state": member.state.value,
+        "weight": member.weight,
+        "version": member.attributes.get("version"),
+        "slots": view.owner.count(member.name),
+        "giving": len(view.giving(member.name)),
+        "waiting": sum(depth.waiting for depth in depths),
+        "in_flight": sum(depth.in_flight for depth in depths),
     }
 
 

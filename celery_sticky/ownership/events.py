@@ -98,7 +98,7 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectClosed:
+class WorkerQueueClosed:
     """This member is leaving, and nothing of its worker queue is left here."""
 
     incarnation: str
@@ -144,7 +144,7 @@ class LeaveAsked:
 
 Event = (
     Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | HeartbeatHeard | Opened | OpenRefused | Drained
-    | DirectClosed | BrokerDown | BrokerUp | HostDown | HostUp | LoopSilent | LoopAnswers | LeaveAsked
+    | WorkerQueueClosed | BrokerDown | BrokerUp | HostDown | HostUp | LoopSilent | LoopAnswers | LeaveAsked
 )  # fmt: skip
 
 

@@ -26,7 +26,6 @@ from celery_sticky.ownership.events import (
     BeatDone,
     BrokerDown,
     BrokerUp,
-    DirectClosed,
     Drained,
     Effect,
     Event,
@@ -49,6 +48,7 @@ from celery_sticky.ownership.events import (
     SwapDone,
     Tick,
     ViewChanged,
+    WorkerQueueClosed,
 )
 from celery_sticky.ownership.holdings import Holdings, SlotState
 from celery_sticky.ownership.view import STALLED, Member, MemberState, View
@@ -194,33 +194,62 @@ class Machine:
             return []
         effects: list[Effect] = []
         match event:
-            case ReadDone():
+            case ReadDone() | BeatDone() | SwapDone() | StoreFailed():
                 self._busy = False
+                self._on_answer(event, now, effects)
+            case ViewChanged() | HeartbeatHeard():
+                self._on_signal(event, now)
+            case Opened() | OpenRefused() | Drained():
+                self._on_slot(event, now, effects)
+            case WorkerQueueClosed(incarnation):
+                self._worker_queue_closed = incarnation
+            case LeaveAsked():
+                self.leaving = True
+            case Tick():
+                pass  # nothing but time has changed
+            case _:
+                self._on_need(event, now)
+        if self._changed:
+            self._changed = False
+            self._holdings.reconcile(self._view_of_ours, self.incarnation, effects)
+        if not (self._busy or more):
+            self._ask_store(now, effects)
+        return effects
+
+    def _on_answer(
+        self, event: ReadDone | BeatDone | SwapDone | StoreFailed, now: float, effects: list[Effect]
+    ) -> None:
+        match event:
+            case ReadDone():
                 self._on_read(event, now, effects)
             case BeatDone():
-                self._busy = False
                 self._on_beat(event, now, effects)
             case SwapDone():
-                self._busy = False
                 self._on_swap(event, now, effects)
             case StoreFailed():
-                self._busy = False
                 self._on_store_failed(now)
+
+    def _on_signal(self, event: ViewChanged | HeartbeatHeard, now: float) -> None:
+        match event:
             case ViewChanged(version):
                 if self.view is None or version > self.view.version:
                     self._read_at = now
             case HeartbeatHeard(incarnation, counter):
                 self._watches.hear(incarnation, counter, now)
+
+    def _on_slot(self, event: Opened | OpenRefused | Drained, now: float, effects: list[Effect]) -> None:
+        match event:
             case Opened(int(slot), epoch):
                 self._holdings.opened(slot, epoch)
             case OpenRefused(int(slot), fence):
                 if self._holdings.refused(slot, fence):
                     # A later owner may have set it: read what its epoch means before outbidding it.
                     self._read_at = now
-            case DirectClosed(incarnation):
-                self._worker_queue_closed = incarnation
             case Drained(int(slot)):
                 self._holdings.drained(slot, self._view_of_ours, self.incarnation, effects)
+
+    def _on_need(self, event: BrokerDown | BrokerUp | HostDown | HostUp | LoopSilent | LoopAnswers, now: float) -> None:
+        match event:
             case BrokerDown():
                 self._missing.setdefault(Need.BROKER, now)
             case BrokerUp():
@@ -236,16 +265,6 @@ class Machine:
             case LoopAnswers():
                 self._stall = ""
                 self._found(Need.LOOP)
-            case LeaveAsked():
-                self.leaving = True
-            case Tick():
-                pass  # nothing but time has changed
-        if self._changed:
-            self._changed = False
-            self._holdings.reconcile(self._view_of_ours, self.incarnation, effects)
-        if not (self._busy or more):
-            self._ask_store(now, effects)
-        return effects
 
     def _found(self, need: Need) -> None:
         self._missing.pop(need, None)

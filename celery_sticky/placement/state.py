@@ -16,7 +16,7 @@ from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import worker_queue
 from celery_sticky.keyspace import Keyspace, Worker, workers_of
 from celery_sticky.membership.member import Snapshot
-from celery_sticky.ownership.events import DirectClosed, Drained, Event, OpenRefused
+from celery_sticky.ownership.events import Drained, Event, OpenRefused, WorkerQueueClosed
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.placement.claiming import PAUSE, Decisions, Heartbeats
@@ -175,7 +175,7 @@ class PlacementState:
         slots_left = self._view is not None and self._worker in self._view.owner
         if self._leaving and self._queue_closed and not slots_left and not self.jobs.held:
             self._queue_closed = False
-            self._report(DirectClosed(self._incarnation))
+            self._report(WorkerQueueClosed(self._incarnation))
 
     @property
     def _scene(self) -> Scene:

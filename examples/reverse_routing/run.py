@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import redis
+from celery import Task
 from celery.result import AsyncResult
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -74,66 +75,66 @@ class Client:
         return answered.wait(10) and welcome.is_set()
 
 
-def main(folder: Path) -> int:
-    prefix = os.environ["KEY_PREFIX"] = f"reverse-routing-{os.getpid()}:"
-    sys.path.insert(0, str(HERE))
-    from front_end import app, push
+class Sender:
+    """Sends to clients by name, without knowing their front ends."""
 
-    clients = {name: Client(name) for name in CLIENTS}
-    sent: dict[str, list[str]] = {name: [] for name in CLIENTS}
+    def __init__(self, push: Task) -> None:
+        self._push = push
+        self.sent: dict[str, list[str]] = {name: [] for name in CLIENTS}
 
-    def send(names: Iterable[str], text: str) -> dict[str, AsyncResult]:
-        """Send to clients by name, without knowing their front ends."""
+    def send(self, names: Iterable[str], text: str) -> dict[str, AsyncResult]:
         for name in names:
-            sent[name].append(f"{text}, {name}")
-        return {name: push.delay(name, sent[name][-1]) for name in names}
+            self.sent[name].append(f"{text}, {name}")
+        return {name: self._push.delay(name, self.sent[name][-1]) for name in names}
 
-    def show(results: dict[str, AsyncResult]) -> None:
-        for name, result in results.items():
-            print(f"  to {name}: {result.get(timeout=30)}")
+    def refuses(self, name: str) -> bool:
+        try:
+            self._push.delay(name, "hello")
+        except NotPinned:
+            return True
+        return False
 
-    subprocess.run(celery("sticky", "init"), cwd=HERE, check=True, stdout=subprocess.DEVNULL)
-    front_ends = {name: start(name, folder) for name in ("one", "two")}
-    try:
-        ports = {}
-        for name in front_ends:
-            file = folder / f"{name}.port"
-            wait(f"{name} serves clients", lambda file=file: file.exists() and file.read_text() != "")
-            ports[name] = int(file.read_text())
 
-        for name in CLIENTS:
-            clients[name].connect(ports["one" if name in ("ada", "bob", "cyd") else "two"])
-        print("ada, bob and cyd are at one, dan, eve and fay at two")
-        show(send(CLIENTS, "hello"))
+def show(results: dict[str, AsyncResult]) -> None:
+    for name, result in results.items():
+        print(f"  to {name}: {result.get(timeout=30)}")
 
-        clients["ada"].connect(ports["two"])
-        print("ada is at two")
-        show(send(["ada"], "hello again"))
 
-        front_ends["one"].kill()
-        early = send(["bob"], "where are you")
-        for name in ("bob", "cyd"):
-            clients[name].connect(ports["two"])
-        print("one is killed (SIGKILL), bob and cyd are at two")
-        show(send(CLIENTS, "still there"))
-        print("and what was sent to bob before he was at two")
-        show(early)
+def ports_of(names: Iterable[str], folder: Path) -> dict[str, int]:
+    ports = {}
+    for name in names:
+        file = folder / f"{name}.port"
+        wait(f"{name} serves clients", lambda file=file: file.exists() and file.read_text() != "")
+        ports[name] = int(file.read_text())
+    return ports
 
-        with suppress(NotPinned):
-            push.delay("gus", "hello")
-            raise SystemExit("gus is nowhere, and could be sent to")
-        print("to gus, who is nowhere: refused")
 
-        time.sleep(0.5)  # time for texts that should not arrive
-    finally:
-        for worker in front_ends.values():
-            worker.terminate()
-        for worker in front_ends.values():
-            worker.wait()
-        with redis.Redis.from_url(app.conf.broker_url) as server:
-            for key in server.scan_iter(f"{prefix}*"):
-                server.delete(key)
+def play(sender: Sender, clients: dict[str, Client], front_ends: dict[str, subprocess.Popen[bytes]], at: dict) -> None:
+    for name in CLIENTS:
+        clients[name].connect(at["one" if name in ("ada", "bob", "cyd") else "two"])
+    print("ada, bob and cyd are at one, dan, eve and fay at two")
+    show(sender.send(CLIENTS, "hello"))
 
+    clients["ada"].connect(at["two"])
+    print("ada is at two")
+    show(sender.send(["ada"], "hello again"))
+
+    front_ends["one"].kill()
+    early = sender.send(["bob"], "where are you")
+    for name in ("bob", "cyd"):
+        clients[name].connect(at["two"])
+    print("one is killed (SIGKILL), bob and cyd are at two")
+    show(sender.send(CLIENTS, "still there"))
+    print("and what was sent to bob before he was at two")
+    show(early)
+
+    if not sender.refuses("gus"):
+        raise SystemExit("gus is nowhere, and could be sent to")
+    print("to gus, who is nowhere: refused")
+    time.sleep(0.5)  # time for texts that should not arrive
+
+
+def judge(sent: dict[str, list[str]], clients: dict[str, Client]) -> int:
     # Compare sets: a text that was on its way when its front end was killed may arrive twice.
     wrong = [name for name in CLIENTS if set(clients[name].received) != set(sent[name])]
     for name in wrong:
@@ -142,6 +143,27 @@ def main(folder: Path) -> int:
         f"{sum(map(len, sent.values()))} texts sent, {len(wrong)} of {len(CLIENTS)} clients missed one or got another's"
     )
     return 1 if wrong else 0
+
+
+def main(folder: Path) -> int:
+    prefix = os.environ["KEY_PREFIX"] = f"reverse-routing-{os.getpid()}:"
+    sys.path.insert(0, str(HERE))
+    from front_end import app, push
+
+    clients, sender = {name: Client(name) for name in CLIENTS}, Sender(push)
+    subprocess.run(celery("sticky", "init"), cwd=HERE, check=True, stdout=subprocess.DEVNULL)
+    front_ends = {name: start(name, folder) for name in ("one", "two")}
+    try:
+        play(sender, clients, front_ends, ports_of(front_ends, folder))
+    finally:
+        for worker in front_ends.values():
+            worker.terminate()
+        for worker in front_ends.values():
+            worker.wait()
+        with redis.Redis.from_url(app.conf.broker_url) as server:
+            for key in server.scan_iter(f"{prefix}*"):
+                server.delete(key)
+    return judge(sender.sent, clients)
 
 
 if __name__ == "__main__":

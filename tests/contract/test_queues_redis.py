@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
 
-from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.errors import BrokerUnavailable, StickyError
 from celery_sticky.keys import queue_name
 from celery_sticky.queues import Disposition, Outcome, Want, open_queues
-from celery_sticky.queues.redis import Layout, RedisQueues, driver
+from celery_sticky.queues.redis import Layout, RedisQueues, driver, scripts
 from celery_sticky.queues.redis.wire import Wire
 from celery_sticky.redis_clients import client_from_connection
 from celery_sticky.testing.queue_steps import (
@@ -124,6 +124,23 @@ def test_the_fence_of_an_ordinary_slot_sends_no_fetch_to_look_for_notes(redis_ur
     take(queues, FIRST, now=NOW + 2)
     take(queues, FIRST, now=NOW + 2)
     assert not client.hexists(f"{QUEUE}:fence", "more"), "it has nothing any more"
+
+
+def test_a_request_with_acks_only_creates_none_of_the_other_functions(
+    redis_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most requests of a busy worker are such; the other functions cost more than the acks."""
+    client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
+    queues, text = connect(redis_url), scripts._text
+    queues.open(FIRST, ())
+    client.lpush(QUEUE, "1")
+    (only,) = take(queues, FIRST).deliveries
+    broken = 'error("loaded all of it")'
+    monkeypatch.setattr(scripts, "_text", lambda name: broken if name == "messages" else text(name))
+    bare = connect(redis_url)
+    assert settle(bare, ack(only)).confirmed
+    with pytest.raises(StickyError, match="loaded all of it"):
+        take(bare, FIRST)
 
 
 def test_a_server_that_forgot_the_scripts_gets_them_again(redis_url: str, connect: Connect) -> None:

@@ -20,7 +20,7 @@ from celery_sticky.keyspace import Keyspace, Worker, placement_of, workers_of
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.events import DirectClosed, Drained, Event, ViewChanged
+from celery_sticky.ownership.events import Drained, Event, ViewChanged, WorkerQueueClosed
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, MemberState, View
 from celery_sticky.placement.placer import Placer
@@ -208,7 +208,7 @@ class Node:
         return f"{self.name}-{self.lives}"
 
     def _report(self, event: Event) -> None:
-        assert isinstance(event, DirectClosed)
+        assert isinstance(event, WorkerQueueClosed)
         self.closed = event.incarnation
 
     def observe(self) -> None:

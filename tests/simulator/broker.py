@@ -63,6 +63,11 @@ class WitnessedQueues(MemoryQueues):
         """The messages that the dispositions of the next request concern."""
         self._witness = broker.witness
 
+    @property
+    def awaiting(self) -> Collection[SlotId]:
+        """The slots that it has found empty: it is told when one of them gets a message."""
+        return self._drained.keys()
+
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
         """Set the fence."""
         kept = super().open(tenure, keep)

@@ -119,7 +119,7 @@ class World:
         self.broker.roll_back(self._broker_copy)
         self.witness.goes_back(before, self.broker.bodies(), self.broker.fences())
         for process in self.processes:
-            process.outcome(process.courier.hang_up)
+            process.outcome(process.courier.line.hang_up)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class World:
 
     def _has_message(self, slot: Slot) -> None:
         for process in self.processes:
-            process.courier.hear((KEYSPACE, slot))
+            process.courier.line.hear((KEYSPACE, slot))
 
     # -- what must hold in the end -------------------------------------------------------------
 

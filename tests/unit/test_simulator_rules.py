@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 from harness.rules import Rule, broken_without, rule
-from simulator.courier import SteppedCourier
 from simulator.invariants import Invariant
 from simulator.pool import Pool, SimulatedRun
 from simulator.scenario import Kind
 from simulator.terms import MARGIN, TTL
 
+from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.gate import Entry, Gate, Stage, _Slot
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
@@ -35,7 +35,7 @@ from celery_sticky.stores.memory.store import MemoryStore
 on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._on_store_lost
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
-start_entry, handed_over, swap = SteppedCourier.start_entry, changes._handed_over, MemoryStore.swap
+start_entry, handed_over, swap = Courier.start_entry, changes._handed_over, MemoryStore.swap
 opened = DeliveryState.opened
 
 
@@ -161,10 +161,10 @@ def opened_although_stopping(self: DeliveryState, tenure: Tenure, kept: Collecti
         self.rounds.note((slot,))
 
 
-def ack_at_start(self: SteppedCourier, entry: Entry, turn: int) -> bool:
+def ack_at_start(self: Courier, entry: Entry, turn: int) -> bool:
     started = start_entry(self, entry, turn)
     if started:
-        self.delivery_state._put(entry, End(Outcome.ACK), self._now)
+        self.consult(lambda state: state._put(entry, End(Outcome.ACK), self._clock()))
     return started
 
 
@@ -342,7 +342,7 @@ RULES = [
     ),
     rule(
         "acked is what has run",
-        SteppedCourier,
+        Courier,
         "start_entry",
         ack_at_start,
         breaks={Invariant.ACKED_NEVER_RUN},
@@ -367,7 +367,7 @@ RULES = [
     ),
     rule(
         "nothing starts without trust",
-        SteppedCourier,
+        Courier,
         "start_entry",
         start_entry,
         SimulatedRun,

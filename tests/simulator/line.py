@@ -85,7 +85,7 @@ class SteppedLine:
     # -- for the world -------------------------------------------------------------------------
 
     def hear(self, slot: SlotId) -> None:
-        """Note that a slot got a message: the broker tells whoever has found it empty, if it can."""
+        """Note that a slot got a message: the broker tells its reader, unless the signal is lost."""
         process, world = self._process, self._world
         awaits = self._idling and self._queues is not None and slot in self._queues.awaiting
         if awaits and world.now >= process.broker_cut_until and process.rng.random() >= world.broker_losses:

@@ -1,6 +1,6 @@
 """Flows: loops that do no I/O themselves. A flow yields requests, and is sent each answer or has the error thrown in.
 
-Whoever runs a flow performs its requests one after the other: a thread with a client, or a simulated world step by
+The runner of a flow performs its requests one after the other: a thread with a client, or a simulated world step by
 step. Both run the same flow.
 """
 

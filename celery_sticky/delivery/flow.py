@@ -153,17 +153,17 @@ class CourierFlow:
     def _turn(self) -> BrokerFlow[None]:
         """Open, settle and fetch what is due, then look, or wait, for messages in empty slots."""
         state, now = self._state, self._clock()
-        if state.opens_at is not None:
+        if state.tenures.opens_at is not None:
             with self._lock:
-                state.open_again(now)
-        if state.to_open:
+                state.tenures.open_again(now)
+        if state.tenures.to_open:
             yield from self._open_slots()
             now = self._clock()
         with self._lock:
             roused = state.rouse(now)
             dispositions = state.dispositions(now)
             wants = state.wants(now, company=bool(dispositions))
-            self.idling = not (dispositions or wants or state.to_open)
+            self.idling = not (dispositions or wants or state.tenures.to_open)
             decided, self.decided = self.decided or roused, False
         if dispositions or wants:
             fetched: Fetched = yield Fetch(wants, dispositions, now)
@@ -216,7 +216,7 @@ class CourierFlow:
     def _idle_for(self, now: float) -> float:
         state = self._state
         ends = [now + (UNTRUSTED if state.gate.has_ready else IDLE), self._dead_bounds.next_look]
-        dues = (state.outbox.goes_at, state.rounds.next_due, state.opens_at, state.backoff.next_due)
+        dues = (state.outbox.goes_at, state.rounds.next_due, state.tenures.opens_at, state.backoff.next_due)
         ends += [end for end in dues if end is not None]
         if (token_in := state.gate.limited.due_in()) is not None:
             ends.append(now + max(token_in, SHORTEST))

@@ -156,7 +156,7 @@ def lose_without_confirmation(self: Gate, slot: SlotId) -> bool:
 def opened_although_stopping(self: DeliveryState, tenure: Tenure, kept: Collection[Tag]) -> None:
     opened(self, tenure, kept)
     slot = (tenure.keyspace, tenure.slot)
-    if slot in self._stopping and self._tenures.get(slot) is tenure:
+    if slot in self.tenures.stopping and self.tenures.held.get(slot) is tenure:
         self.gate.open(slot)
         self.rounds.note((slot,))
 

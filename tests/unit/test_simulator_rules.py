@@ -15,11 +15,14 @@ from simulator.pool import Pool, SimulatedRun
 from simulator.scenario import Kind
 from simulator.terms import MARGIN, TTL
 
+from celery_sticky.delivery.backoff import Backoff
 from celery_sticky.delivery.courier import Courier
+from celery_sticky.delivery.flow import CourierFlow
 from celery_sticky.delivery.gate import Entry, Gate, Stage, _Slot
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.state import DeliveryState, End
+from celery_sticky.delivery.tenures import Tenures
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership import changes, machine
 from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
@@ -36,7 +39,7 @@ on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._o
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
 start_entry, handed_over, swap = Courier.start_entry, changes._handed_over, MemoryStore.swap
-opened = DeliveryState.opened
+opened, after_idle = DeliveryState.opened, CourierFlow._after_idle
 
 
 # -- The machine without … ---------------------------------------------------------------------
@@ -364,6 +367,43 @@ RULES = [
         "note_deferred",
         lambda self, slot, due: None,
         breaks={Invariant.NOT_DRAINED},
+    ),
+    rule(
+        "slots that have received a message are fetched from",
+        CourierFlow,
+        "_after_idle",
+        lambda self, woken: after_idle(self, ()),
+        breaks={Invariant.NOT_DRAINED},
+    ),
+    rule(
+        "what rests has its turn again",
+        Backoff,
+        "_add",
+        lambda self, entry, wait, now: wait,
+        breaks={Invariant.NOT_DRAINED},
+    ),
+    rule(
+        "a new connection opens every slot again",
+        DeliveryState,
+        "reopen_all",
+        lambda self, now: self.outbox.back(now),
+        breaks={Invariant.RERUN_WITHOUT_FAULT, Invariant.NOT_DRAINED, Invariant.LOST},
+    ),
+    rule(
+        "a slot that could not be opened is opened again",
+        Tenures,
+        "postpone",
+        lambda self, slot, tenure, until: self._no_longer_wanted(slot, tenure),
+        breaks={Invariant.NOT_OWNED, Invariant.NOT_SETTLED},
+        kinds=(Kind.BROKEN,),
+    ),
+    rule(
+        "dispositions that the broker could not apply go again",
+        Outbox,
+        "come_due",
+        lambda self, now: None,
+        breaks={Invariant.NOT_DRAINED, Invariant.NOT_LEFT},
+        kinds=(Kind.BROKEN,),
     ),
     rule(
         "nothing starts without trust",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from celery_sticky.delivery.requests import BrokerFlow, CountDead, TrimDead
 from celery_sticky.errors import SlotBroken
-from celery_sticky.queues.base import SlotQueues
 
 logger = logging.getLogger("celery_sticky.dead")
 
@@ -17,7 +17,7 @@ LOOK = 30.0
 
 
 class DeadBounds:
-    """Keeps the dead queues within their limits, in the courier's thread. Several workers may do so at once."""
+    """Keeps the dead queues within their limits, as a part of the courier's flow. Several workers may do so at once."""
 
     def __init__(self, limit: int, ttl: float) -> None:
         self.next_look = 0.0
@@ -26,7 +26,7 @@ class DeadBounds:
         self._dropped: dict[str, int] = {}
         self._warned: set[str] = set()
 
-    def keep(self, queues: SlotQueues, keyspaces: Collection[str], now: float) -> None:
+    def keep(self, keyspaces: Collection[str], now: float) -> BrokerFlow[None]:
         """Drop one bounded batch of messages beyond the limits; do nothing before `next_look`.
 
         Raises:
@@ -38,14 +38,15 @@ class DeadBounds:
         for keyspace in keyspaces:
             try:
                 if self._limit or self._ttl:
-                    self._trim(queues, keyspace, now)
-                self._warn(queues, keyspace)
+                    yield from self._trim(keyspace, now)
+                yield from self._warn(keyspace)
             except SlotBroken as error:
                 logger.error("keyspace %s: %s. Nothing can be buried there until it is repaired", keyspace, error)
 
-    def _trim(self, queues: SlotQueues, keyspace: str, now: float) -> None:
+    def _trim(self, keyspace: str, now: float) -> BrokerFlow[None]:
         before = now - self._ttl if self._ttl else 0.0
-        if dropped := queues.trim_dead(keyspace, limit=self._limit, before=before):
+        dropped: int = yield TrimDead(keyspace, self._limit, before)
+        if dropped:
             self._dropped[keyspace] = self._dropped.get(keyspace, 0) + dropped
             self.next_look = now  # there may be more: continue with the next turn
         elif total := self._dropped.pop(keyspace, 0):
@@ -56,8 +57,8 @@ class DeadBounds:
                 total,
             )
 
-    def _warn(self, queues: SlotQueues, keyspace: str) -> None:
-        count = queues.dead_count(keyspace)
+    def _warn(self, keyspace: str) -> BrokerFlow[None]:
+        count: int = yield CountDead(keyspace)
         if count < MANY:
             self._warned.discard(keyspace)
         elif keyspace not in self._warned:

@@ -21,6 +21,7 @@ from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.delivery.message_memory import MessageMemory
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
+from celery_sticky.delivery.tenures import Tenures
 from celery_sticky.errors import AssignmentFailed, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER
@@ -82,18 +83,13 @@ class DeliveryState:
         self.outbox = Outbox()
         self.rounds = Rounds()
         self.backoff = Backoff()
-        self.to_open: dict[SlotId, Tenure] = {}
+        self.tenures = Tenures()
         self._broken, self._unsettled = BrokenSlots(STANDS_STILL), BrokenSlots(UNSETTLED)
-        self._open_at: dict[SlotId, tuple[float, Tenure]] = {}
         self.refused: list[tuple[Envelope, StickyError]] = []
         """Messages buried before they started, and why, until the courier collects them here."""
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._max_waiting_bytes = max_waiting_bytes
-        self._tenures: dict[SlotId, Tenure] = {}
-        self._fences: dict[SlotId, Tenure] = {}
-        self._stopping: set[SlotId] = set()
-        self._counts: dict[SlotId, int] = {}
         self._newest: dict[SlotId, int] = {}
         """The highest delivery number since the slot was last opened."""
         self._memory = MessageMemory()
@@ -103,9 +99,7 @@ class DeliveryState:
 
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """Request that a slot be opened; reports `Opened` or `OpenRefused`."""
-        self._stopping.discard(slot)
-        self._open_at.pop(slot, None)
-        self.to_open[slot] = self._next_tenure(slot, epoch, incarnation)
+        self.tenures.want(slot, epoch, incarnation)
 
     def stop(self, slot: SlotId, now: float) -> None:
         """Start nothing more in a slot; reports `Drained` once nothing of it runs here and everything is settled."""
@@ -114,19 +108,16 @@ class DeliveryState:
                 # A counted start without a run: after a few such handovers the message would be buried as poison.
                 self._put(entry, End(Outcome.UNCOUNT_START), now)
                 entry.adrift = True  # it has not run: if this slot is opened here again, it goes back to its queue
-        self._forget_opening(slot)
-        self.rounds.forget(slot)
-        self._stopping.add(slot)
+        self.tenures.stop(slot)
+        self._forget(slot)
         if self.gate.lose(slot):
             self._drained(slot)
 
     def close(self, slot: SlotId) -> None:
         """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
-        self._forget_opening(slot)
-        self.rounds.forget(slot)
-        self._stopping.discard(slot)
+        self.tenures.close(slot)
+        self._forget(slot)
         self.gate.lose(slot)
-        self._tenures.pop(slot, None)
 
     def look_into(self, slot: SlotId) -> None:
         """Fetch from a slot with the next round trip, even if no message is known to wait there.
@@ -141,20 +132,17 @@ class DeliveryState:
 
         Their dispositions are kept. The next owner may run such a task again, before any later task of its key.
         """
-        for slot in [slot for slot in self._stopping if not self.gate.busy(slot)]:
+        for slot in [slot for slot in self.tenures.stopping if not self.gate.busy(slot)]:
             self._drained(slot)
 
     def reopen_all(self, now: float) -> None:
         """Handle a new connection: request that every slot be opened again and resend unanswered dispositions."""
         self.outbox.back(now)
-        postponed = {slot: tenure for slot, (_, tenure) in self._open_at.items()}
-        self._open_at.clear()
-        for slot, tenure in (self._tenures | postponed | self.to_open).items():
-            self._reopen(slot, tenure)
+        self.tenures.reopen_all()
 
     def next_to_open(self) -> tuple[Tenure, tuple[Tag, ...]] | None:
         """Return a tenure to open and the tags that stay here; the opening puts unstarted messages back."""
-        for slot, tenure in self.to_open.items():
+        for slot, tenure in self.tenures.to_open.items():
             for entry in self.gate.suspects(slot):
                 self._note_starts(entry)
             self.gate.recall(slot)
@@ -164,16 +152,10 @@ class DeliveryState:
     def opened(self, tenure: Tenure, kept: Collection[Tag]) -> None:
         """Note that the broker has opened the slot for this tenure; it knows the deliveries `kept`, which stay here."""
         slot = (tenure.keyspace, tenure.slot)
-        self._fences[slot] = tenure
         self._newest[slot] = 0
         self.gate.set_adrift(slot, kept)
         self._broken.mended((slot,))
-        wanted = self.to_open.get(slot) is tenure  # False if it was stopped, closed or reopened meanwhile
-        if wanted:
-            del self.to_open[slot]
-        if wanted or slot in self._stopping:
-            self._tenures[slot] = tenure
-        if not wanted or slot in self._stopping:
+        if not self.tenures.opened(slot, tenure):
             return  # running tasks of a stopped slot are settled under this tenure; nothing more starts
         self.gate.open(slot)
         self.rounds.note((slot,))
@@ -182,9 +164,7 @@ class DeliveryState:
     def fenced(self, tenure: Tenure, fence: int) -> None:
         """Note that the broker refused to open the slot because its fence stands at the epoch `fence`."""
         slot = (tenure.keyspace, tenure.slot)
-        if self.to_open.get(slot) is tenure:
-            del self.to_open[slot]
-        self._tenures.pop(slot, None)
+        self.tenures.refused(slot, tenure)
         self.rounds.forget(slot)
         self.gate.lose(slot)
         self._report(tenure.keyspace, OpenRefused(tenure.slot, fence))
@@ -193,41 +173,16 @@ class DeliveryState:
         """Note that the broker could not open this one slot; a later retry uses the next open count."""
         slot = (tenure.keyspace, tenure.slot)
         at = self._broken.note(slot, reason, now)
-        if self.to_open.get(slot) is tenure:
-            del self.to_open[slot]
-            self._open_at[slot] = (at, tenure)
+        if self.tenures.postpone(slot, tenure, at):
             self.rounds.forget(slot)
 
-    def open_again(self, now: float) -> None:
-        """Request the slots again whose retry time has come."""
-        for slot, (at, tenure) in list(self._open_at.items()):
-            if at <= now:
-                del self._open_at[slot]
-                self._reopen(slot, tenure)
-
-    @property
-    def opens_at(self) -> float | None:
-        """The time of the next attempt to open a slot that could not be opened, or None."""
-        return min(at for at, _ in self._open_at.values()) if self._open_at else None
-
-    def _forget_opening(self, slot: SlotId) -> None:
-        self.to_open.pop(slot, None)
-        self._open_at.pop(slot, None)
+    def _forget(self, slot: SlotId) -> None:
         self._broken.forget(slot)
         self._unsettled.forget(slot)
-
-    def _next_tenure(self, slot: SlotId, epoch: int, incarnation: str) -> Tenure:
-        count = self._counts[slot] = self._counts.get(slot, 0) + 1
-        return Tenure(slot[0], slot[1], epoch, incarnation, count)
-
-    def _reopen(self, slot: SlotId, tenure: Tenure) -> None:
-        self.to_open[slot] = self._next_tenure(slot, tenure.epoch, tenure.incarnation)
+        self.rounds.forget(slot)
 
     def _drained(self, slot: SlotId) -> None:
-        if slot in self._stopping:
-            self._stopping.discard(slot)
-            self._tenures.pop(slot, None)
-            self.to_open.pop(slot, None)  # requested by a new connection, to settle the messages that are now done
+        if self.tenures.drained(slot):
             self._report(slot[0], Drained(slot[1]))
 
     # -- runs ----------------------------------------------------------------------------------
@@ -235,11 +190,12 @@ class DeliveryState:
     def take(self, most: int, may: Callable[[SlotId], bool], at_once: int = sys.maxsize) -> list[Entry]:
         """Hand out at most `at_once` entries whose slot `may` start tasks now, so that the pool has at most `most`."""
         entries = self.gate.take(min(at_once, most - self.gate.out), may)
+        held = self.tenures.held
         for entry in entries:
             # A task that ran when its slot was reopened and did not finish runs again under another tenure than the
             # one it was fetched under. That tenure's epoch is the task's fencing token.
             item: Item = entry.content
-            tenure = self._tenures.get(entry.slot, item.delivery.tenure)
+            tenure = held.get(entry.slot, item.delivery.tenure)
             if tenure != item.delivery.tenure:
                 entry.content = Item(replace(item.delivery, tenure=tenure), item.envelope)
         return entries
@@ -334,12 +290,12 @@ class DeliveryState:
             return []  # a round trip for a handful of messages is wasteful while the pool is busy
         batch = min(BATCH, room)
         slots = self.rounds.pick(max(1, batch // IN_A_SLOT), self._may_bring)
-        return [Want(self._tenures[slot], batch // len(slots)) for slot in slots]
+        return [Want(self.tenures.held[slot], batch // len(slots)) for slot in slots]
 
     def _may_bring(self, slot: SlotId) -> bool:
         """Return whether to fetch from a slot now. One hot key must not fill the whole waiting room."""
         gate = self.gate
-        if not gate.is_open(slot) or slot in self.to_open or slot in self._open_at:
+        if not gate.is_open(slot) or self.tenures.waits(slot):
             return False
         if gate.bytes_of(slot) >= self._max_waiting_bytes // 8:
             return False
@@ -348,14 +304,14 @@ class DeliveryState:
     def _in_a_hurry(self) -> bool:
         """Return whether a disposition is urgent: a key or a count holds up an idle pool, or a slot is leaving."""
         gate = self.gate
-        if self.outbox.full or self._stopping or gate.has_uncounted:
+        if self.outbox.full or self.tenures.stopping or gate.has_uncounted:
             return True
         return (gate.waiting > 0 or self.rounds.any) and gate.runnable <= self._concurrency()
 
     def _stamp(self, entry: Entry, disposition: Disposition) -> Disposition:
         # After an opening, the broker settles kept deliveries only under the new tenure. The same holds in a slot that
         # we no longer own: until its next owner opens it, the fence is the one we set.
-        tenure = self._fences.get(entry.slot)
+        tenure = self.tenures.fences.get(entry.slot)
         return disposition if tenure is None or tenure == disposition.tenure else replace(disposition, tenure=tenure)
 
     def _put(self, entry: Entry, end: End, now: float) -> bool:
@@ -416,8 +372,7 @@ class DeliveryState:
                 self.outbox.postpone(disposition, at)
         for slot in fetched.lost:
             # Somebody has moved the fence: open again. The answer says who owns the slot.
-            if slot not in self._open_at and (tenure := self._tenures.get(slot)):
-                self._reopen(slot, tenure)
+            self.tenures.reopen(slot)
         if repeated:
             self._drop_repeated(repeated, fetched)
 
@@ -438,8 +393,7 @@ class DeliveryState:
         """Reopen slots whose numbers went back: the broker counts from the start, so a tag may name two messages."""
         for slot in slots:
             self.gate.set_adrift(slot)
-            if tenure := self._tenures.get(slot):
-                self._reopen(slot, tenure)
+            self.tenures.reopen(slot)
         kept = [d for d in fetched.deliveries if (d.tenure.keyspace, d.tenure.slot) not in slots]
         fetched.deliveries[:] = kept
 

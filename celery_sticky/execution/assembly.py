@@ -11,7 +11,8 @@ from typing import Any
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_sticky.delivery.courier import Courier
-from celery_sticky.delivery.dead_bounds import DeadBounds
+from celery_sticky.delivery.flow import CourierConfig
+from celery_sticky.delivery.line import ThreadedLine
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.execution.body import runs_task
 from celery_sticky.execution.context import WorkerContext
@@ -98,19 +99,23 @@ class _Assembly:
 
     def _courier(self, lease: Lease) -> Courier:
         settings = self._settings
-        return Courier(
-            self._connect,
-            self._report,
-            lease.trusted,
+        config = CourierConfig(
             keyspaces=tuple(self._keyspaces),
             worker=self._worker.hostname,
             max_waiting=settings.max_waiting,
             max_waiting_bytes=settings.max_waiting_bytes,
             max_attempts=settings.max_attempts,
-            dead_bounds=DeadBounds(settings.dead_limit, settings.dead_ttl),
             broker_grace=settings.broker_grace,
             placed=self._placed,
-            unclaimed=lambda keyspace: self._context.placers[keyspace].wake(),
+            dead_limit=settings.dead_limit,
+            dead_ttl=settings.dead_ttl,
+        )
+        return Courier(
+            ThreadedLine(self._connect),
+            config,
+            self._report,
+            lease.trusted,
+            lambda keyspace: self._context.placers[keyspace].wake(),
         )
 
     def _report(self, keyspace: str, event: Event) -> None:

@@ -1,7 +1,6 @@
-"""Flows: how the parts of a placer send requests to the placement store; and the courier as a placer sees it.
+"""The flows of a placer: how its parts send requests to the placement store; and the courier as a placer sees it.
 
-A flow yields its requests. Its runner makes them one after the other and sends back the answer or the error, either in
-a thread or step by step. The arguments of a request are fixed when it is yielded, however late it is sent.
+The arguments of a request are fixed when it is yielded, however late it is sent.
 """
 
 from __future__ import annotations
@@ -40,22 +39,6 @@ def ask(verb: Callable[[Any, *Given], Answer], *given: *Given) -> Generator[Requ
     """Make one request to the placement store; `verb` is a method of `PlacementStore`."""
     answer: Answer = yield Asked(verb.__name__, given)
     return answer
-
-
-def hold(flow: Generator[Request, Any, Answer], placement_store: PlacementStore) -> Answer:
-    """Run a flow to its end. An error from a request is raised inside the flow, which may handle it and continue."""
-    try:
-        request = next(flow)
-        while True:
-            try:
-                answer = request(placement_store)
-            except Exception as error:
-                request = flow.throw(error)
-            else:
-                request = flow.send(answer)
-    except StopIteration as end:
-        result: Answer = end.value
-        return result
 
 
 class Courier(Protocol):

@@ -7,18 +7,30 @@ from copy import deepcopy
 from itertools import takewhile
 from typing import Any
 
+from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tag, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from simulator.invariants import Witness
 
+UNUSABLE = "a record is unusable"
+
 
 class Broker(MemoryBroker):
     """An observed broker. If keys are `placed`, queues have names, whose hash differs between processes."""
 
-    def __init__(self, witness: Witness, told: Callable[[Slot], None], *, placed: bool) -> None:
+    def __init__(
+        self, witness: Witness, told: Callable[[Slot], None], clock: Callable[[], float], *, placed: bool
+    ) -> None:
         super().__init__()
         self.witness, self.told, self.placed = witness, told, placed
+        self.unusable: dict[Slot, float] = {}
+        """Slots that it cannot work on, and until when."""
+        self._clock = clock
+
+    def is_broken(self, slot: Slot) -> bool:
+        """Return whether a record of the slot is unusable now."""
+        return bool(self.unusable) and self._clock() < self.unusable.get(slot, 0.0)
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
         """Put a message into a queue, also when it is moved there, and notify its reader."""
@@ -63,8 +75,15 @@ class WitnessedQueues(MemoryQueues):
         """The messages that the dispositions of the next request concern."""
         self._witness = broker.witness
 
+    @property
+    def awaiting(self) -> Collection[SlotId]:
+        """The slots that it has found empty: it is told when one of them gets a message."""
+        return self._drained.keys()
+
     def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
         """Set the fence."""
+        if self.broker.is_broken(tenure.slot):
+            raise SlotBroken(UNUSABLE)
         kept = super().open(tenure, keep)
         self._witness.opens(tenure)
         self._count(tenure.keyspace, {tenure.slot})
@@ -90,6 +109,11 @@ class WitnessedQueues(MemoryQueues):
     def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
         slot = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot)
         message = slot.flight.get(disposition.tag)
+        if self.broker.is_broken(disposition.tenure.slot):
+            fetched.failed.append((disposition, UNUSABLE))
+            if message is not None:
+                self._witness.cannot_settle(message.body)
+            return
         settled = len(fetched.confirmed)
         super()._settle(disposition, fetched)
         if message is not None and len(fetched.confirmed) > settled:
@@ -100,7 +124,12 @@ class WitnessedQueues(MemoryQueues):
                 self._witness.moves(disposition, message.body, left)
 
     def _bring(self, want: Want, now: float, fetched: Fetched) -> None:
-        slot = self.broker.slot(want.tenure.keyspace, want.tenure.slot)
+        slot_id = (want.tenure.keyspace, want.tenure.slot)
+        if self.broker.is_broken(want.tenure.slot):
+            self._drained.pop(slot_id, None)
+            fetched.broken[slot_id] = UNUSABLE
+            return
+        slot = self.broker.slot(*slot_id)
         if slot.fence == want.tenure:
             for _, _, message in takewhile(lambda item: item[0] <= now, slot.deferred):
                 self._witness.comes_due(message.body)

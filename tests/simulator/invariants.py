@@ -132,7 +132,8 @@ class Progress:
     gone_back: bool = False
     """The broker lost something that it had confirmed about it; that it runs again, and when, is no fault."""
     unsettled: bool = False
-    """The broker was rolled back before it was settled: only the worker that finishes it knows that."""
+    """The broker was rolled back before it was settled, or could not settle it: only the worker that finishes it knows
+    that."""
     forgotten: bool = False
     """The broker was rolled back to before it was published: only a worker that fetched it has it."""
 
@@ -225,6 +226,10 @@ class Witness:
             raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {disposition.outcome}")
         progress.settled = True
         self._books[disposition.tenure.slot] -= 1
+
+    def cannot_settle(self, body: bytes) -> None:
+        """The broker could not apply a disposition of this message, which its worker sends again later."""
+        self.tasks[body].unsettled = True
 
     def moves(self, disposition: Disposition, body: bytes, left: Collection[bytes]) -> None:
         """The broker has put a message into another queue; these of its priority are `left` where it was."""

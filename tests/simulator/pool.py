@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import End, Item
+from celery_sticky.errors import StickyError
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.queues.base import Outcome
@@ -67,7 +68,7 @@ class SimulatedRun:
 
 
 class Pool:
-    """The host of a courier: the part of Celery."""
+    """The task sink of a courier: the part of Celery."""
 
     def __init__(self, process: Process, children: int) -> None:
         self._process, self._world, self._children = process, process.world, children
@@ -79,22 +80,27 @@ class Pool:
     # -- for the courier -----------------------------------------------------------------------
 
     def concurrency(self) -> int:
-        """See `Host.concurrency`."""
+        """See `TaskSink.concurrency`."""
         return self._children
 
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
-        """See `Host.lock_of`."""
+        """See `TaskSink.lock_of`."""
         return (KEYSPACE, envelope.headers["key"])
 
     def due_of(self, envelope: Envelope) -> float | None:
-        """See `Host.due_of`."""
+        """See `TaskSink.due_of`."""
         return float(envelope.headers["due"]) or None
 
     def ready(self) -> None:
-        """See `Host.ready`: the loop is woken."""
+        """See `TaskSink.ready`: the loop is woken."""
         if not self._draining:
             self._draining = True
             self._process.in_loop(self._process.rng.uniform(0, 0.01), self._drain)
+
+    def refused(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
+        """See `TaskSink.refused`."""
+        for envelope, error in messages:
+            self._world.note(self._process.origin, "%s is told: %s", envelope.task_id, error)
 
     # -- the way of a task ---------------------------------------------------------------------
 
@@ -187,6 +193,8 @@ class Pool:
             case Ending.BURY:
                 self._world.witness.tasks[run.body].buried = True
                 courier.end(run.entry, End(Outcome.BURY, reason="rejected"))
+            case Ending.REQUEUE:
+                courier.rest(run.entry, run.turn, after_run=True, cause="rejected")
             case _:
                 # If it was ended with its trust, the task is not to blame.
                 courier.again(run.entry, counted=run.trusted)

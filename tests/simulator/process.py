@@ -35,7 +35,7 @@ from celery_sticky.ownership.events import (
 from celery_sticky.ownership.machine import Machine, MemberConfig, Phase
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, View
 from celery_sticky.stores.memory.store import MemoryStore
-from simulator.courier import SteppedCourier
+from simulator.courier import WatchedCourier
 from simulator.invariants import HELD, Invariant, Violation
 from simulator.placer import SteppedPlacer
 from simulator.pool import Pool
@@ -63,7 +63,7 @@ class Process:
         self.machine = Machine(self._config(dead_incarnation), self.clock)
         self.store = MemoryStore(world.server, KEYSPACE)
         self.pool = Pool(self, world.scenario.concurrency)
-        self.courier = SteppedCourier(self)
+        self.courier = WatchedCourier(self)
         self.placer = SteppedPlacer(self, world.placed) if world.placed is not None else None
         self.alive = True
         self.failed = False
@@ -205,7 +205,7 @@ class Process:
     @property
     def claimed(self) -> frozenset[str]:
         """The keys that it may run as far as it knows."""
-        return self.courier.delivery_state.claims.claimed(KEYSPACE)
+        return self.courier.consult(lambda state: state.claims.claimed(KEYSPACE))
 
     def _publish(self) -> None:
         machine = self.machine

@@ -40,6 +40,8 @@ class Kind(StrEnum):
     """It starts no tasks and sees none end, while its heartbeats go on."""
     BROKER_BACK = "broker fails over to older data"
     JOIN = "workers join"
+    BROKEN = "records of a slot are unusable"
+    """The broker can neither open nor serve nor settle this slot."""
 
 
 LIKELY = {
@@ -50,6 +52,8 @@ BROKER_GOES_BACK = 0.2
 """The share of worlds whose broker fails over to older data, in addition to their other faults."""
 LOOP_HANGS = 0.2
 """The share of worlds in which the loop of a worker hangs."""
+SLOT_BREAKS = 0.2
+"""The share of worlds in which the records of a slot are unusable for a while."""
 LENGTHS = (0.5, 3.0, 9.0, 13.0, 20.0)
 """Typical lengths of faults, in seconds: the lease is 10 s, its margin 2 s."""
 
@@ -103,7 +107,7 @@ class Fault:
     proof: bool = False
     """CRASH: whether the next process can prove that the former one is dead."""
     number: int = 0
-    """JOIN: how many workers."""
+    """JOIN: how many workers. BROKEN: which slot."""
 
     def __str__(self) -> str:
         words = [f"{self.at:6.2f}", self.victim or "servers", self.kind, self.point if self.victim else ""]
@@ -174,6 +178,8 @@ def draw(
         scenario = replace(scenario, faults=(*scenario.faults, *_broker_faults(Random(f"broker {seed}"))))
     if Kind.HANG in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_hangs(Random(f"hang {seed}"), scenario.names)))
+    if Kind.BROKEN in kinds:
+        scenario = replace(scenario, faults=(*scenario.faults, *_breaks(Random(f"broken {seed}"), scenario.slots)))
     if not placed:
         return scenario
     rng = Random(f"directed {seed}")
@@ -232,6 +238,11 @@ def _hangs(rng: Random, names: str) -> Iterator[Fault]:
     # Drawn separately, as below.
     if rng.random() < LOOP_HANGS:
         yield Fault(rng.uniform(4, TROUBLE), Kind.HANG, rng.choice(names), seconds=rng.choice(LENGTHS))
+
+
+def _breaks(rng: Random, slots: int) -> Iterator[Fault]:
+    if rng.random() < SLOT_BREAKS:
+        yield Fault(rng.uniform(0, TROUBLE), Kind.BROKEN, seconds=rng.choice(LENGTHS), number=rng.randrange(slots))
 
 
 def _broker_faults(rng: Random) -> Iterator[Fault]:

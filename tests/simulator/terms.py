@@ -18,6 +18,6 @@ TTL, MARGIN, SETTLE, BROKER_GRACE = 10.0, 2.0, 3.0, 8.0
 LOOP_TIMEOUT = 4.0
 TIMEOUT = 2.0
 """How long a client waits for a server, in seconds."""
-MAX_WAITING, MAX_ATTEMPTS = 4096, 5
+MAX_WAITING, MAX_WAITING_BYTES, MAX_ATTEMPTS, DEAD_LIMIT = 4096, 64 * 1024 * 1024, 5, 2
 EPOCH = 1e6
 """The wall clock at the start of the world."""

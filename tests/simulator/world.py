@@ -67,7 +67,7 @@ class World:
         placement = scenario.placement
         self.placed = Placed(self, placement) if placement is not None else None
         self.witness = self.placed.witness if self.placed is not None else Witness(scenario.slots)
-        self.broker = Broker(self.witness, self._has_message, placed=self.placed is not None)
+        self.broker = Broker(self.witness, self._has_message, lambda: self.now, placed=self.placed is not None)
         self.processes: list[Process] = []
         self.events = self.struck = 0
         self.trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=REMEMBERED)
@@ -119,7 +119,7 @@ class World:
         self.broker.roll_back(self._broker_copy)
         self.witness.goes_back(before, self.broker.bodies(), self.broker.fences())
         for process in self.processes:
-            process.outcome(process.courier.hang_up)
+            process.outcome(process.courier.line.hang_up)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -209,6 +209,8 @@ class World:
             case Kind.FAIL_OVER:
                 self.server.roll_back(self._backup)
                 self.server.restart()
+            case Kind.BROKEN:
+                self.broker.unusable[fault.number] = self.now + fault.seconds
             case Kind.BROKER_BACK:
                 self._broker_goes_back()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
@@ -359,7 +361,7 @@ class World:
 
     def _has_message(self, slot: Slot) -> None:
         for process in self.processes:
-            process.courier.hear((KEYSPACE, slot))
+            process.courier.line.hear((KEYSPACE, slot))
 
     # -- what must hold in the end -------------------------------------------------------------
 

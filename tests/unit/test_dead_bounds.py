@@ -8,6 +8,7 @@ import pytest
 
 from celery_sticky.delivery import dead_bounds
 from celery_sticky.delivery.dead_bounds import LOOK, DeadBounds
+from celery_sticky.flows import run_flow
 from celery_sticky.queues import Disposition, Outcome, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 
@@ -27,21 +28,25 @@ def buried(count: int, at: float = 0.0) -> MemoryQueues:
     return queues
 
 
+def keep(bounds: DeadBounds, queues: MemoryQueues, now: float) -> None:
+    run_flow(bounds.keep(["ks"], now), lambda request: request(queues))
+
+
 def test_the_oldest_go_until_the_limit_is_kept_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     queues, bounds = buried(10), DeadBounds(4, 0.0)
-    bounds.keep(queues, ["ks"], 100.0)
-    bounds.keep(queues, ["ks"], 100.0)
+    keep(bounds, queues, 100.0)
+    keep(bounds, queues, 100.0)
     assert queues.dead_count("ks") == 4
     assert "dropped its 6 oldest" in caplog.text
 
 
 def test_what_is_too_old_goes_at_the_next_look() -> None:
     queues, bounds = buried(10, at=100.0), DeadBounds(0, 50.0)
-    bounds.keep(queues, ["ks"], 150.0)
+    keep(bounds, queues, 150.0)
     assert queues.dead_count("ks") == 10
-    bounds.keep(queues, ["ks"], 151.0)
+    keep(bounds, queues, 151.0)
     assert queues.dead_count("ks") == 10, "it is not time to look again"
-    bounds.keep(queues, ["ks"], 155.0 + LOOK)
+    keep(bounds, queues, 155.0 + LOOK)
     assert queues.dead_count("ks") == 0
 
 
@@ -52,6 +57,6 @@ def test_without_bounds_nothing_goes_and_many_are_warned_of_once(
     queues, bounds = buried(10), DeadBounds(0, 0.0)
     with caplog.at_level(logging.WARNING):
         for look in range(3):
-            bounds.keep(queues, ["ks"], 1000.0 * look)
+            keep(bounds, queues, 1000.0 * look)
     assert caplog.text.count("10 messages are buried") == 1
     assert queues.dead_count("ks") == 10

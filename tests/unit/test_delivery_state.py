@@ -461,7 +461,7 @@ def test_a_broker_that_goes_back_behind_an_open_connection_is_noticed_by_its_num
     broker.publish(SLOT, b"c:1")  # it comes first, and so under the tag that a:1 has had
     worker.state.look_into(SLOT)
     worker.turn()
-    assert worker.state.to_open, "the numbers of the deliveries went back"
+    assert worker.state.tenures.to_open, "the numbers of the deliveries went back"
     worker.open_all()
     worker.state.end(started["a:1"], ACK, NOW)
     assert sorted(worker.run_all()) == ["a:2", "c:1"], "a:1 has ended, and the rest runs once"
@@ -550,20 +550,20 @@ def test_a_slot_that_cannot_be_opened_is_tried_again_later_with_the_next_count(
     state.open(SLOT, 1, "w-0")
     tenure, _ = state.next_to_open() or pytest.fail("nothing to open")
     state.open_failed(tenure, "key x is a string, not a list", NOW)
-    assert state.next_to_open() is None and state.opens_at is not None and state.opens_at > NOW
+    assert state.next_to_open() is None and state.tenures.opens_at is not None and state.tenures.opens_at > NOW
     assert "slot 1 of keyspace ks: key x is a string, not a list." in caplog.text
-    state.open_again(NOW)
+    state.tenures.open_again(NOW)
     assert state.next_to_open() is None
     pauses = []
     for _ in range(10):
-        now = state.opens_at or 0.0
-        state.open_again(now)
+        now = state.tenures.opens_at or 0.0
+        state.tenures.open_again(now)
         again, _ = state.next_to_open() or pytest.fail("nothing to open")
         assert again.open_count > tenure.open_count
         state.open_failed(again, "key x is a string, not a list", now)
-        pauses.append((state.opens_at or 0.0) - now)
+        pauses.append((state.tenures.opens_at or 0.0) - now)
     assert pauses == sorted(pauses) and 20 < pauses[-1] <= 31
-    state.open_again(state.opens_at or 0.0)
+    state.tenures.open_again(state.tenures.opens_at or 0.0)
     worker.open_all()
     worker.turn()
     assert sorted(worker.start()) == ["a:1", "b:1"]
@@ -600,7 +600,7 @@ def test_a_stopped_slot_forgets_that_it_was_to_be_opened_again(broker: MemoryBro
     tenure, _ = state.next_to_open() or pytest.fail("nothing to open")
     state.open_failed(tenure, "no", NOW)
     state.stop(SLOT, NOW)
-    assert state.opens_at is None
+    assert state.tenures.opens_at is None
 
 
 # -- Slots, their bytes and their turns ----------------------------------------------------------
@@ -670,12 +670,12 @@ def test_a_slot_that_could_not_be_opened_is_left_alone_until_its_pause_is_over(b
     opening = worker.state.next_to_open()
     assert opening is not None
     worker.state.open_failed(opening[0], "a key of a wrong type", NOW)
-    assert worker.state.wants(NOW, company=True) == [] and not worker.state.to_open
+    assert worker.state.wants(NOW, company=True) == [] and not worker.state.tenures.to_open
     worker.state.take_in(Fetched(lost={SLOT}), NOW)
-    assert not worker.state.to_open, "its pause is not over"
-    assert worker.state.opens_at is not None
-    worker.state.open_again(worker.state.opens_at)
-    assert worker.state.to_open
+    assert not worker.state.tenures.to_open, "its pause is not over"
+    assert worker.state.tenures.opens_at is not None
+    worker.state.tenures.open_again(worker.state.tenures.opens_at)
+    assert worker.state.tenures.to_open
 
 
 def test_a_mark_that_one_slot_refuses_holds_up_no_other(broker: MemoryBroker) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from celery_sticky.delivery import key_claims
 from celery_sticky.delivery.courier import Courier
-from celery_sticky.delivery.dead_bounds import DeadBounds
 from celery_sticky.delivery.envelope import Envelope
+from celery_sticky.delivery.flow import CourierConfig
 from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.line import ThreadedLine
 from celery_sticky.delivery.state import End
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import SlotId, slot_for, worker_queue
@@ -84,19 +85,21 @@ class Worker:
         self.trusted = True
         self.lost: list[list[str]] = []
         self.buried: list[tuple[str, str]] = []
-        self.courier = Courier(
-            lambda: MemoryQueues(world.broker),
-            self._report,
-            lambda _: self.trusted,
+        config = CourierConfig(
             keyspaces=(KS,),
             worker=name,
             max_waiting=100,
             max_waiting_bytes=1 << 20,
-            dead_bounds=DeadBounds(0, 0.0),
             max_attempts=5,
             broker_grace=30.0,
             placed=(KS,),
-            unclaimed=lambda _: self.placer.wake(),
+        )
+        self.courier = Courier(
+            ThreadedLine(lambda: MemoryQueues(world.broker)),
+            config,
+            self._report,
+            lambda _: self.trusted,
+            lambda _: self.placer.wake(),
         )
         self.placer = Placer(
             keyspace,

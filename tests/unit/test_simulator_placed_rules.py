@@ -149,7 +149,7 @@ RULES = [
         says_nothing,
         breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED},
         kinds=(Kind.FAIL_OVER, Kind.RESTART),
-        first=1600,
+        first=2860,
     ),
     rule(
         "a key is given back",
@@ -195,6 +195,7 @@ RULES = [
         nothing,
         breaks={Invariant.RUN_ELSEWHERE},
         kinds=(),
+        first=620,
     ),
     rule(
         "a worker queue that is closed lets its worker depart",

@@ -10,16 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 from harness.rules import Rule, broken_without, rule
-from simulator.courier import SteppedCourier
 from simulator.invariants import Invariant
 from simulator.pool import Pool, SimulatedRun
 from simulator.scenario import Kind
 from simulator.terms import MARGIN, TTL
 
+from celery_sticky.delivery.backoff import Backoff
+from celery_sticky.delivery.courier import Courier
+from celery_sticky.delivery.flow import CourierFlow
 from celery_sticky.delivery.gate import Entry, Gate, Stage, _Slot
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.state import DeliveryState, End
+from celery_sticky.delivery.tenures import Tenures
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership import changes, machine
 from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
@@ -35,8 +38,8 @@ from celery_sticky.stores.memory.store import MemoryStore
 on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._on_store_lost
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
-start_entry, handed_over, swap = SteppedCourier.start_entry, changes._handed_over, MemoryStore.swap
-opened = DeliveryState.opened
+start_entry, handed_over, swap = Courier.start_entry, changes._handed_over, MemoryStore.swap
+opened, after_idle = DeliveryState.opened, CourierFlow._after_idle
 
 
 # -- The machine without … ---------------------------------------------------------------------
@@ -156,15 +159,15 @@ def lose_without_confirmation(self: Gate, slot: SlotId) -> bool:
 def opened_although_stopping(self: DeliveryState, tenure: Tenure, kept: Collection[Tag]) -> None:
     opened(self, tenure, kept)
     slot = (tenure.keyspace, tenure.slot)
-    if slot in self._stopping and self._tenures.get(slot) is tenure:
+    if slot in self.tenures.stopping and self.tenures.held.get(slot) is tenure:
         self.gate.open(slot)
         self.rounds.note((slot,))
 
 
-def ack_at_start(self: SteppedCourier, entry: Entry, turn: int) -> bool:
+def ack_at_start(self: Courier, entry: Entry, turn: int) -> bool:
     started = start_entry(self, entry, turn)
     if started:
-        self.delivery_state._put(entry, End(Outcome.ACK), self._now)
+        self.consult(lambda state: state._put(entry, End(Outcome.ACK), self._clock()))
     return started
 
 
@@ -342,7 +345,7 @@ RULES = [
     ),
     rule(
         "acked is what has run",
-        SteppedCourier,
+        Courier,
         "start_entry",
         ack_at_start,
         breaks={Invariant.ACKED_NEVER_RUN},
@@ -366,8 +369,45 @@ RULES = [
         breaks={Invariant.NOT_DRAINED},
     ),
     rule(
+        "slots that have received a message are fetched from",
+        CourierFlow,
+        "_after_idle",
+        lambda self, woken: after_idle(self, ()),
+        breaks={Invariant.NOT_DRAINED},
+    ),
+    rule(
+        "what rests has its turn again",
+        Backoff,
+        "_add",
+        lambda self, entry, wait, now: wait,
+        breaks={Invariant.NOT_DRAINED},
+    ),
+    rule(
+        "a new connection opens every slot again",
+        DeliveryState,
+        "reopen_all",
+        lambda self, now: self.outbox.back(now),
+        breaks={Invariant.RERUN_WITHOUT_FAULT, Invariant.NOT_DRAINED, Invariant.LOST},
+    ),
+    rule(
+        "a slot that could not be opened is opened again",
+        Tenures,
+        "postpone",
+        lambda self, slot, tenure, until: self._no_longer_wanted(slot, tenure),
+        breaks={Invariant.NOT_OWNED, Invariant.NOT_SETTLED},
+        kinds=(Kind.BROKEN,),
+    ),
+    rule(
+        "dispositions that the broker could not apply go again",
+        Outbox,
+        "come_due",
+        lambda self, now: None,
+        breaks={Invariant.NOT_DRAINED, Invariant.NOT_LEFT},
+        kinds=(Kind.BROKEN,),
+    ),
+    rule(
         "nothing starts without trust",
-        SteppedCourier,
+        Courier,
         "start_entry",
         start_entry,
         SimulatedRun,

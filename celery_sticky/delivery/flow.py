@@ -1,0 +1,223 @@
+"""The courier's loop, as a flow: it opens slots, fetches messages into the gate and settles ended tasks.
+
+Each turn combines everything that is due into one round trip. The flow does no I/O and never waits: it yields
+`requests`, is sent the answers, and decides what follows with the delivery state, under the courier's lock. That lock
+is never held over a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from celery_sticky.delivery.dead_bounds import DeadBounds
+from celery_sticky.delivery.intake import TaskSink, read
+from celery_sticky.delivery.requests import BrokerFlow, Close, Connect, Fetch, Flow, Idle, Open, Pause, Unexpected
+from celery_sticky.delivery.state import DeliveryState
+from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken
+from celery_sticky.keys import SlotId
+from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
+from celery_sticky.platform.native import Section
+from celery_sticky.queues.base import Delivery, Fetched, Tag, Tenure, Want
+
+logger = logging.getLogger("celery_sticky.courier")
+
+IDLE = 30.0
+"""Longest time in seconds that the courier idles without a wake-up."""
+UNTRUSTED = 0.25
+"""Seconds between two offers of entries that could not start for lack of trust."""
+SHORTEST = 0.001
+"""Shortest wait for a token, in seconds: a sum of fractions may fall just short of a whole one."""
+RETRY_FIRST, RETRY_LAST = 0.05, 2.0
+"""Seconds between attempts to reach a lost broker: the first pause and the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class CourierConfig:
+    """The configuration of a courier. Times are in seconds."""
+
+    keyspaces: Collection[str]
+    worker: str
+    max_waiting: int
+    max_waiting_bytes: int
+    max_attempts: int
+    broker_grace: float
+    placed: Collection[str] = ()
+    """The keyspaces among `keyspaces` whose keys must be claimed."""
+    dead_limit: int = 0
+    dead_ttl: float = 0.0
+
+
+class CourierFlow:
+    """The loop of a courier, and what it knows of its connection.
+
+    `report` tells a keyspace's member an event, `unclaimed` tells its placer that messages came. Neither may block.
+    """
+
+    def __init__(
+        self,
+        config: CourierConfig,
+        state: DeliveryState,
+        lock: Section,
+        report: Callable[[str, Event], None],
+        unclaimed: Callable[[str], None],
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._config, self._state, self._lock = config, state, lock
+        self._report, self._unclaimed = report, unclaimed
+        self._clock, self._monotonic = clock, monotonic
+        self._placed = frozenset(config.placed)
+        self._dead_bounds = DeadBounds(config.dead_limit, config.dead_ttl)
+        self._connected = False
+        self.running = True
+        """Set to False, and wake the flow, to end it."""
+        self.idling = False
+        """Whether it has found nothing to do and waits, or is about to: then a change must wake it."""
+        self.decided = False
+        """Whether decisions about keys may have made entries ready since the last turn."""
+        self.down_since: float | None = None
+        """When the broker was lost, on the monotonic clock; None: it is there."""
+
+    def run(self, sink: TaskSink) -> Flow[None]:
+        """Work until `running` is False. After each error connect again, with growing pauses, and reopen the slots."""
+        self._sink = sink
+        pause = RETRY_FIRST
+        while self.running:
+            try:
+                if not self._connected:
+                    yield Connect()
+                    self._connected = True
+                    yield from self._reopen_all()
+                yield from self._turn()
+                pause = RETRY_FIRST
+                continue
+            except BrokerUnavailable as error:
+                yield from self._lose(error)
+            except Exception as error:
+                yield Unexpected(error)
+                yield from self._lose(None)
+            yield Pause(pause)
+            pause = min(pause * 2, RETRY_LAST)
+        yield Close()
+
+    # -- the connection ------------------------------------------------------------------------
+
+    def _lose(self, error: BrokerUnavailable | None) -> Flow[None]:
+        self._connected = self.idling = False
+        yield Close()
+        if self.down_since is None:
+            self.down_since = self._monotonic()
+            logger.warning("broker lost: %s; running tasks continue, their outcomes are kept until it is back", error)
+            for keyspace in self._config.keyspaces:
+                self._report(keyspace, BrokerDown())
+        if self._monotonic() >= self.down_since + self._config.broker_grace:
+            with self._lock:
+                self._state.give_up_ended()
+
+    def _reopen_all(self) -> BrokerFlow[None]:
+        with self._lock:
+            self._state.reopen_all(self._clock())
+        yield from self._open_slots()
+        if self.down_since is not None:
+            self.down_since = None
+            logger.info("broker is back: the slots are open again")
+            for keyspace in self._config.keyspaces:
+                self._report(keyspace, BrokerUp())
+
+    def _open_slots(self) -> BrokerFlow[None]:
+        while True:
+            with self._lock:
+                opening = self._state.next_to_open()
+            if opening is None:
+                return
+            yield from self._open(*opening)
+
+    def _open(self, tenure: Tenure, keep: tuple[Tag, ...]) -> BrokerFlow[None]:
+        try:
+            kept: Collection[Tag] = yield Open(tenure, keep)
+        except Fenced as fenced:
+            logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, fenced)
+            with self._lock:
+                self._state.fenced(tenure, fenced.epoch)
+        except SlotBroken as broken:
+            with self._lock:
+                self._state.open_failed(tenure, str(broken), self._clock())
+        else:
+            with self._lock:
+                self._state.opened(tenure, kept)
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    def _turn(self) -> BrokerFlow[None]:
+        """Open, settle and fetch what is due, then look, or wait, for messages in empty slots."""
+        state, now = self._state, self._clock()
+        if state.tenures.opens_at is not None:
+            with self._lock:
+                state.tenures.open_again(now)
+        if state.tenures.to_open:
+            yield from self._open_slots()
+            now = self._clock()
+        with self._lock:
+            roused = state.rouse(now)
+            dispositions = state.dispositions(now)
+            wants = state.wants(now, company=bool(dispositions))
+            self.idling = not (dispositions or wants or state.tenures.to_open)
+            decided, self.decided = self.decided or roused, False
+        if dispositions or wants:
+            fetched: Fetched = yield Fetch(wants, dispositions, now)
+            self._take_in(wants, fetched, now)
+        elif decided and state.gate.has_ready:
+            self._sink.ready()
+        if now >= self._dead_bounds.next_look:
+            yield from self._dead_bounds.keep(self._config.keyspaces, now)
+        # Busy or not, look which of the empty slots have received a message since.
+        woken: Collection[SlotId] = yield Idle(self._idle_for(now) if self.idling else 0.0)
+        self._after_idle(woken)
+
+    def _take_in(self, wants: Sequence[Want], fetched: Fetched, now: float) -> None:
+        state = self._state
+        with self._lock:
+            state.take_in(fetched, now)
+            state.mended(wants, fetched)
+            refused, state.refused = state.refused, []
+        if refused:
+            self._sink.refused(refused)
+        self._admit(fetched.deliveries, now)
+        if self._placed:
+            for keyspace in self._placed & {delivery.tenure.keyspace for delivery in fetched.deliveries}:
+                self._unclaimed(keyspace)
+        if state.gate.has_ready:
+            self._sink.ready()
+
+    def _admit(self, deliveries: Collection[Delivery], now: float) -> None:
+        sink, placed = self._sink, self._placed
+        entries = [read(delivery, sink, placed=delivery.tenure.keyspace in placed) for delivery in deliveries]
+        state = self._state
+        with self._lock:
+            for entry, due, reason in entries:
+                if reason:
+                    state.bury(entry, reason, now)
+                else:
+                    state.admit(entry, due, now)
+
+    def _after_idle(self, woken: Collection[SlotId]) -> None:
+        state = self._state
+        with self._lock:
+            self.idling = False
+            state.rounds.note(slot for slot in woken if state.gate.is_open(slot))
+        if state.gate.limited:
+            with self._lock:
+                state.gate.resume()
+        if state.gate.has_ready:
+            self._sink.ready()  # retry entries that could not start for lack of trust
+
+    def _idle_for(self, now: float) -> float:
+        state = self._state
+        ends = [now + (UNTRUSTED if state.gate.has_ready else IDLE), self._dead_bounds.next_look]
+        dues = (state.outbox.goes_at, state.rounds.next_due, state.tenures.opens_at, state.backoff.next_due)
+        ends += [end for end in dues if end is not None]
+        if (token_in := state.gate.limited.due_in()) is not None:
+            ends.append(now + max(token_in, SHORTEST))
+        return max(0.0, min(ends) - now)

@@ -1,0 +1,393 @@
+"""The courier's loop, one request at a time against the memory broker, on a clock that the test sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Hashable
+from typing import Any
+
+import pytest
+
+from celery_sticky.delivery.courier import Courier
+from celery_sticky.delivery.envelope import Envelope
+from celery_sticky.delivery.flow import IDLE, RETRY_FIRST, RETRY_LAST, UNTRUSTED, CourierConfig
+from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.requests import (
+    Close,
+    Connect,
+    CountDead,
+    Fetch,
+    Flow,
+    Idle,
+    Open,
+    Pause,
+    Request,
+    TrimDead,
+    Unexpected,
+)
+from celery_sticky.delivery.state import End
+from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBroken, StickyError
+from celery_sticky.keys import SlotId
+from celery_sticky.ownership.events import BrokerDown, BrokerUp, Drained, Event, Opened, OpenRefused
+from celery_sticky.queues.base import Outcome
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+
+KS = "ks"
+ACK = End(Outcome.ACK)
+AWAY = BrokerUnavailable("away")
+
+
+class Line:
+    """A line whose requests the test performs."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker, self.queues = broker, MemoryQueues(broker)
+        self.flow: Flow[None]
+        self.request: Request
+        self.woken = 0
+        self.joined = False
+
+    def start(self, flow: Flow[None]) -> None:
+        self.flow, self.request = flow, next(flow)
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def join(self, timeout: float) -> None:
+        self.joined = True
+
+    def answer(self) -> Request:
+        """Perform the request, as a broker that answers does; return the next one."""
+        request = self.request
+        match request:
+            case Connect():
+                self.queues = MemoryQueues(self.broker)
+            case Idle():
+                return self.send(self.queues.idle(0.0))
+            case Close() | Pause() | Unexpected():
+                pass
+            case _:
+                return self.send(request(self.queues))
+        return self.send(None)
+
+    def send(self, answer: Any) -> Request:
+        self.request = self.flow.send(answer)
+        return self.request
+
+    def fail(self, error: Exception) -> Request:
+        self.request = self.flow.throw(error)
+        return self.request
+
+    def until(self, *kinds: type) -> Request:
+        """Answer up to the next request of these kinds."""
+        while not isinstance(self.answer(), kinds):
+            pass
+        return self.request
+
+    def rest(self) -> float:
+        """Answer until it has nothing to do; return for how long it then idles."""
+        while True:
+            request = self.until(Idle)
+            assert isinstance(request, Idle)
+            if request.seconds:
+                return request.seconds
+
+
+class Worker:
+    """A courier, and a pool that the test plays. Bodies are `<key>:<n>`."""
+
+    def __init__(self, **config: Any) -> None:
+        self.now = 1000.0
+        self.broker = MemoryBroker()
+        self.line = Line(self.broker)
+        self.events: list[Event] = []
+        self.trusted = True
+        self.readied = 0
+        self.courier = Courier(
+            self.line,
+            CourierConfig(
+                keyspaces=(KS,),
+                worker="w",
+                max_waiting=100,
+                max_waiting_bytes=1 << 20,
+                max_attempts=5,
+                broker_grace=8.0,
+                **config,
+            ),
+            lambda _, event: self.events.append(event),
+            lambda _: self.trusted,
+            clock=lambda: self.now,
+            monotonic=lambda: self.now,
+        )
+        self.courier.start(self)
+
+    def open(self, *slots: int) -> float:
+        """Open slots, and let the courier come to rest."""
+        for slot in slots:
+            self.courier.open((KS, slot), 1, "w1")
+        return self.line.rest()
+
+    def publish(self, slot: int, *bodies: str) -> None:
+        for body in bodies:
+            headers = {"task": "t", "id": body}
+            text = {"headers": headers, "properties": {"body_encoding": "base64"}, "body": "W10="}
+            self.broker.publish((KS, slot), json.dumps(text).encode())
+
+    def started(self) -> list[Entry]:
+        entries = self.courier.take(10)
+        assert all(self.courier.start_entry(entry, entry.turn) for entry in entries)
+        return entries
+
+    # -- the courier's task sink ---------------------------------------------------------------
+
+    def concurrency(self) -> int:
+        return 4
+
+    def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
+        if envelope.task_id.startswith("bad"):
+            raise InvalidKey("no key")
+        return envelope.task_id.partition(":")[0]
+
+    def due_of(self, envelope: Envelope) -> None:
+        return None
+
+    def ready(self) -> None:
+        self.readied += 1
+
+    def refused(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
+        raise AssertionError(messages)
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+def test_it_opens_what_it_should_fetches_and_looks_into_empty_slots_after_each_round_trip(worker: Worker) -> None:
+    worker.publish(1, "k:1", "k:2")
+    worker.courier.open((KS, 1), 1, "w1")
+    assert worker.line.request == Connect()
+    assert isinstance(worker.line.answer(), Open)
+    assert isinstance(worker.line.answer(), Fetch)
+    assert worker.events == [Opened(1, 1)]
+    worker.line.answer()
+    assert worker.readied == 1
+    assert worker.line.until(Idle) == Idle(0.0)
+    worker.publish(1, "k:3")
+    request = worker.line.until(Fetch)
+    assert isinstance(request, Fetch) and [want.tenure.slot for want in request.wants] == [1]
+
+
+def test_a_message_without_a_key_is_buried_and_the_others_go_on(worker: Worker) -> None:
+    worker.publish(1, "bad", "k:1")
+    worker.open(1)
+    assert [entry.key for entry in worker.started()] == ["k"]
+    worker.now += 1.0
+    worker.line.rest()
+    assert worker.line.queues.dead_count(KS) == 1
+
+
+def test_with_nothing_to_do_it_idles_until_the_next_time_at_which_there_may_be(worker: Worker) -> None:
+    assert worker.open(1) == IDLE
+    worker.publish(1, "k:1")
+    worker.line.until(Fetch)
+    worker.line.rest()
+    (entry,) = worker.started()
+    worker.courier.rest(entry, entry.turn, after_run=False, cause="no memory")
+    assert worker.line.rest() == pytest.approx(0.25)
+    worker.now += 0.25
+    readied = worker.readied
+    worker.line.rest()
+    assert worker.readied > readied
+    assert [entry.key for entry in worker.started()] == ["k"]
+
+
+def test_what_may_not_start_for_lack_of_trust_is_offered_again_soon(worker: Worker) -> None:
+    worker.trusted = False
+    worker.publish(1, "k:1")
+    assert worker.open(1) == UNTRUSTED
+    readied = worker.readied
+    worker.line.answer()
+    assert worker.readied > readied
+
+
+def test_what_waits_for_a_rate_limit_goes_on_when_there_is_a_token(worker: Worker) -> None:
+    class Bucket:
+        tokens = 0
+
+        def can_consume(self, tokens: int = 1) -> bool:
+            return self.tokens > 0
+
+        def expected_time(self, tokens: int = 1) -> float:
+            return 0.4
+
+    bucket = Bucket()
+    worker.courier.limit({"t": bucket})
+    worker.publish(1, "k:1")
+    assert worker.open(1) == pytest.approx(0.4)
+    assert worker.started() == []
+    bucket.tokens = 1
+    worker.line.answer()
+    assert [entry.key for entry in worker.started()] == ["k"]
+
+
+# -- Woken -------------------------------------------------------------------------------------
+
+
+def test_a_change_wakes_it_once_and_only_out_of_its_idling(worker: Worker) -> None:
+    worker.publish(1, "k:1")
+    worker.courier.open((KS, 1), 1, "w1")
+    worker.line.until(Fetch)
+    worker.courier.open((KS, 2), 1, "w1")
+    assert worker.line.woken == 0
+    worker.line.rest()
+    worker.courier.open((KS, 3), 1, "w1")
+    worker.courier.open((KS, 4), 1, "w1")
+    assert worker.line.woken == 1
+    assert isinstance(worker.line.answer(), Open)
+
+
+def test_a_change_right_before_it_idles_is_not_slept_over(worker: Worker) -> None:
+    worker.line.until(CountDead)
+    worker.courier.open((KS, 1), 1, "w1")
+    assert worker.line.woken == 1, "the driver's next wait ends at once"
+    assert worker.line.until(Idle) == Idle(0.0)
+    assert isinstance(worker.line.answer(), Open)
+
+
+def test_decisions_about_keys_offer_what_they_make_ready(worker: Worker) -> None:
+    worker.trusted = False
+    worker.publish(1, "k:1")
+    worker.open(1)
+    readied = worker.readied
+    worker.courier.decide(lambda state, now: None)
+    worker.line.send(set())
+    assert worker.readied == readied + 2, "after the wait, and in the turn that follows"
+
+
+def test_it_ends_with_the_turn_in_which_it_is_told_to(worker: Worker) -> None:
+    worker.open(1)
+    worker.courier.shutdown(0.0)
+    assert worker.line.woken and worker.line.joined
+    assert worker.line.answer() == Close()
+    with pytest.raises(StopIteration):
+        worker.line.send(None)
+
+
+# -- A broker that is away ---------------------------------------------------------------------
+
+
+def test_a_lost_broker_is_reported_once_and_tried_again_after_growing_pauses(worker: Worker) -> None:
+    pauses = []
+    for _ in range(8):
+        assert worker.line.fail(AWAY) == Close()
+        request = worker.line.answer()
+        assert isinstance(request, Pause)
+        pauses.append(request.seconds)
+        assert worker.line.answer() == Connect()
+    assert pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+    assert (pauses[0], pauses[-1]) == (RETRY_FIRST, RETRY_LAST)
+    assert worker.events == [BrokerDown()]
+
+
+def test_pauses_grow_until_a_whole_turn_has_succeeded(worker: Worker) -> None:
+    worker.courier.open((KS, 1), 1, "w1")
+    worker.line.fail(AWAY)
+    worker.line.until(Fetch)
+    worker.line.fail(AWAY)
+    assert worker.line.answer() == Pause(2 * RETRY_FIRST)
+    worker.line.rest()
+    worker.line.fail(AWAY)
+    assert worker.line.answer() == Pause(RETRY_FIRST)
+
+
+def test_a_broker_that_is_back_is_reported_when_every_slot_is_open_again(worker: Worker) -> None:
+    worker.open(1, 2)
+    worker.events.clear()
+    worker.line.fail(AWAY)
+    opened = [worker.line.until(Open), worker.line.answer()]
+    assert [one.tenure.slot for one in opened if isinstance(one, Open)] == [1, 2]
+    assert worker.events == [BrokerDown(), Opened(1, 1)]
+    worker.line.answer()
+    assert worker.events[1:] == [Opened(1, 1), Opened(2, 1), BrokerUp()]
+
+
+def test_dispositions_without_an_answer_go_again_with_the_next_connection(worker: Worker) -> None:
+    worker.publish(1, "k:1")
+    worker.open(1)
+    (entry,) = worker.started()
+    worker.courier.end(entry, ACK)
+    worker.now += 0.01
+    lost = worker.line.until(Fetch)
+    worker.line.fail(AWAY)
+    again = worker.line.until(Fetch)
+    assert isinstance(lost, Fetch) and isinstance(again, Fetch)
+    assert [one.tag for one in again.dispositions] == [one.tag for one in lost.dispositions] == [entry.tag]
+
+
+def test_slots_go_without_confirmation_when_the_broker_was_away_for_its_grace(worker: Worker) -> None:
+    worker.publish(1, "k:1")
+    worker.open(1)
+    (entry,) = worker.started()
+    worker.courier.stop((KS, 1))
+    worker.courier.end(entry, ACK)
+    worker.line.fail(AWAY)
+    worker.line.until(Connect)
+    worker.now += 7.9
+    worker.line.fail(AWAY)
+    worker.line.until(Connect)
+    assert Drained(1) not in worker.events
+    worker.now += 0.2
+    worker.line.fail(AWAY)
+    worker.line.answer()
+    assert Drained(1) in worker.events
+
+
+def test_after_an_error_that_it_does_not_know_it_connects_again(worker: Worker) -> None:
+    worker.open(1)
+    error = RuntimeError("a fault of the driver")
+    assert worker.line.fail(error) == Unexpected(error)
+    assert worker.line.answer() == Close()
+    assert worker.line.answer() == Pause(RETRY_FIRST)
+    assert worker.line.answer() == Connect()
+    assert isinstance(worker.line.answer(), Open)
+
+
+# -- Slots that do not open --------------------------------------------------------------------
+
+
+def test_a_slot_that_is_refused_or_broken_does_not_hold_up_the_others(worker: Worker) -> None:
+    for slot in (1, 2, 3):
+        worker.courier.open((KS, slot), 1, "w1")
+    worker.line.answer()
+    worker.line.fail(Fenced(7, "other"))
+    worker.line.fail(SlotBroken("a record is unusable"))
+    worker.line.answer()
+    assert worker.events == [OpenRefused(1, 7), Opened(3, 1)]
+
+
+def test_a_broken_slot_is_opened_again_later_under_the_next_count(worker: Worker) -> None:
+    worker.courier.open((KS, 1), 1, "w1")
+    refused = worker.line.answer()
+    worker.line.fail(SlotBroken("a record is unusable"))
+    assert worker.line.rest() == pytest.approx(0.5)
+    worker.now += 0.5
+    again = worker.line.answer()
+    assert isinstance(refused, Open) and isinstance(again, Open)
+    assert again.tenure.open_count == refused.tenure.open_count + 1
+    worker.line.answer()
+    assert worker.events == [Opened(1, 1)]
+
+
+# -- The dead queue ----------------------------------------------------------------------------
+
+
+def test_the_dead_queue_is_kept_within_its_limit_a_batch_in_each_turn() -> None:
+    worker = Worker(dead_limit=1)
+    request = worker.line.until(TrimDead)
+    assert request == TrimDead(KS, 1, 0.0)
+    worker.line.send(64)
+    assert isinstance(worker.line.request, CountDead)
+    assert worker.line.until(Idle) == Idle(0.0), "there may be more"
+    assert isinstance(worker.line.until(TrimDead), TrimDead)
+    assert worker.line.rest() == pytest.approx(IDLE)

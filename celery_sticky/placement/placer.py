@@ -13,8 +13,8 @@ from functools import partial
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.keyspace import Keyspace
+from celery_sticky.membership.flow import Snapshot
 from celery_sticky.membership.lease import Lease, boottime
-from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership.events import Event
 from celery_sticky.placement.flow import hold
 from celery_sticky.placement.state import PlacementState

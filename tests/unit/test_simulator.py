@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from simulator import scale
 from simulator.invariants import Invariant, Violation, Witness
+from simulator.member import NEVER, SimulatedLease
 from simulator.placing import WAYS
 from simulator.run import Totals, live_seeds
 from simulator.scenario import PLAIN_POINTS, Kind, Point, draw
@@ -21,7 +22,6 @@ from simulator.world import World
 
 from celery_sticky.delivery.gate import Entry, Gate
 from celery_sticky.delivery.key_claims import KeyClaims
-from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.queues.base import Tenure
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.placement import Answer, Wish
@@ -153,7 +153,7 @@ def test_an_error_that_a_part_does_not_know_is_a_failure(monkeypatch: pytest.Mon
 
 
 def test_a_fault_that_matters_is_left_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "trusts", lambda self, now: self.phase is Phase.IN)
+    monkeypatch.setattr(SimulatedLease, "trusted", property(lambda self: self.until > NEVER))
     _, failure = live_seeds(range(40), lambda seed: replace(draw(seed), losses=0.0, broker_losses=0.0))
     assert failure is not None and failure.invariant is Invariant.TWO_OWNERS
     assert 1 <= len(shrink(failure).scenario.faults) <= 2

@@ -12,6 +12,7 @@ import pytest
 from harness.rules import Rule, broken_without, rule
 from simulator.courier import SteppedCourier
 from simulator.invariants import Invariant
+from simulator.member import NEVER, SimulatedLease
 from simulator.pool import Pool, SimulatedRun
 from simulator.scenario import Kind
 from simulator.terms import MARGIN, TTL
@@ -24,7 +25,7 @@ from celery_sticky.keys import SlotId
 from celery_sticky.ownership import changes, machine
 from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
 from celery_sticky.ownership.holdings import Holdings
-from celery_sticky.ownership.machine import Machine, Phase
+from celery_sticky.ownership.machine import Machine
 from celery_sticky.ownership.view import View
 from celery_sticky.ownership.watches import Watches
 from celery_sticky.queues import memory as queues
@@ -36,10 +37,18 @@ on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._o
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
 start_entry, handed_over, swap = SteppedCourier.start_entry, changes._handed_over, MemoryStore.swap
-opened = DeliveryState.opened
+opened, grant = DeliveryState.opened, SimulatedLease.grant
 
 
-# -- The machine without … ---------------------------------------------------------------------
+# -- The member without … ---------------------------------------------------------------------
+
+
+ENDLESS = property(lambda self: self.until > NEVER)
+
+
+def granted_and_never_ended(self: SimulatedLease, keyspace: str, until: float, membership: int) -> None:
+    if until > NEVER:
+        grant(self, keyspace, until, membership)
 
 
 def trust_from_the_answer(self: Machine, event: BeatDone, now: float, effects: list[Effect]) -> None:
@@ -234,7 +243,21 @@ def bring_due_to_the_front(self: MemoryQueues, want: Want, now: float, fetched: 
 
 
 RULES = [
-    rule("trust ends", Machine, "trusts", lambda self, now: self.phase is Phase.IN, breaks={Invariant.TWO_OWNERS}),
+    rule("trust ends", SimulatedLease, "trusted", ENDLESS, breaks={Invariant.TWO_OWNERS}),
+    rule(
+        "trust ends with the membership",
+        SimulatedLease,
+        "grant",
+        granted_and_never_ended,
+        breaks={Invariant.TWO_OWNERS, Invariant.OVERLAP_TRUSTED},
+    ),
+    rule(
+        "the application hears of a loss before the next owner starts",
+        Holdings,
+        "tell",
+        lambda self, slots: frozenset(),
+        breaks={Invariant.UNTOLD_LOSS},
+    ),
     rule(
         "trust counts from before the beat was sent",
         Machine,

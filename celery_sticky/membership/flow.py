@@ -1,15 +1,16 @@
 """The flow of a member: the requests that it yields, and the parts of the worker that it tells what has happened.
 
-`state` has the flow itself. Whoever runs it carries out each request and sends back the answer, or throws the error in.
+`state` has the flow itself. Its runner carries out each request and sends back the answer, or throws the error in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from celery_sticky.errors import RefusedToStart
+from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import View
@@ -145,3 +146,4 @@ class Surroundings:
     revoke_limit: int
     observer: Observer | None = None
     """The placer; None: the keyspace is not a placed one."""
+    instruments: Instruments = field(default_factory=Instruments)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.membership.clerk import Clerk
 from celery_sticky.membership.flow import Hooks, Placer, Slots, Snapshot, Surroundings
 from celery_sticky.membership.lease import Lease, boottime
@@ -45,11 +46,22 @@ class Member:
         revoke_ttl: float,
         revoke_limit: int,
         placer: Placer | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
         """`config` gets the incarnation of our name whose process is known to be dead, or an empty string."""
         self.keyspace = keyspace
         self._config, self._lease, self._name_lock = config, lease, name_lock
-        self._here = Surroundings(keyspace, slots, lease, hooks, boottime, revoke_ttl, revoke_limit, placer)
+        self._here = Surroundings(
+            keyspace,
+            slots,
+            lease,
+            hooks,
+            boottime,
+            revoke_ttl,
+            revoke_limit,
+            observer=placer,
+            instruments=instruments or Instruments(),
+        )
         self._clerk = Clerk(open_store, name_lock, placer)
         self._inbox: deque[Event] = deque()
         self._state: MembershipState | None = None

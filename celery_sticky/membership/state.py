@@ -9,48 +9,39 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from celery_sticky.errors import (
-    KeyspaceMismatch,
-    NameTaken,
-    RecordUnusable,
-    RefusedToStart,
-    StickyError,
-    StoreUnavailable,
-)
+from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StoreUnavailable
 from celery_sticky.keyspace import how_to_agree
-from celery_sticky.membership.flow import Flow, Pause, Prepare, Snapshot, Surroundings, Watch
+from celery_sticky.membership.flow import Flow, Pause, Snapshot, Surroundings, Watch
+from celery_sticky.membership.owner_changes import OwnerChanges
+from celery_sticky.membership.store_requests import StoreRequests
 from celery_sticky.ownership.events import (
-    BeatDone,
     CloseSlot,
     Effect,
     Event,
+    Evicted,
     LoseSlots,
     Opened,
     OpenSlot,
     Read,
-    ReadDone,
     Refuse,
     Say,
     SendBeat,
     StopSlot,
+    StoreEffect,
     StoreFailed,
     Swap,
-    SwapDone,
     Tick,
+    WasEvicted,
 )
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.ownership.view import View
-from celery_sticky.platform.outage import Outage
-from celery_sticky.stores.base import Store
-from celery_sticky.stores.flow import ask
 
 logger = logging.getLogger("celery_sticky.member")
 
 LONGEST_WATCH = 30.0
 BROKEN_PAUSE = 0.1
 """Seconds between attempts to listen to a store that does not answer."""
-UNTOLD = "Workers that join from now on do not know which tasks were revoked here"
 
 
 class MembershipState:
@@ -63,11 +54,9 @@ class MembershipState:
         self.membership = 0
         """Its number."""
         self._here, self._inbox = here, inbox
-        self._outage = Outage(logger, f"keyspace {here.keyspace}", self._without_store)
-        self._untold = Outage(logger, f"revokes of keyspace {here.keyspace}", lambda _: UNTOLD)
+        self._changes = OwnerChanges(here.instruments, machine.config.name, here.keyspace)
+        self._requests = StoreRequests(here, machine.config.name, self._without_store)
         self._subscribed = False
-        self._answered_at: float | None = None
-        """When the store last answered, if it has not failed since."""
         self._gained: set[int] = set()
         self._fresh: set[int] = set()
         """Those that the application has not been told of yet."""
@@ -81,7 +70,7 @@ class MembershipState:
             yield from self._take_in()
             yield from self._listen()
         except StoreUnavailable as error:
-            self._failed(error)
+            self._requests.failed(error)
             self._inbox.appendleft(StoreFailed(self._here.clock()))
             yield from self._take_in()  # what needs no store is not delayed
             yield Pause(BROKEN_PAUSE)
@@ -90,38 +79,42 @@ class MembershipState:
         while self._inbox:
             yield from self._step(self._inbox.popleft())
         self._announce_gains()
+        self._changes.tell_gains(self._here.clock(), opening=self._opening)
 
     def _listen(self) -> Flow[None]:
         now = self._here.clock()
         pause = self.machine.wake_at(now) - now
         if pause > 0:
-            # After an outage do not wait: it is over only when the store has answered and can be listened to.
-            back = self._outage.lasts and self._answered_at is not None
-            heard = yield Watch(0.0 if back else min(pause, LONGEST_WATCH))
-            if self._answered_at is not None:
-                self._outage.over(self._answered_at)
-            self._inbox.extend(heard)
+            self._inbox.extend((yield from self._requests.watch(min(pause, LONGEST_WATCH))))
         if not self._inbox:
             yield from self._step(Tick())
 
     def _step(self, event: Event) -> Flow[None]:
         following: Event | None = event
         while following is not None:
-            effects = self._advance(following)
-            following = None
-            for effect in effects:
-                match effect:
-                    case Read() | SendBeat() | Swap():
-                        following = yield from self._ask(effect)
-                    case _:
-                        self._perform(effect)
+            request = self._advance(following)
+            following = (yield from self._ask(request)) if request is not None else None
 
-    def _advance(self, event: Event) -> list[Effect]:
+    def _ask(self, request: StoreEffect) -> Flow[Event]:
+        joins = isinstance(request, Swap) and self._joins(request.new)
+        return self._requests.ask(request, self.machine.incarnation if joins else "")
+
+    def _advance(self, event: Event) -> StoreEffect | None:
+        """Take a step and carry out its effects; return the one for the store, which is the last."""
         if isinstance(event, Opened):
             self._note_opened(event)
         effects = self.machine.step(event, self._here.clock(), more=bool(self._inbox))
         self._publish()
-        return effects
+        request = None
+        for effect in effects:
+            match effect:
+                case Read() | SendBeat() | Swap():
+                    request = effect
+                case _:
+                    self._perform(effect)
+        closed = frozenset(effect.slot for effect in effects if isinstance(effect, CloseSlot))
+        self._lose(closed, given=False)
+        return request
 
     def _publish(self) -> None:
         machine, here, old = self.machine, self._here, self.snapshot
@@ -132,6 +125,8 @@ class MembershipState:
             here.lease.grant(here.keyspace, machine.trust_until, self.membership)
         lost = machine.store_lost_since is not None
         self.snapshot = Snapshot(machine.phase, machine.incarnation, machine.view, machine.trust_until, lost)
+        if machine.view is not None and machine.view is not old.view:
+            self._changes.adopted(old.view, machine.view, machine.dead)
         if here.observer is not None and self.snapshot.differs(old):
             here.observer.observe(self.snapshot)
 
@@ -150,12 +145,19 @@ class MembershipState:
         if self._fresh:
             fresh, self._fresh = frozenset(self._fresh), set()
             self._here.hooks.gained(self._here.keyspace, fresh)
+            self._changes.gained(fresh, self._here.clock())
 
-    def _lose(self, slots: frozenset[int]) -> None:
+    def _opening(self) -> bool:
+        return SlotState.OPENING in self.machine.slots.values()
+
+    def _lose(self, slots: frozenset[int], *, given: bool) -> None:
+        if not slots:
+            return
         self._announce_gains()
         if lost := slots & self._gained:
             self._gained -= lost
             self._here.hooks.lost(self._here.keyspace, lost)
+            self._changes.lost(lost, self.snapshot.view, given=given)
 
     def _perform(self, effect: Effect) -> None:
         here = self._here
@@ -168,9 +170,12 @@ class MembershipState:
             case CloseSlot(slot):
                 here.lease.mark(here.keyspace, slot, open_here=False)
                 here.slots.close((here.keyspace, slot))
-                self._lose(frozenset((slot,)))
             case LoseSlots(slots):
-                self._lose(slots)
+                self._lose(slots, given=True)
+            case Evicted():
+                self._changes.evicted(effect)
+            case WasEvicted():
+                self._changes.was_evicted(effect, len(self._gained))
             case Refuse(reason, name_taken):
                 here.hooks.refused(self._refusal(reason, name_taken=name_taken))
             case Say(text):
@@ -184,76 +189,10 @@ class MembershipState:
         assert view is not None
         return KeyspaceMismatch(f"{where}. {how_to_agree(keyspace, view, self.machine.config.slots)}")
 
-    # -- the store -----------------------------------------------------------------------------
-
-    def _ask(self, effect: Read | SendBeat | Swap) -> Flow[Event]:
-        sent = self._here.clock()
-        try:
-            answer = yield from self._request(effect, sent)
-        except StickyError as error:  # a document that cannot be read is as bad as none
-            self._failed(error)
-            return StoreFailed(sent)
-        self._answered_at = self._here.clock()
-        return answer
-
-    def _request(self, effect: Read | SendBeat | Swap, sent: float) -> Flow[Event]:
-        match effect:
-            case Read():
-                reading = yield from ask(Store.read)
-                return ReadDone(reading.view, dict(reading.heartbeats), reading.store_id, reading.clock)
-            case SendBeat(incarnation, announce):
-                heartbeat = yield from ask(Store.heartbeat, incarnation, announce=announce)
-                if self._here.observer is not None and heartbeat.alive:
-                    self._here.observer.heartbeat_done(incarnation, heartbeat.counter)
-                yield from self._share_revokes()
-                return BeatDone(
-                    sent,
-                    heartbeat.alive,
-                    heartbeat.version,
-                    heartbeat.generation,
-                    heartbeat.store_id,
-                    heartbeat.heartbeats,
-                    heartbeat.counter,
-                )
-            case Swap(old, new, guard):
-                if self._joins(new):
-                    yield from self._prepare()
-                sent = self._here.clock()
-                done = yield from ask(Store.swap, old, new, guard)
-                return SwapDone(sent, new, done)
-
     def _joins(self, new: View) -> bool:
         """Return whether our next incarnation becomes a member by this document."""
         me = new.members.get(self.machine.config.name)
         return me is not None and me.incarnation == self.machine.incarnation != self.joined_as
-
-    def _prepare(self) -> Flow[None]:
-        yield Prepare(self.machine.incarnation)
-        try:
-            revoked = yield from ask(Store.revoked)  # before slots arrive
-        except RecordUnusable as error:  # all keyspaces share this key: it must not keep workers from joining any
-            keyspace = self._here.keyspace
-            logger.error("keyspace %s: joining without knowing which tasks were revoked: %s", keyspace, error)
-        else:
-            self._here.hooks.learn_revokes(revoked)
-
-    def _share_revokes(self) -> Flow[None]:
-        here = self._here
-        if not (fresh := here.hooks.fresh_revokes()):
-            return
-        try:
-            yield from ask(Store.revoke, fresh, ttl=here.revoke_ttl, limit=here.revoke_limit)
-        except StoreUnavailable as error:
-            # The heartbeat before this was counted: an error here must not cost the lease.
-            self._untold.failed(error, here.clock())
-        else:
-            here.hooks.revokes_told(fresh)
-            self._untold.over(here.clock())
-
-    def _failed(self, error: StickyError) -> None:
-        """Record that the store has not answered, or not with anything usable."""
-        self._answered_at = None
-        self._outage.failed(error, self._here.clock())
 
     def _without_store(self, now: float) -> str:
         left = self.snapshot.trust_until - now

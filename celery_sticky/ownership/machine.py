@@ -30,6 +30,7 @@ from celery_sticky.ownership.events import (
     Drained,
     Effect,
     Event,
+    Evicted,
     HeartbeatHeard,
     HostDown,
     HostUp,
@@ -49,6 +50,7 @@ from celery_sticky.ownership.events import (
     SwapDone,
     Tick,
     ViewChanged,
+    WasEvicted,
 )
 from celery_sticky.ownership.holdings import Holdings, SlotState
 from celery_sticky.ownership.view import STALLED, Member, MemberState, View
@@ -109,6 +111,8 @@ class Machine:
         self.trust_until = float("-inf")
         self._holdings = Holdings(config.name)
         self._watches = Watches()
+        self.dead = frozenset[str]()
+        """The names of members that are missing from the newest view because they were declared dead."""
         self.leaving = False
         self.store_lost_since: float | None = None
         self._lost_look: tuple[tuple[int, int] | None, float] = (None, now)
@@ -131,6 +135,8 @@ class Machine:
         self._tries = 0
         self._changed = True
         self._worker_queue_closed = ""
+        self._evicting: tuple[Evicted, ...] = ()
+        """What is true when the swap under way is done."""
 
     @property
     def slots(self) -> Mapping[int, SlotState]:
@@ -276,7 +282,7 @@ class Machine:
         ):
             self._read_at = now  # the store seems lost or rolled back: such a store renews no lease
         elif not event.alive:
-            self._on_gone(now, effects)
+            self._on_gone(now, effects, evicted=True)
         else:
             self.trust_until = event.sent + self.config.ttl - self.config.margin
             if event.version != view.version:
@@ -288,7 +294,9 @@ class Machine:
         self._touch(now)
         # A refused swap shows that no new document was needed. If the store is lost anyway, the wait starts again.
         self.store_lost_since = None
+        evicted, self._evicting = self._evicting, ()
         if event.done:
+            effects += evicted
             self._read_at = None  # what we have just written is the newest
             self._adopt(event.new, now, effects)
         else:
@@ -298,6 +306,7 @@ class Machine:
             self._swap_at = self._later(now, 0.02)
 
     def _on_store_failed(self, now: float) -> None:
+        self._evicting = ()
         if self._read_at is None:
             self._read_at = now
         if self._retry_at <= now:  # repeated failures must not push the retry further away
@@ -320,8 +329,10 @@ class Machine:
         return self.view if self.phase is Phase.IN else None
 
     def _adopt(self, view: View, now: float, effects: list[Effect]) -> None:
-        if self.view is not None and self.view.generation != view.generation:
+        same = self.view is not None and self.view.generation == view.generation
+        if not same:
             self._unowned_since = None  # a new document starts its wait for other workers from the beginning
+        self.dead = self._declared_dead(self.view, view, now) if same and self.view else frozenset()
         self.view = view
         self._changed = True
         self._newest = (view.generation, view.version)
@@ -337,14 +348,30 @@ class Machine:
             self._beat_at = self._joining_sent + self.config.ttl / 3
             effects.append(Say(f"joined as {self.incarnation} at version {view.version}"))
         elif self.phase is Phase.IN and not mine:
-            self._on_gone(now, effects)
+            self._on_gone(now, effects, evicted=same)
 
-    def _on_gone(self, now: float, effects: list[Effect]) -> None:
+    def _declared_dead(self, old: View, new: View, now: float) -> frozenset[str]:
+        """Return who is missing from the new view and has not left.
+
+        Who leaves sends heartbeats until then. An earlier process with our own name is dead, or we could not be here.
+        """
+        present = {self.incarnation, *(member.incarnation for member in new.members.values())}
+        gone = [member for member in old.members.values() if member.incarnation not in present]
+        mine, ttl = self.config.name, self.config.ttl
+        return frozenset(m.name for m in gone if m.name == mine or now - self._watches[m].since >= ttl)
+
+    def _on_gone(self, now: float, effects: list[Effect], *, evicted: bool) -> None:
         if self.leaving:
             self.phase = Phase.LEFT
             self._changed = True
             self.trust_until = float("-inf")
             return
+        if evicted and not self._sent_away:
+            counted = self.trust_until - self.config.ttl + self.config.margin
+            effects.append(WasEvicted(self.incarnation, now - counted))
+        else:
+            why = "it left because it could not run anything" if self._sent_away else "the document is a new one"
+            effects.append(Say(f"no longer a member: {why}"))
         self.phase = Phase.OUT
         self._changed = True
         self.trust_until = float("-inf")
@@ -352,8 +379,6 @@ class Machine:
         self._joining_sent = None
         self._beat_at = float("inf")
         self._read_at = now
-        why = "left because it could not run anything" if self._sent_away else "evicted, or the document is a new one"
-        effects.append(Say(f"no longer a member: {why}"))
 
     def _on_store_lost(self, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:
         found = None if view is None else (view.generation, view.version)
@@ -483,8 +508,9 @@ class Machine:
         silent = [m for m in self._others(view) if self.trusts(now) and now >= self._evicted_at(m)]
         for member in silent:
             new = changes.evict(new, member.name)
-            silence = now - self._watches[member].since
-            effects.append(Say(f"evicting {member.name}: no heartbeat for {silence:.1f} s"))
+        self._evicting = tuple(
+            Evicted(m.name, now - self._watches[m].since, len(view.owned_by(m.name))) for m in silent
+        )
         if now >= self._leaves_at(new):
             self._sent_away = not self.leaving
             new = changes.leave(new, config.name)

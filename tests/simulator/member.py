@@ -56,6 +56,7 @@ class SteppedMember:
             revoke_ttl=0.0,
             revoke_limit=0,
             observer=process.placer,
+            instruments=process.world.instruments,
         )
 
     @property

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keys import Slot
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
@@ -68,6 +69,8 @@ class World:
         self.placed = Placed(self, placement) if placement is not None else None
         self.witness = self.placed.witness if self.placed is not None else Witness(scenario.slots)
         self.broker = Broker(self.witness, self._has_message, placed=self.placed is not None)
+        self.instruments = Instruments()
+        """Of all workers."""
         self.processes: list[Process] = []
         self.events = self.struck = 0
         self.trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=REMEMBERED)

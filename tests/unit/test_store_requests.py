@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,9 +17,8 @@ from celery_sticky.membership.clerk import Clerk
 from celery_sticky.membership.flow import Surroundings
 from celery_sticky.membership.lease import boottime
 from celery_sticky.membership.name_lock import NameLock
-from celery_sticky.membership.state import MembershipState
+from celery_sticky.membership.store_requests import StoreRequests
 from celery_sticky.ownership.events import BeatDone, Event, Read, SendBeat, StoreFailed
-from celery_sticky.ownership.machine import Machine, MemberConfig
 from celery_sticky.stores.base import Reading
 from celery_sticky.stores.flow import carry_out
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
@@ -75,13 +73,12 @@ class Asking:
     """A member that asks the store for what one likes."""
 
     def __init__(self, store: Refusing, name_lock: NameLock) -> None:
-        config = MemberConfig("a", "a", 4, "h", ttl=3.0, margin=0.5, settle=0.05, broker_grace=30.0)
         here = Surroundings(KS, MagicMock(), MagicMock(), WorkerHooks(None), boottime, revoke_ttl=60.0, revoke_limit=10)
-        self._state = MembershipState(here, Machine(config, 0.0), deque())
+        self._requests = StoreRequests(here, "a", lambda _: "It matters")
         self._clerk = Clerk(lambda: store, name_lock, None)
 
     def ask(self, effect: Read | SendBeat) -> Event:
-        return carry_out(self._state._ask(effect), self._clerk.perform)
+        return carry_out(self._requests.ask(effect, ""), self._clerk.perform)
 
     def heartbeats(self) -> bool:
         answer = self.ask(SendBeat("a-1", announce=True))
@@ -89,7 +86,7 @@ class Asking:
 
     def prepares(self) -> None:
         """Do what comes before the swap that joins."""
-        carry_out(self._state._prepare(), self._clerk.perform)
+        carry_out(self._requests._prepare("a-1"), self._clerk.perform)
 
 
 @pytest.fixture

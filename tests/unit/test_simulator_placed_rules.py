@@ -13,6 +13,7 @@ from simulator.scenario import Kind
 
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.key_claims import KeyClaims
+from celery_sticky.membership.store_requests import StoreRequests
 from celery_sticky.ownership.view import View
 from celery_sticky.placement import worker_queues
 from celery_sticky.placement.claiming import Decisions
@@ -150,6 +151,13 @@ RULES = [
         breaks={Invariant.TWO_CLAIMS, Invariant.OVERLAP_TRUSTED},
         kinds=(Kind.FAIL_OVER, Kind.RESTART),
         first=1600,
+    ),
+    rule(
+        "a worker enlists before it joins",
+        StoreRequests,
+        "_prepare",
+        says_nothing,
+        breaks={Invariant.NOT_DRAINED},
     ),
     rule(
         "a key is given back",

@@ -22,8 +22,19 @@ from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.state import DeliveryState, End
 from celery_sticky.keys import SlotId
+from celery_sticky.membership.flow import Flow
+from celery_sticky.membership.store_requests import StoreRequests
 from celery_sticky.ownership import changes, machine
-from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
+from celery_sticky.ownership.events import (
+    BeatDone,
+    Effect,
+    Event,
+    ReadDone,
+    StoreEffect,
+    StoreFailed,
+    Swap,
+    SwapDone,
+)
 from celery_sticky.ownership.holdings import Holdings
 from celery_sticky.ownership.machine import Machine
 from celery_sticky.ownership.view import View
@@ -37,7 +48,8 @@ on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._o
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
 start_entry, handed_over, swap = SteppedCourier.start_entry, changes._handed_over, MemoryStore.swap
-opened, grant = DeliveryState.opened, SimulatedLease.grant
+opened = DeliveryState.opened
+ask_store, ask_and_fail = StoreRequests._ask, StoreRequests.ask
 
 
 # -- The member without … ---------------------------------------------------------------------
@@ -46,9 +58,16 @@ opened, grant = DeliveryState.opened, SimulatedLease.grant
 ENDLESS = property(lambda self: self.until > NEVER)
 
 
-def granted_and_never_ended(self: SimulatedLease, keyspace: str, until: float, membership: int) -> None:
-    if until > NEVER:
-        grant(self, keyspace, until, membership)
+def sent_when_answered(self: StoreRequests, effect: StoreEffect, joins: str, sent: float) -> Flow[Event]:
+    answer = yield from ask_store(self, effect, joins, sent)
+    return replace(answer, sent=self._here.clock()) if isinstance(answer, BeatDone | SwapDone) else answer
+
+
+def lost_is_done(self: StoreRequests, effect: StoreEffect, joins: str) -> Flow[Event]:
+    answer = yield from ask_and_fail(self, effect, joins)
+    if isinstance(answer, StoreFailed) and isinstance(effect, Swap):
+        return SwapDone(answer.sent, effect.new, True)
+    return answer
 
 
 def trust_from_the_answer(self: Machine, event: BeatDone, now: float, effects: list[Effect]) -> None:
@@ -245,11 +264,18 @@ def bring_due_to_the_front(self: MemoryQueues, want: Want, now: float, fetched: 
 RULES = [
     rule("trust ends", SimulatedLease, "trusted", ENDLESS, breaks={Invariant.TWO_OWNERS}),
     rule(
-        "trust ends with the membership",
-        SimulatedLease,
-        "grant",
-        granted_and_never_ended,
-        breaks={Invariant.TWO_OWNERS, Invariant.OVERLAP_TRUSTED},
+        "a request counts from before it was sent",
+        StoreRequests,
+        "_ask",
+        sent_when_answered,
+        breaks={Invariant.TWO_OWNERS},
+    ),
+    rule(
+        "a swap whose answer was lost may not have happened",
+        StoreRequests,
+        "ask",
+        lost_is_done,
+        breaks={Invariant.VERSION_GAP, Invariant.TWO_OWNERS},
     ),
     rule(
         "the application hears of a loss before the next owner starts",

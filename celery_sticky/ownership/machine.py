@@ -136,7 +136,7 @@ class Machine:
         self._changed = True
         self._worker_queue_closed = ""
         self._evicting: tuple[Evicted, ...] = ()
-        """What is true when the swap under way is done."""
+        """The evictions of the newest swap, until it is known to be done."""
 
     @property
     def slots(self) -> Mapping[int, SlotState]:
@@ -282,7 +282,7 @@ class Machine:
         ):
             self._read_at = now  # the store seems lost or rolled back: such a store renews no lease
         elif not event.alive:
-            self._on_gone(now, effects, evicted=True)
+            self._on_gone(now, effects, self._parting(view, view))
         else:
             self.trust_until = event.sent + self.config.ttl - self.config.margin
             if event.version != view.version:
@@ -294,19 +294,16 @@ class Machine:
         self._touch(now)
         # A refused swap shows that no new document was needed. If the store is lost anyway, the wait starts again.
         self.store_lost_since = None
-        evicted, self._evicting = self._evicting, ()
         if event.done:
-            effects += evicted
             self._read_at = None  # what we have just written is the newest
-            self._adopt(event.new, now, effects)
+            self._adopt(event.new, now, effects, own=True)
         else:
-            self._joining_sent = None
+            self._joining_sent, self._evicting = None, ()
             # Losing the race is no error: read again, a moment later than the others.
             self._read_at = now
             self._swap_at = self._later(now, 0.02)
 
     def _on_store_failed(self, now: float) -> None:
-        self._evicting = ()
         if self._read_at is None:
             self._read_at = now
         if self._retry_at <= now:  # repeated failures must not push the retry further away
@@ -328,11 +325,13 @@ class Machine:
     def _view_of_ours(self) -> View | None:
         return self.view if self.phase is Phase.IN else None
 
-    def _adopt(self, view: View, now: float, effects: list[Effect]) -> None:
-        same = self.view is not None and self.view.generation == view.generation
-        if not same:
+    def _adopt(self, view: View, now: float, effects: list[Effect], *, own: bool = False) -> None:
+        old = self.view
+        if old is not None and old.generation != view.generation:
             self._unowned_since = None  # a new document starts its wait for other workers from the beginning
-        self.dead = self._declared_dead(self.view, view, now) if same and self.view else frozenset()
+        self.dead = self._declared_dead(old, view, now)
+        effects += [evicted for evicted in self._evicting if evicted.name in self.dead]
+        self._evicting = ()
         self.view = view
         self._changed = True
         self._newest = (view.generation, view.version)
@@ -348,30 +347,39 @@ class Machine:
             self._beat_at = self._joining_sent + self.config.ttl / 3
             effects.append(Say(f"joined as {self.incarnation} at version {view.version}"))
         elif self.phase is Phase.IN and not mine:
-            self._on_gone(now, effects, evicted=same)
+            self._on_gone(now, effects, self._parting(old, view, own=own))
 
-    def _declared_dead(self, old: View, new: View, now: float) -> frozenset[str]:
+    def _parting(self, old: View | None, new: View, *, own: bool = False) -> str:
+        """Return why this member is missing from the new view, which may be its own; empty: it was evicted."""
+        if old is None or old.generation != new.generation:
+            return "the document is a new one"
+        me = old.members.get(self.config.name)
+        leaving = me is not None and me.state is MemberState.LEAVING
+        return "it left because it could not run anything" if own or leaving or self._sent_away else ""
+
+    def _declared_dead(self, old: View | None, new: View, now: float) -> frozenset[str]:
         """Return who is missing from the new view and has not left.
 
         Who leaves sends heartbeats until then. An earlier process with our own name is dead, or we could not be here.
         """
+        if old is None or old.generation != new.generation:
+            return frozenset()
         present = {self.incarnation, *(member.incarnation for member in new.members.values())}
         gone = [member for member in old.members.values() if member.incarnation not in present]
         mine, ttl = self.config.name, self.config.ttl
         return frozenset(m.name for m in gone if m.name == mine or now - self._watches[m].since >= ttl)
 
-    def _on_gone(self, now: float, effects: list[Effect], *, evicted: bool) -> None:
+    def _on_gone(self, now: float, effects: list[Effect], why: str) -> None:
         if self.leaving:
             self.phase = Phase.LEFT
             self._changed = True
             self.trust_until = float("-inf")
             return
-        if evicted and not self._sent_away:
+        if why:
+            effects.append(Say(f"no longer a member: {why}"))
+        else:
             counted = self.trust_until - self.config.ttl + self.config.margin
             effects.append(WasEvicted(self.incarnation, now - counted))
-        else:
-            why = "it left because it could not run anything" if self._sent_away else "the document is a new one"
-            effects.append(Say(f"no longer a member: {why}"))
         self.phase = Phase.OUT
         self._changed = True
         self.trust_until = float("-inf")

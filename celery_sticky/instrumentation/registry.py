@@ -28,7 +28,7 @@ class Instruments:
 
     def wants(self, *kinds: type[Fact]) -> bool:
         """Return whether somebody wants facts of any of these kinds."""
-        return any(kind in self._hooks for kind in kinds)
+        return not self._hooks.keys().isdisjoint(kinds)
 
     def tell(self, fact: Fact) -> None:
         """Call the hooks for this fact. An error in one of them is logged, and harms nobody else."""

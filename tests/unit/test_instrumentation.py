@@ -238,10 +238,10 @@ def test_a_report_that_nobody_wants_costs_less_than_a_microsecond() -> None:
     instruments, repeats = Instruments(), 10_000
 
     def seconds() -> float:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         for _ in range(repeats):
             instruments.wants(SlotsGained, SlotsTakenOver)
-        return (time.perf_counter() - begun) / repeats
+        return (time.thread_time() - begun) / repeats
 
     assert min(seconds() for _ in range(5)) < 1e-6
 

@@ -13,7 +13,6 @@ from simulator.scenario import Kind
 
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.key_claims import KeyClaims
-from celery_sticky.membership.store_requests import StoreRequests
 from celery_sticky.ownership.view import View
 from celery_sticky.placement import worker_queues
 from celery_sticky.placement.claiming import Decisions
@@ -153,13 +152,6 @@ RULES = [
         first=1600,
     ),
     rule(
-        "a worker enlists before it joins",
-        StoreRequests,
-        "_prepare",
-        says_nothing,
-        breaks={Invariant.NOT_DRAINED},
-    ),
-    rule(
         "a key is given back",
         Decisions,
         "give_back",
@@ -203,6 +195,7 @@ RULES = [
         nothing,
         breaks={Invariant.RUN_ELSEWHERE},
         kinds=(),
+        first=560,
     ),
     rule(
         "a worker queue that is closed lets its worker depart",

@@ -9,14 +9,12 @@ from pathlib import Path
 FUNCTION, FILE = 50, 300
 
 ONE_IDEA = {
-    "celery_sticky/delivery/courier.py": "what any thread may ask of the courier, and its thread",
     "celery_sticky/delivery/gate.py": "which entry may start: one lock a key, one state machine an entry",
     "celery_sticky/delivery/key_claims.py": "which keys of placed keyspaces this worker may run",
     "celery_sticky/delivery/state.py": "the slots of a worker, from the opening to the last confirmed disposition",
     "celery_sticky/jobs/client.py": "what an app calls for its jobs",
     "celery_sticky/jobs/keeper/keeper.py": "what any thread may ask of the keeper, and its thread",
     "celery_sticky/jobs/keeper/reconciler.py": "wanted and running jobs compared: pure state",
-    "celery_sticky/membership/member.py": "what any thread may ask of the member, and its thread",
     "celery_sticky/ownership/machine.py": "one member's state machine: events in, effects out",
     "celery_sticky/settings.py": "every setting, with its check and its description",
     "celery_sticky/testing/queue_fence_contract.py": "the half of the queue contract about openings and fences",

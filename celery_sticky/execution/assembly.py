@@ -19,6 +19,7 @@ from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.hooks import WorkerHooks
 from celery_sticky.execution.jobs import make_jobs
 from celery_sticky.execution.refusals import Refusals
+from celery_sticky.instrumentation.logs import log_owner_changes
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.membership.lease import Lease
 from celery_sticky.membership.loop_watch import LoopWatch
@@ -65,6 +66,7 @@ class _Assembly:
             has_processes=issubclass(worker.pool_cls, PreforkPool),
             courier=self._courier(lease),
         )
+        log_owner_changes(context.instruments)
         if self._settings.loop_timeout:
             context.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, runs_task)
         context.refusals = Refusals(worker.app, worker.hostname, context.results)
@@ -145,6 +147,7 @@ class _Assembly:
             revoke_ttl=settings.revoke_ttl,
             revoke_limit=settings.revoke_limit,
             placer=context.placers.get(name),
+            instruments=context.instruments,
         )
 
     def _config(self, keyspace: str) -> Callable[[str], MemberConfig]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.execution.results import Results
+from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.membership.loop_watch import LoopWatch
@@ -30,6 +31,8 @@ class WorkerContext:
     has_processes: bool
     """Whether tasks run in their own processes, which can be killed."""
     courier: Courier
+    instruments: Instruments = field(default_factory=Instruments)
+    """Who hears what has happened in this worker."""
     members: dict[str, Member] = field(default_factory=dict)
     jobs: Any = None
     """The worker's jobs (`execution.jobs.WorkerJobs`); None if the app declares none."""

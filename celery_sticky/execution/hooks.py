@@ -15,7 +15,7 @@ logger = logging.getLogger("celery_sticky")
 
 
 class WorkerHooks:
-    """See `membership.member.Hooks`."""
+    """See `membership.flow.Hooks`."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker

@@ -18,7 +18,7 @@ from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.slots import SharedSlots
 from celery_sticky.jobs.keeper.supervisor import REMEDY, Supervisor
 from celery_sticky.jobs.keeper.suspects import Suspects
-from celery_sticky.membership.member import Slots
+from celery_sticky.membership.flow import Slots
 from celery_sticky.ownership.events import Event, HostDown
 from celery_sticky.stores import open_job_store
 

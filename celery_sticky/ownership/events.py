@@ -204,6 +204,26 @@ class LoseSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class Evicted:
+    """This member has evicted another one."""
+
+    name: str
+    silence: float
+    """Seconds since its last heartbeat."""
+    slots: int
+    """How many slots it owned."""
+
+
+@dataclass(frozen=True, slots=True)
+class WasEvicted:
+    """The other members have evicted this one."""
+
+    incarnation: str
+    silence: float
+    """Seconds since its last counted heartbeat was sent."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Stop this worker: it may not join."""
 
@@ -218,4 +238,5 @@ class Say:
     text: str
 
 
-Effect = Read | SendBeat | Swap | OpenSlot | StopSlot | CloseSlot | LoseSlots | Refuse | Say
+StoreEffect = Read | SendBeat | Swap
+Effect = StoreEffect | OpenSlot | StopSlot | CloseSlot | LoseSlots | Evicted | WasEvicted | Refuse | Say

@@ -29,6 +29,7 @@ from celery_sticky.ownership.events import (
     Drained,
     Effect,
     Event,
+    Evicted,
     HeartbeatHeard,
     HostDown,
     HostUp,
@@ -48,6 +49,7 @@ from celery_sticky.ownership.events import (
     SwapDone,
     Tick,
     ViewChanged,
+    WasEvicted,
     WorkerQueueClosed,
 )
 from celery_sticky.ownership.holdings import Holdings, SlotState
@@ -109,6 +111,8 @@ class Machine:
         self.trust_until = float("-inf")
         self._holdings = Holdings(config.name)
         self._watches = Watches()
+        self.dead = frozenset[str]()
+        """The names of members that are missing from the newest view because they were declared dead."""
         self.leaving = False
         self.store_lost_since: float | None = None
         self._lost_look: tuple[tuple[int, int] | None, float] = (None, now)
@@ -131,6 +135,8 @@ class Machine:
         self._tries = 0
         self._changed = True
         self._worker_queue_closed = ""
+        self._evicting: tuple[Evicted, ...] = ()
+        """The evictions of the newest swap, until it is known to be done."""
 
     @property
     def slots(self) -> Mapping[int, SlotState]:
@@ -295,7 +301,7 @@ class Machine:
         ):
             self._read_at = now  # the store seems lost or rolled back: such a store renews no lease
         elif not event.alive:
-            self._on_gone(now, effects)
+            self._on_gone(now, effects, self._parting(view, view))
         else:
             self.trust_until = event.sent + self.config.ttl - self.config.margin
             if event.version != view.version:
@@ -309,9 +315,9 @@ class Machine:
         self.store_lost_since = None
         if event.done:
             self._read_at = None  # what we have just written is the newest
-            self._adopt(event.new, now, effects)
+            self._adopt(event.new, now, effects, own=True)
         else:
-            self._joining_sent = None
+            self._joining_sent, self._evicting = None, ()
             # Losing the race is no error: read again, a moment later than the others.
             self._read_at = now
             self._swap_at = self._later(now, 0.02)
@@ -338,9 +344,13 @@ class Machine:
     def _view_of_ours(self) -> View | None:
         return self.view if self.phase is Phase.IN else None
 
-    def _adopt(self, view: View, now: float, effects: list[Effect]) -> None:
-        if self.view is not None and self.view.generation != view.generation:
+    def _adopt(self, view: View, now: float, effects: list[Effect], *, own: bool = False) -> None:
+        old = self.view
+        if old is not None and old.generation != view.generation:
             self._unowned_since = None  # a new document starts its wait for other workers from the beginning
+        self.dead = self._declared_dead(old, view, now)
+        effects += [evicted for evicted in self._evicting if evicted.name in self.dead]
+        self._evicting = ()
         self.view = view
         self._changed = True
         self._newest = (view.generation, view.version)
@@ -356,14 +366,39 @@ class Machine:
             self._beat_at = self._joining_sent + self.config.ttl / 3
             effects.append(Say(f"joined as {self.incarnation} at version {view.version}"))
         elif self.phase is Phase.IN and not mine:
-            self._on_gone(now, effects)
+            self._on_gone(now, effects, self._parting(old, view, own=own))
 
-    def _on_gone(self, now: float, effects: list[Effect]) -> None:
+    def _parting(self, old: View | None, new: View, *, own: bool = False) -> str:
+        """Return why this member is missing from the new view, which may be its own; empty: it was evicted."""
+        if old is None or old.generation != new.generation:
+            return "the document is a new one"
+        me = old.members.get(self.config.name)
+        leaving = me is not None and me.state is MemberState.LEAVING
+        return "it left because it could not run anything" if own or leaving or self._sent_away else ""
+
+    def _declared_dead(self, old: View | None, new: View, now: float) -> frozenset[str]:
+        """Return who is missing from the new view and has not left.
+
+        Who leaves sends heartbeats until then. An earlier process with our own name is dead, or we could not be here.
+        """
+        if old is None or old.generation != new.generation:
+            return frozenset()
+        present = {self.incarnation, *(member.incarnation for member in new.members.values())}
+        gone = [member for member in old.members.values() if member.incarnation not in present]
+        mine, ttl = self.config.name, self.config.ttl
+        return frozenset(m.name for m in gone if m.name == mine or now - self._watches[m].since >= ttl)
+
+    def _on_gone(self, now: float, effects: list[Effect], why: str) -> None:
         if self.leaving:
             self.phase = Phase.LEFT
             self._changed = True
             self.trust_until = float("-inf")
             return
+        if why:
+            effects.append(Say(f"no longer a member: {why}"))
+        else:
+            counted = self.trust_until - self.config.ttl + self.config.margin
+            effects.append(WasEvicted(self.incarnation, now - counted))
         self.phase = Phase.OUT
         self._changed = True
         self.trust_until = float("-inf")
@@ -371,8 +406,6 @@ class Machine:
         self._joining_sent = None
         self._beat_at = float("inf")
         self._read_at = now
-        why = "left because it could not run anything" if self._sent_away else "evicted, or the document is a new one"
-        effects.append(Say(f"no longer a member: {why}"))
 
     def _on_store_lost(self, view: View | None, event: ReadDone, now: float, effects: list[Effect]) -> None:
         found = None if view is None else (view.generation, view.version)
@@ -502,8 +535,9 @@ class Machine:
         silent = [m for m in self._others(view) if self.trusts(now) and now >= self._evicted_at(m)]
         for member in silent:
             new = changes.evict(new, member.name)
-            silence = now - self._watches[member].since
-            effects.append(Say(f"evicting {member.name}: no heartbeat for {silence:.1f} s"))
+        self._evicting = tuple(
+            Evicted(m.name, now - self._watches[m].since, len(view.owned_by(m.name))) for m in silent
+        )
         if now >= self._leaves_at(new):
             self._sent_away = not self.leaving
             new = changes.leave(new, config.name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import worker_queue
 from celery_sticky.keyspace import Keyspace, Worker, workers_of
-from celery_sticky.membership.member import Snapshot
+from celery_sticky.membership.flow import Snapshot
 from celery_sticky.ownership.events import Drained, Event, OpenRefused, WorkerQueueClosed
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View

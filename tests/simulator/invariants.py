@@ -92,6 +92,8 @@ class Invariant(StrEnum):
     passed on to the queue it is in."""
     NOT_GIVEN_BACK = "not-given-back"
     """Claims are left on keys that have no work, long after the last fault."""
+    UNTOLD_LOSS = "untold-loss"
+    """A member gave a slot away before its application was told that it is lost."""
     UNTOLD_PIN = "untold-pin"
     """A worker lost a pin that it did not remove, and was not told, long after the last fault."""
     ERROR = "error"

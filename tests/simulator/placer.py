@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import StoreUnavailable
-from celery_sticky.membership.member import Snapshot
+from celery_sticky.membership.flow import Snapshot
 from celery_sticky.ownership.events import Event, ViewChanged
 from celery_sticky.placement.flow import Flow, Request
 from celery_sticky.placement.placer import BROKEN_PAUSE

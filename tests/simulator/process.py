@@ -1,42 +1,17 @@
-"""A worker's main process: its member (the real machine), its clock, its line to the store, and what befalls it."""
+"""A worker's main process: its parts, its clock, its line to the store, and what befalls it."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
-from celery_sticky.membership.member import Snapshot, changed
-from celery_sticky.ownership.events import (
-    BeatDone,
-    CloseSlot,
-    Drained,
-    Effect,
-    Event,
-    LeaveAsked,
-    LoopAnswers,
-    LoopSilent,
-    Opened,
-    OpenRefused,
-    OpenSlot,
-    Read,
-    ReadDone,
-    Refuse,
-    Say,
-    SendBeat,
-    StopSlot,
-    StoreFailed,
-    Swap,
-    SwapDone,
-    Tick,
-)
+from celery_sticky.ownership.events import Drained, Event, LeaveAsked, LoopAnswers, LoopSilent, Opened, OpenRefused
 from celery_sticky.ownership.machine import Machine, MemberConfig, Phase
-from celery_sticky.ownership.view import HAS_WORKER_QUEUE, View
-from celery_sticky.stores.memory.store import MemoryStore
+from celery_sticky.ownership.view import HAS_WORKER_QUEUE
 from simulator.courier import WatchedCourier
-from simulator.invariants import HELD, Invariant, Violation
+from simulator.member import SteppedMember
 from simulator.placer import SteppedPlacer
 from simulator.pool import Pool
 from simulator.scenario import Fault, Kind, Point
@@ -47,9 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STEP = 0.25
-"""Seconds until a child sees that its lease was ended early."""
-
 
 class Process:
     """One start of a worker."""
@@ -59,30 +31,20 @@ class Process:
         self.origin = f"{name}.{birth}"
         # A stream of its own: what befalls others does not change its delays.
         self.rng = Random(world.scenario.seed * 1009 + birth)
-        self._offset, self._rate = self.rng.uniform(0, 1e5), self.rng.uniform(0.98, 1.02)
-        self.machine = Machine(self._config(dead_incarnation), self.clock)
-        self.store = MemoryStore(world.server, KEYSPACE)
+        self._offset, self.rate = self.rng.uniform(0, 1e5), self.rng.uniform(0.98, 1.02)
         self.pool = Pool(self, world.scenario.concurrency)
         self.courier = WatchedCourier(self)
         self.placer = SteppedPlacer(self, world.placed) if world.placed is not None else None
+        self.member = SteppedMember(self, self._config(dead_incarnation))
         self.alive = True
         self.failed = False
         """Whether anything has ever befallen it."""
-        self.held = frozenset[int]()
-        self.joined_as = ""
-        """The incarnation of the newest membership: what running tasks rely on."""
         self.paused_until = self.frozen_until = 0.0
         """Until then its main process stands still; and the children of its pool."""
         self.hung_until = 0.0
         """Until then its loop starts nothing, and hears of no end."""
         self.store_cut_until = self.broker_cut_until = 0.0
         self._armed: list[Fault] = []
-        self._inbox: deque[Event] = deque()
-        self._busy = False
-        self._wake = 0
-        self._trust: tuple[float, Phase] = (float("-inf"), Phase.OUT)
-        self._view: View | None = None
-        self._told = Snapshot()
 
     def _config(self, dead_incarnation: str) -> MemberConfig:
         scenario = self.world.scenario
@@ -106,12 +68,27 @@ class Process:
     @property
     def clock(self) -> float:
         """Its own clock, in seconds."""
-        return self._offset + self._rate * self.world.now
+        return self._offset + self.rate * self.world.now
+
+    @property
+    def machine(self) -> Machine:
+        """The state of its member."""
+        return self.member.machine
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The slots that are open here or may be."""
+        return self.member.held if self.alive else frozenset()
+
+    @property
+    def joined_as(self) -> str:
+        """The incarnation of the newest membership: what running tasks rely on."""
+        return self.member.joined_as
 
     @property
     def trusts(self) -> bool:
-        """Whether it may act on what it owns."""
-        return self.machine.trusts(self.clock)
+        """Whether it may act on what it owns, by its lease."""
+        return self.member.lease.trusted
 
     @property
     def taking_part(self) -> bool:
@@ -120,7 +97,7 @@ class Process:
 
     def trust_ends_in(self) -> float:
         """Return after how many seconds of the world its trust ends, as it stands."""
-        return (self.machine.trust_until - self.clock) / self._rate
+        return (self.member.lease.until - self.clock) / self.rate
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -151,51 +128,14 @@ class Process:
         hangs = self.world.now < self.hung_until
         self.report(KEYSPACE, LoopSilent("0.0 it hangs") if hangs else LoopAnswers())
 
-    def post(self, event: Event) -> None:
-        """Tell the member something."""
-        self._inbox.append(event)
-        self.turn()
-
     def report(self, _: str, event: Event) -> None:
         """Tell the member, or the placer, what was seen: its thread takes that in a moment later."""
         self.world.note(self.origin, "%s", event)
         of_queue = isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str)
         if self.placer is not None and of_queue:
             self.placer.report(event)
-            return
-        self._inbox.append(event)
-        self.later(self.rng.uniform(0, 0.01), self.turn)
-
-    def turn(self) -> None:
-        """Do what there is to do, unless it waits for the store, or stands still."""
-        while self.alive and not self._busy and self.world.now >= self.paused_until:
-            if self._inbox:
-                self._step(self._inbox.popleft())
-            elif (due := self.machine.wake_at(self.clock)) <= self.clock:
-                self._step(Tick())
-            else:
-                self._wake += 1
-                self.world.after((due - self.clock) / self._rate + 1e-6, partial(self._woken, self._wake))
-                return
-
-    def _woken(self, wake: int) -> None:
-        if wake == self._wake:
-            self.turn()
-
-    def _step(self, event: Event) -> None:
-        machine, world = self.machine, self.world
-        effects = machine.step(event, self.clock, more=bool(self._inbox))
-        if machine.view is not self._view:
-            world.witness.adopts(self, self._view, machine.view)
-            self._view = machine.view
-        self._publish()
-        for effect in effects:
-            self._perform(effect)
-        if not self.alive:
-            return
-        self.held = frozenset(slot for slot, state in machine.slots.items() if state in HELD)
-        world.witness.owns(self, world.processes)
-        self.learns_of_claims()
+        else:
+            self.member.post(event, wakes=partial(self.later, self.rng.uniform(0, 0.01)))
 
     def learns_of_claims(self) -> None:
         """Its claims, or the lease that they rest on, may have changed."""
@@ -207,80 +147,6 @@ class Process:
         """The keys that it may run as far as it knows."""
         return self.courier.consult(lambda state: state.claims.claimed(KEYSPACE))
 
-    def _publish(self) -> None:
-        machine = self.machine
-        self._tell_placer()
-        if machine.phase is Phase.IN and machine.incarnation != self.joined_as:
-            self.joined_as = machine.incarnation
-        trust = (machine.trust_until, machine.phase)
-        if trust != self._trust:
-            self._trust = trust
-            if machine.phase is not Phase.IN:
-                self.world.after(self.rng.uniform(0, STEP), self.pool.look_at_the_lease)
-
-    def _tell_placer(self) -> None:
-        if self.placer is None:
-            return
-        old, machine = self._told, self.machine
-        self._told = Snapshot(machine.phase, machine.incarnation, machine.view)
-        if changed(old, self._told):
-            self.placer.observe(self._told)
-
-    def _perform(self, effect: Effect) -> None:
-        match effect:
-            case Read() | SendBeat() | Swap():
-                self._ask(effect)
-            case OpenSlot(slot, epoch, incarnation):
-                self.courier.open((KEYSPACE, slot), epoch, incarnation)
-            case StopSlot(slot):
-                self.courier.stop((KEYSPACE, slot))
-            case CloseSlot(slot):
-                self.courier.close((KEYSPACE, slot))
-            case Refuse(reason):
-                raise Violation(Invariant.REFUSED, f"{self.origin}: {reason}")
-            case Say(text):
-                self.world.note(self.origin, "%s", text)
-
-    # -- the line to the store -----------------------------------------------------------------
-
-    def _ask(self, effect: Read | SendBeat | Swap) -> None:
-        self._busy = True
-        sent = self.clock
-        if isinstance(effect, Swap):
-            self.world.note(self.origin, "swaps to version %s", effect.new.version)
-        # A process that is frozen while it asks has sent its request already, or sends it when it wakes.
-        if self.passes(Point.STORE_ASKED) and self.rng.random() < 0.5:
-            self.outcome(partial(self._send, effect, sent))
-        else:
-            self._send(effect, sent)
-
-    def _send(self, effect: Read | SendBeat | Swap, sent: float) -> None:
-        if self.placer is None or not isinstance(effect, Swap) or not self._joins(effect.new):
-            self._bring(effect, sent)
-            return
-        self.placer.joining(
-            self.machine.incarnation,
-            joined=lambda: self._bring(effect, self.clock),
-            failed=lambda: self._answered(StoreFailed(sent)),
-        )
-
-    def _joins(self, new: View) -> bool:
-        me = new.members.get(self.name)
-        return me is not None and me.incarnation == self.machine.incarnation != self.joined_as
-
-    def _bring(self, effect: Read | SendBeat | Swap, sent: float) -> None:
-        self.ask_store(
-            lambda: self.world.serve(self, effect, sent),
-            answered=partial(self._came, effect),
-            failed=lambda: self._answered(StoreFailed(sent)),
-        )
-
-    def _came(self, effect: Read | SendBeat | Swap, event: BeatDone | ReadDone | SwapDone | StoreFailed) -> None:
-        match effect, event:
-            case SendBeat(incarnation), BeatDone(alive=True, counter=counter) if self.placer is not None:
-                self.placer.heartbeat_done(incarnation, counter)
-        self._answered(event)
-
     def ask_store(self, serve: Callable[[], T], *, answered: Callable[[T], None], failed: Callable[[], None]) -> None:
         """Have the store do something; go on in this process with what it answers, or without."""
         self.world.ask(
@@ -291,14 +157,6 @@ class Process:
             answered=lambda answer: self.outcome(partial(answered, answer)),
             failed=lambda: self.outcome(failed),
         )
-
-    def _answered(self, event: BeatDone | ReadDone | SwapDone | StoreFailed) -> None:
-        if self.passes(Point.STORE_ANSWERED):
-            self.outcome(partial(self._answered, event))
-            return
-        self._busy = False
-        self._inbox.appendleft(event)
-        self.turn()
 
     # -- what befalls it -----------------------------------------------------------------------
 
@@ -334,13 +192,12 @@ class Process:
                 if fault.kind is Kind.PAUSE:
                     self.frozen_until = max(self.frozen_until, until)
                     self.world.at(self.frozen_until, self.pool.thaw)
-                self.world.at(self.paused_until, self.turn)
             case Kind.CRASH:
                 dead = self.machine.incarnation if fault.proof else ""
                 self.die()
                 self.world.after(fault.seconds, lambda: self.world.start(self.name, dead_incarnation=dead))
             case Kind.LEAVE:
-                self.outcome(lambda: self.post(LeaveAsked()))
+                self.outcome(lambda: self.member.post(LeaveAsked()))
                 self.world.after(fault.seconds, self._replace)
             case Kind.HANG:
                 self.hung_until = max(self.hung_until, until)
@@ -365,8 +222,7 @@ class Process:
         if self.alive:
             self.world.note(self.origin, "is dead")
             self.alive = False
-            self.held = frozenset()
-            self.store.close()
+            self.member.close()
             if self.placer is not None:
                 self.placer.close()
             self.pool.die_with_parent()

@@ -14,13 +14,14 @@ from random import Random
 from typing import Any, TypeVar
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keys import Slot
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
-from celery_sticky.ownership.events import BeatDone, Read, ReadDone, SendBeat, StoreFailed, Swap, SwapDone
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
+from celery_sticky.stores.base import Store
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from simulator.broker import Broker, WitnessedQueues
 from simulator.invariants import Invariant, Violation, Witness
@@ -68,6 +69,8 @@ class World:
         self.placed = Placed(self, placement) if placement is not None else None
         self.witness = self.placed.witness if self.placed is not None else Witness(scenario.slots)
         self.broker = Broker(self.witness, self._has_message, lambda: self.now, placed=self.placed is not None)
+        self.instruments = Instruments()
+        """Of all workers."""
         self.processes: list[Process] = []
         self.events = self.struck = 0
         self.trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=REMEMBERED)
@@ -183,7 +186,7 @@ class World:
             process = Process(self, name, next(self._births), dead_incarnation=dead_incarnation)
             self.note(process.origin, "starts")
             self.processes.append(process)
-            process.turn()
+            process.member.start()
 
     def _strike(self, fault: Fault) -> None:
         if fault.victim:
@@ -248,39 +251,19 @@ class World:
 
     # -- the store's side ----------------------------------------------------------------------
 
-    def serve(
-        self, process: Process, effect: Read | SendBeat | Swap, sent: float
-    ) -> BeatDone | ReadDone | SwapDone | StoreFailed:
-        """Carry out a request at the store."""
-        if self.store_is_away:
-            return StoreFailed(sent)
-        store = process.store
-        match effect:
-            case Read():
-                reading = store.read()
-                return ReadDone(reading.view, dict(reading.heartbeats), reading.store_id, EPOCH + self.now)
-            case SendBeat(incarnation, announce):
-                heartbeat = store.heartbeat(incarnation, announce=announce)
-                if heartbeat.alive:
-                    self._beaten[incarnation] = self.now
-                self._pass_signals_on()
-                return BeatDone(
-                    sent,
-                    heartbeat.alive,
-                    heartbeat.version,
-                    heartbeat.generation,
-                    heartbeat.store_id,
-                    heartbeat.heartbeats,
-                    heartbeat.counter,
-                )
-            case Swap(old, new, guard):
-                before = store.read().view
-                done = store.swap(old, new, guard)
-                if done:
-                    self._look_up()
-                    self._judge(process, before, new)
-                self._pass_signals_on()
-                return SwapDone(sent, new, done)
+    def serve(self, request: Callable[[Store], object], store: Store) -> object:
+        """Carry out a request at the store; return its answer, or the error that the worker gets."""
+        return StoreUnavailable("away") if self.store_is_away else request(store)
+
+    def beats(self, incarnation: str) -> None:
+        """Note that a heartbeat was counted."""
+        self._beaten[incarnation] = self.now
+
+    def swapped(self, writer: Process, old: View | None, new: View) -> None:
+        """Note, and judge, that the document was replaced."""
+        self.note(writer.origin, "has written version %s", new.version)
+        self._look_up()
+        self._judge(writer, old, new)
 
     @property
     def store_is_away(self) -> bool:
@@ -291,19 +274,20 @@ class World:
         if self.placed is not None:
             self.placed.look()
 
-    def _pass_signals_on(self) -> None:
+    def pass_signals_on(self) -> None:
+        """Bring the signals of the store to the workers."""
         for process in self.processes:
-            if not process.alive:
+            if not process.alive or not process.member.store.subscribed:
                 continue
             try:
-                signals = process.store.watch(0)
+                signals = process.member.store.watch(0)
             except StoreUnavailable:
-                process.outcome(partial(process.post, StoreFailed(process.clock)))
+                process.outcome(process.member.cut)
                 continue
             for signal in signals:
                 deaf = self.scenario.deaf or self.now < process.store_cut_until
                 if not deaf and process.rng.random() >= self.losses:
-                    process.later(process.rng.uniform(0, 0.1), partial(process.post, signal))
+                    process.later(process.rng.uniform(0, 0.1), partial(process.member.hear, signal))
 
     def _judge(self, writer: Process, old: View | None, new: View) -> None:
         for member in new.members.values():
@@ -311,6 +295,9 @@ class World:
         self.witness.swaps(old, new)
         if old is None or old.generation != new.generation:
             return
+        given = {slot for slot in old.owned_by(writer.name) if new.owner[slot] != writer.name}
+        if untold := given & writer.member.application.slots:
+            raise Violation(Invariant.UNTOLD_LOSS, f"{writer.origin} has given away slots {sorted(untold)}")
         for name, member in old.members.items():
             if name not in new.members and member.state is not MemberState.LEAVING and writer.name != name:
                 self.witness.evicted.append(name)

@@ -8,9 +8,9 @@ import pytest
 
 from celery_sticky.delivery import dead_bounds
 from celery_sticky.delivery.dead_bounds import LOOK, DeadBounds
-from celery_sticky.flows import run_flow
 from celery_sticky.queues import Disposition, Outcome, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.stores.flow import serve
 
 TENURE = Tenure("ks", 1, 1, "a", 1)
 
@@ -29,7 +29,7 @@ def buried(count: int, at: float = 0.0) -> MemoryQueues:
 
 
 def keep(bounds: DeadBounds, queues: MemoryQueues, now: float) -> None:
-    run_flow(bounds.keep(["ks"], now), lambda request: request(queues))
+    serve(bounds.keep(["ks"], now), queues)
 
 
 def test_the_oldest_go_until_the_limit_is_kept_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ from celery_sticky.ownership.events import (
     Drained,
     Effect,
     Event,
+    Evicted,
     HeartbeatHeard,
     HostDown,
     HostUp,
@@ -39,6 +40,7 @@ from celery_sticky.ownership.events import (
     SwapDone,
     Tick,
     ViewChanged,
+    WasEvicted,
 )
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, MemberConfig, Need, Phase
@@ -355,9 +357,14 @@ def test_a_silent_member_is_evicted_after_ttl_and_margin_and_not_before() -> Non
     bench = with_peer()
     bench.heartbeat("b")
     assert not kinds(bench.run(TIMEOUT - 0.1), Swap)
-    swap = one(bench.run(0.2), Swap)
+    theirs = bench.known.owned_by("b")
+    effects = bench.run(0.2)
+    swap = one(effects, Swap)
     assert set(swap.new.members) == {"a"}
     assert bench.known.owned_by("a") == frozenset(range(SLOTS))
+    evicted = one(effects, Evicted)
+    assert (evicted.name, evicted.slots) == ("b", len(theirs)) and evicted.silence >= TIMEOUT
+    assert bench.machine.dead == {"b"}
 
 
 def test_the_counter_that_stood_still_guards_the_eviction() -> None:
@@ -369,6 +376,7 @@ def test_the_counter_that_stood_still_guards_the_eviction() -> None:
     assert kinds(tried, Swap), "it must have tried, or this shows nothing"
     assert all(swap.guard for swap in kinds(tried, Swap))
     assert set(bench.known.members) == {"a", "b"}
+    assert not kinds(bench.said, Evicted), "nobody was evicted"
 
 
 def test_a_member_that_is_heard_is_not_evicted() -> None:
@@ -423,6 +431,28 @@ def test_several_silent_members_are_evicted_in_one_swap() -> None:
     assert set(bench.known.members) == {"a"}
 
 
+def test_an_eviction_whose_answer_was_lost_is_reported_when_it_is_seen() -> None:
+    bench = with_peer()
+    bench.heartbeat("b")
+    bench.run(TIMEOUT - 0.1)
+    bench.now += 0.2
+    swap = one(bench.step(Tick()), Swap)
+    bench.put(swap.new)
+    assert not kinds(bench.step(StoreFailed(bench.now)), Evicted)
+    assert [evicted.name for evicted in kinds(bench.run(1), Evicted)] == ["b"]
+
+
+def test_a_member_that_leaves_is_not_called_dead() -> None:
+    bench = with_peer()
+    bench.heartbeat("b")
+    bench.put(changes.leave(bench.known, "b"))
+    bench.run(TTL / 3)
+    assert bench.view is not None
+    bench.put(changes.release(bench.view, "b", sorted(bench.view.giving("b"))))
+    bench.give(ViewChanged(bench.view.version))
+    assert "b" not in bench.known.members and bench.machine.dead == frozenset()
+
+
 # -- Gone --------------------------------------------------------------------------------------
 
 
@@ -437,6 +467,8 @@ def test_an_evicted_member_closes_everything_and_joins_again_as_another_incarnat
     effects = bench.step(BeatDone(bench.now, False, bench.view.version, bench.view.generation, STORE))
     assert bench.machine.trust_until == float("-inf")
     assert [e.slot for e in kinds(effects, CloseSlot)] == mine
+    told = one(effects, WasEvicted)
+    assert told.incarnation == old and told.silence > TTL and effects[0] is told, "before the slots are closed"
     assert bench.machine.slots == {}
     bench.give(ReadDone(bench.view, dict(bench.counters), STORE, 0))
     assert bench.phase is Phase.IN
@@ -449,7 +481,21 @@ def test_a_member_that_a_view_lacks_is_gone_too() -> None:
     bench.put(changes.evict(bench.view, "a"))
     effects = bench.give(ViewChanged(bench.view.version))
     assert kinds(effects, CloseSlot)
+    assert kinds(effects, WasEvicted)
     assert bench.machine.incarnation == "a0-1"
+
+
+def test_who_left_and_finds_its_broker_again_at_that_moment_was_not_evicted() -> None:
+    bench = with_peer()
+    bench.give(BrokerDown())
+    for stop in kinds(bench.heartbeats(GRACE + 2, "b"), StopSlot)[:-1]:
+        bench.give(Drained(stop.slot))
+    assert bench.standing is MemberState.LEAVING
+    bench.give(BrokerUp())
+    assert bench.view is not None
+    bench.put(changes.release(bench.view, "a", sorted(bench.view.giving("a"))))  # its answer was lost
+    bench.give(ViewChanged(bench.view.version))
+    assert bench.machine.incarnation == "a0-1" and not kinds(bench.said, WasEvicted)
 
 
 # -- A lost or rolled-back store ---------------------------------------------------------------
@@ -848,7 +894,7 @@ def test_without_its_broker_a_member_with_peers_gives_its_slots_away_after_a_gra
     assert bench.standing is MemberState.LEAVING
     for stop in stopped:
         bench.give(Drained(stop.slot))
-    assert "a" not in bench.known.members
+    assert "a" not in bench.known.members and not kinds(bench.said, WasEvicted)
     assert not kinds(bench.heartbeats(2 * GRACE, "b"), Swap), "it stays away as long as it can do nothing"
     bench.give(BrokerUp())
     bench.heartbeats(TTL / 3 + 1, "b")

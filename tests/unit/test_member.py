@@ -12,13 +12,14 @@ from unittest.mock import MagicMock
 import pytest
 
 from celery_sticky.errors import KeyspaceMismatch, StoreUnavailable
+from celery_sticky.membership.flow import Snapshot
 from celery_sticky.membership.lease import Lease
-from celery_sticky.membership.member import Member, Snapshot
+from celery_sticky.membership.member import Member
 from celery_sticky.membership.name_lock import NameLock
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.machine import MemberConfig, Phase
 from celery_sticky.ownership.view import View
-from celery_sticky.stores.base import Signal
+from celery_sticky.stores.base import Reading, Signal
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.testing.waiting import wait_until
@@ -174,6 +175,36 @@ def test_a_worker_that_is_refused_says_which_keyspace_and_what_to_do(
     assert store.swap(None, first)
     refused = member(store, Enlisting(store.placement_store))
     wait_until(lambda: refused.snapshot.phase is Phase.REFUSED, 10, "it is refused")
-    (error,) = refused._hooks.refused.call_args.args  # type: ignore[attr-defined]
+    (error,) = refused._here.hooks.refused.call_args.args  # type: ignore[attr-defined]
     assert isinstance(error, KeyspaceMismatch)
     assert re.match(f"keyspace 'ks': .*{said}", str(error)), str(error)
+
+
+def test_a_worker_that_never_reached_its_store_leaves_at_once(
+    member: Callable[[Watched, Enlisting], Member],
+) -> None:
+    """Guards: it waited for the end of its time, because it took in nothing before the store had answered."""
+    server = MemoryServer()
+    server.stop()
+    store = Watched(server)
+    away = member(store, Enlisting(store.placement_store))
+    begun = time.monotonic()
+    assert away.finish(10.0) and time.monotonic() < begun + 5.0
+
+
+def test_an_unexpected_error_ends_one_turn_and_not_the_member(
+    member: Callable[[Watched, Enlisting], Member], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = MemoryServer()
+    store = Broken(server)
+    one = member(store, Enlisting(store.placement_store))
+    wait_until(lambda: one.snapshot.phase is Phase.IN, 30, "it has joined")
+    assert "the member met an unexpected error; it continues" in caplog.text and "nobody expects this" in caplog.text
+
+
+class Broken(Watched):
+    """A store whose client has a fault, once."""
+
+    def read(self) -> Reading:
+        self.read = super().read  # type: ignore[method-assign]
+        raise RuntimeError("nobody expects this")

@@ -17,8 +17,8 @@ from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.keys import Slot, hash_key, job_place, slot_for
 from celery_sticky.keyspace import Keyspace, Worker, placement_of, workers_of
+from celery_sticky.membership.flow import Snapshot
 from celery_sticky.membership.lease import Lease, boottime
-from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import Drained, Event, ViewChanged, WorkerQueueClosed
 from celery_sticky.ownership.machine import Phase

@@ -20,8 +20,8 @@ from celery_sticky.delivery.state import End
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import SlotId, slot_for, worker_queue
 from celery_sticky.keyspace import Keyspace
+from celery_sticky.membership.flow import Snapshot
 from celery_sticky.membership.lease import Lease
-from celery_sticky.membership.member import Snapshot
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import Event

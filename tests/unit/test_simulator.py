@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from simulator import scale
 from simulator.invariants import Invariant, Violation, Witness
+from simulator.member import NEVER, SimulatedLease
 from simulator.placing import WAYS
 from simulator.run import Totals, live_seeds
 from simulator.scenario import PLAIN_POINTS, Kind, Point, draw
@@ -21,7 +23,7 @@ from simulator.world import World
 
 from celery_sticky.delivery.gate import Entry, Gate
 from celery_sticky.delivery.key_claims import KeyClaims
-from celery_sticky.ownership.machine import Machine, Phase
+from celery_sticky.instrumentation.facts import EvictedHere, Fact, SlotsGained, SlotsTakenOver, WorkerEvicted
 from celery_sticky.queues.base import Tenure
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.placement import Answer, Wish
@@ -77,6 +79,31 @@ def test_without_faults_nobody_is_evicted_and_a_lost_answer_now_and_then_is_no_f
 def test_without_any_signal_no_promise_is_broken_either() -> None:
     """Signals are hints: a lost one costs one heartbeat."""
     lived(*live_seeds(range(5000, 5060), lambda seed: draw(seed, deaf=True)))
+
+
+OWNERS: tuple[type[Fact], ...] = (SlotsTakenOver, SlotsGained, WorkerEvicted, EvictedHere)
+
+
+def test_what_workers_report_about_owners_is_true_while_no_signal_is_lost() -> None:
+    """Only who was evicted, or started again, is called dead, and nobody gains a slot from itself."""
+    facts = Counter[type[Fact]]()
+    for seed in range(60):
+        world = World(replace(draw(seed, kinds=(Kind.CRASH, Kind.PAUSE, Kind.LEAVE, Kind.JOIN)), losses=0.0))
+        told = list[Fact]()
+        for kind in OWNERS:
+            world.instruments.add(kind, told.append)
+        world.live()
+        facts.update(map(type, told))
+        crashed = {fault.victim for fault in world.scenario.faults if fault.kind is Kind.CRASH}
+        for fact in told:
+            match fact:
+                case SlotsTakenOver(worker, _, owner):
+                    assert owner in world.witness.evicted or owner == worker in crashed, f"{seed}: {fact}"
+                case SlotsGained(worker, _, owners):
+                    assert worker not in owners, f"{seed}: {fact}"
+                case WorkerEvicted(_, _, evicted) | EvictedHere(evicted):
+                    assert evicted in [*world.witness.evicted, *crashed], f"{seed}: {fact}"
+    assert all(facts[kind] > 5 for kind in OWNERS), facts
 
 
 @pytest.mark.parametrize("placed", [False, True])
@@ -153,7 +180,7 @@ def test_an_error_that_a_part_does_not_know_is_a_failure(monkeypatch: pytest.Mon
 
 
 def test_a_fault_that_matters_is_left_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "trusts", lambda self, now: self.phase is Phase.IN)
+    monkeypatch.setattr(SimulatedLease, "trusted", property(lambda self: self.until > NEVER))
     _, failure = live_seeds(range(40), lambda seed: replace(draw(seed), losses=0.0, broker_losses=0.0))
     assert failure is not None and failure.invariant is Invariant.TWO_OWNERS
     assert 1 <= len(shrink(failure).scenario.faults) <= 2

@@ -195,7 +195,7 @@ RULES = [
         nothing,
         breaks={Invariant.RUN_ELSEWHERE},
         kinds=(),
-        first=620,
+        first=560,
     ),
     rule(
         "a worker queue that is closed lets its worker depart",

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from harness.rules import Rule, broken_without, rule
 from simulator.invariants import Invariant
+from simulator.member import NEVER, SimulatedLease
 from simulator.pool import Pool, SimulatedRun
 from simulator.scenario import Kind
 from simulator.terms import MARGIN, TTL
@@ -24,10 +25,21 @@ from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.state import DeliveryState, End
 from celery_sticky.delivery.tenures import Tenures
 from celery_sticky.keys import SlotId
+from celery_sticky.membership.flow import Flow
+from celery_sticky.membership.store_requests import StoreRequests
 from celery_sticky.ownership import changes, machine
-from celery_sticky.ownership.events import BeatDone, Effect, ReadDone
+from celery_sticky.ownership.events import (
+    BeatDone,
+    Effect,
+    Event,
+    ReadDone,
+    StoreEffect,
+    StoreFailed,
+    Swap,
+    SwapDone,
+)
 from celery_sticky.ownership.holdings import Holdings
-from celery_sticky.ownership.machine import Machine, Phase
+from celery_sticky.ownership.machine import Machine
 from celery_sticky.ownership.view import View
 from celery_sticky.ownership.watches import Watches
 from celery_sticky.queues import memory as queues
@@ -40,9 +52,25 @@ settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueu
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
 start_entry, handed_over, swap = Courier.start_entry, changes._handed_over, MemoryStore.swap
 opened, after_idle = DeliveryState.opened, CourierFlow._after_idle
+ask_store, ask_and_fail = StoreRequests._ask, StoreRequests.ask
 
 
-# -- The machine without … ---------------------------------------------------------------------
+# -- The member without … ---------------------------------------------------------------------
+
+
+ENDLESS = property(lambda self: self.until > NEVER)
+
+
+def sent_when_answered(self: StoreRequests, effect: StoreEffect, joins: str, sent: float) -> Flow[Event]:
+    answer = yield from ask_store(self, effect, joins, sent)
+    return replace(answer, sent=self._here.clock()) if isinstance(answer, BeatDone | SwapDone) else answer
+
+
+def lost_is_done(self: StoreRequests, effect: StoreEffect, joins: str) -> Flow[Event]:
+    answer = yield from ask_and_fail(self, effect, joins)
+    if isinstance(answer, StoreFailed) and isinstance(effect, Swap):
+        return SwapDone(answer.sent, effect.new, True)
+    return answer
 
 
 def trust_from_the_answer(self: Machine, event: BeatDone, now: float, effects: list[Effect]) -> None:
@@ -237,7 +265,28 @@ def bring_due_to_the_front(self: MemoryQueues, want: Want, now: float, fetched: 
 
 
 RULES = [
-    rule("trust ends", Machine, "trusts", lambda self, now: self.phase is Phase.IN, breaks={Invariant.TWO_OWNERS}),
+    rule("trust ends", SimulatedLease, "trusted", ENDLESS, breaks={Invariant.TWO_OWNERS}),
+    rule(
+        "a request counts from before it was sent",
+        StoreRequests,
+        "_ask",
+        sent_when_answered,
+        breaks={Invariant.TWO_OWNERS},
+    ),
+    rule(
+        "a swap whose answer was lost may not have happened",
+        StoreRequests,
+        "ask",
+        lost_is_done,
+        breaks={Invariant.VERSION_GAP, Invariant.TWO_OWNERS},
+    ),
+    rule(
+        "the application hears of a loss before the next owner starts",
+        Holdings,
+        "tell",
+        lambda self, slots: frozenset(),
+        breaks={Invariant.UNTOLD_LOSS},
+    ),
     rule(
         "trust counts from before the beat was sent",
         Machine,
@@ -321,7 +370,7 @@ RULES = [
         recall_frees_keys,
         breaks={Invariant.OVERLAP_SAME_WORKER},
     ),
-    rule("a start is a reservation", Gate, "start", start_whatever, breaks={Invariant.OVERLAP_TRUSTED}, first=980),
+    rule("a start is a reservation", Gate, "start", start_whatever, breaks={Invariant.OVERLAP_TRUSTED}, first=220),
     rule(
         "what has not started is forgotten",
         Gate,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.keys import SlotId
+from celery_sticky.membership.flow import Slots
 from celery_sticky.membership.lease import Lease
-from celery_sticky.membership.member import Slots
 from celery_sticky.ownership.events import Drained, Event, Opened
 
 

@@ -36,6 +36,8 @@ else:
 if TYPE_CHECKING:
     from kombu import Connection
 
+CLIENT_ERRORS: tuple[type[Exception], ...] = (redis.RedisError,)
+"""The base of what the client library raises."""
 MAX_CONNECTIONS = 4
 SENTINEL_PARAMS = {"socket_timeout", "socket_connect_timeout", "retry", *NO_MAINTENANCE}
 """The parameters of ours that the clients of the Sentinels get too. Each Sentinel that is down costs one timeout."""

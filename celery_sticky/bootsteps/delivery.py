@@ -24,6 +24,7 @@ from kombu.message import Message
 from celery_sticky.delivery.envelope import Envelope, loads
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import Item
+from celery_sticky.drivers import find_driver
 from celery_sticky.errors import InvalidKey, StickyError
 from celery_sticky.execution.body import guard_traces
 from celery_sticky.execution.context import WorkerContext
@@ -87,7 +88,8 @@ class Delivery(bootsteps.StartStopStep):
 
         setattr(consumer, name, give_up)  # only a cold shutdown calls it
         limit_rates(consumer, self._context.courier)
-        connect_again_when_refused(consumer)
+        driver = find_driver(self._context.servers["the broker"])
+        connect_again_when_refused(consumer, driver.failures if driver is not None else None)
         return self
 
     def start(self, consumer: Any) -> None:

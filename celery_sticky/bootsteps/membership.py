@@ -15,9 +15,9 @@ from celery_sticky.errors import StickyError
 from celery_sticky.execution.assembly import make_context
 from celery_sticky.execution.children import Children
 from celery_sticky.execution.context import WorkerContext
-from celery_sticky.execution.eviction import warn_of_eviction
 from celery_sticky.execution.forced import force
 from celery_sticky.execution.interrupts import Interrupts
+from celery_sticky.execution.server_warnings import warn_of_servers
 from celery_sticky.ownership.events import BrokerDown
 from celery_sticky.platform.native import share_with_threads
 from celery_sticky.settings import OnLeaseLoss
@@ -67,7 +67,7 @@ class Membership(bootsteps.StartStopStep):
         self._leave_before_cold_shutdown(worker)
         share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
         self._watch.start()
-        warn_of_eviction(self._context.servers, self._context.settings.io_timeout)
+        warn_of_servers(self._context.servers, self._context.settings.io_timeout)
         if self._context.loop_watch is not None:
             self._context.loop_watch.start()
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._context.keyspaces.items())

@@ -29,10 +29,8 @@ logger = logging.getLogger("celery_sticky")
 
 INTERRUPT = signal.SIGURG
 """Tells the main thread to check whether its task has lost its lease; ignored if nobody handles it."""
-CALLED = tuple(
-    f"celery_sticky.{room}"
-    for room in ("placement.lookup", "jobs", "redis_clients", "router", "stores", "testing", "wiring")
-)
+ROOMS = ("drivers", "placement.lookup", "jobs", "queues", "redis_clients", "router", "stores", "testing", "wiring")
+CALLED = tuple(f"celery_sticky.{room}" for room in ROOMS)
 """Our own modules that tasks call."""
 LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery.", *CALLED)
 """Modules whose code is never interrupted."""
@@ -63,7 +61,8 @@ class Interrupts:
         if self._green:
             start_thread(watch.run, "sticky-deadline")  # a greenlet: only its own hub may interrupt another
         else:
-            signal.signal(INTERRUPT, self._on_signal)
+            if threading.current_thread() is threading.main_thread():  # else no task of the worker runs there
+                signal.signal(INTERRUPT, self._on_signal)
             watch.start()
 
     def guard(self, task: Any) -> None:

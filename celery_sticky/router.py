@@ -63,7 +63,9 @@ class StickyRouter:
         self._settings = settings
         self._clock = clock
         self._connect, self._checked = connect, False
-        self._broker: tuple[Driver, Any] | None = None
+        self._driver: Driver | None = None
+        self._moving: set[str] = set()
+        """The placed keyspaces whose messages the broker can move."""
         self._queues: dict[tuple[str, Slot], tuple[Any, Sequence[Any]]] = {}
         """Each queue, and what Kombu must declare before a message is published to it."""
         self._exchange = Exchange("", type="direct")
@@ -172,6 +174,7 @@ class StickyRouter:
             and (placed := settings.placed_keyspace(keyspace)) is not None
             and self._placement_of is not None
         ):
+            self._check_moves(keyspace)
             place = _slot_given(options, keyspace, settings.key_prefix) or self._placement_of(placed, key)
         queue, declared = self._queues.get((keyspace, place)) or self._make_queue(keyspace, place, settings)
         _refuse_other_destination(options, called, queue.name, settings.key_prefix)
@@ -184,9 +187,13 @@ class StickyRouter:
 
     def _check_broker(self) -> None:
         if not self._checked and self._connect is not None:
-            connection = known_connection(self._connect)
-            self._broker = broker_driver(connection), connection
+            self._driver = broker_driver(known_connection(self._connect))
         self._checked = True
+
+    def _check_moves(self, keyspace: str) -> None:
+        if keyspace not in self._moving and self._driver is not None and self._connect is not None:
+            check_moves(self._driver, self._connect(), keyspace)
+        self._moving.add(keyspace)
 
     def _make_queue(self, keyspace: str, slot: Slot, settings: Settings) -> tuple[Any, Sequence[Any]]:
         # A `Queue` object, not a name: Celery adds every unknown name to `app.amqp.queues` for ever, and a worker
@@ -194,11 +201,8 @@ class StickyRouter:
         name = queue_name(keyspace, slot, settings.key_prefix)
         queue = Queue(name, exchange=self._exchange, routing_key=name, durable=True)
         declared: Sequence[Any] = ()
-        if self._broker is not None:
-            driver, connection = self._broker
-            if settings.placed_keyspace(keyspace) is not None:
-                check_moves(driver, connection, keyspace)
-            declared = driver.declare(queue, settings.key_prefix)
+        if self._driver is not None:
+            declared = self._driver.declare(queue, settings.key_prefix)
         return self._queues.setdefault((keyspace, slot), (queue, declared))
 
 

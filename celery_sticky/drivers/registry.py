@@ -97,7 +97,11 @@ def known_connection(connect: Callable[[], Any]) -> Any:
         connection.get_transport_cls()
     except KeyError as error:
         hint = f": {NO_CLUSTER}" if "cluster" in str(error) else ""
-        raise InvalidSettings(f"{error.args[0]}{hint}{hints()}") from error
+        raise InvalidSettings(f"{error.args[0]}{hint}. {_there_are()}") from error
     except (ImportError, AttributeError) as error:  # without redis-py, Kombu's module fails with an AttributeError
-        raise InvalidSettings(f"the server's client library is not installed: {error}") from error
+        raise InvalidSettings(f"the server's client library is not installed: {error}. {_there_are()}") from error
     return connection
+
+
+def _there_are() -> str:
+    return f"celery-sticky has drivers for {listing(lambda _: True)}{hints()}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from importlib.metadata import version
+from types import FrameType
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool as PreforkPool
@@ -20,6 +21,7 @@ from celery_sticky.execution.body import runs_task
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.hooks import WorkerHooks
 from celery_sticky.execution.jobs import make_jobs
+from celery_sticky.execution.places import waits_for_task
 from celery_sticky.execution.refusals import Refusals
 from celery_sticky.execution.servers import check_servers, keeps_in_process
 from celery_sticky.keys import DEFAULT_KEYSPACE
@@ -73,7 +75,7 @@ class _Assembly:
             courier=self._courier(lease),
         )
         if self._settings.loop_timeout:
-            context.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, runs_task)
+            context.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, _is_busy)
         context.refusals = Refusals(worker.app, worker.hostname, context.results)
         context.store_url = self._where.as_uri()
         broker = worker.app.connection_for_read()
@@ -193,6 +195,10 @@ class _Assembly:
             report,
             tell_lost,
         )
+
+
+def _is_busy(frame: FrameType) -> bool:
+    return runs_task(frame) or waits_for_task(frame)
 
 
 def _config_of(dead_incarnation: str, **config: Any) -> MemberConfig:

@@ -43,7 +43,7 @@ class Membership(bootsteps.StartStopStep):
         if self.enabled:
             worker.sticky = self._context = _make_context(worker, sticky_keyspaces)
             force(worker.app.tasks, self._context.tasks.all())
-            self._watch = self._make_watch(self._context, worker)
+            self._context.watch = self._make_watch(self._context, worker)
 
     def _make_watch(self, context: WorkerContext, worker: Any) -> Children | Interrupts:
         ends_tasks = context.settings.on_lease_loss is OnLeaseLoss.TERMINATE
@@ -66,7 +66,7 @@ class Membership(bootsteps.StartStopStep):
         signals.worker_shutting_down.connect(self._leave, weak=False)
         self._leave_before_cold_shutdown(worker)
         share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
-        self._watch.start()
+        self._context.watch.start()
         warn_of_servers(self._context.servers, self._context.settings.io_timeout)
         if self._context.loop_watch is not None:
             self._context.loop_watch.start()
@@ -100,6 +100,7 @@ class Membership(bootsteps.StartStopStep):
         """Begin to give the slots away, because the worker begins to shut down."""
         if self.enabled:
             self._leave()
+            signals.worker_shutting_down.disconnect(self._leave)
 
     def stop(self, worker: Any) -> None:
         """Do nothing: tasks may still run. The step `Handover` ends everything when the pool has drained."""

@@ -64,10 +64,9 @@ def test_a_class_derived_from_a_known_transport_is_known() -> None:
     assert find_driver(Connection("memory://", transport=Own)) is registry.BUILT_IN[1]
 
 
-@pytest.mark.parametrize("url", ["nosuch://h", "redis+cluster://h"])
-def test_a_url_that_kombu_does_not_know_is_refused_with_what_there_is(url: str) -> None:
-    with pytest.raises(InvalidSettings, match=r"[Nn]o such transport.*drivers for Redis or Valkey.*memory://"):
-        known_connection(lambda: Connection(url))
+def test_a_url_that_kombu_does_not_know_is_refused_with_what_there_is() -> None:
+    with pytest.raises(InvalidSettings, match=r"No such transport: nosuch.*drivers for Redis or Valkey.*memory://"):
+        known_connection(lambda: Connection("nosuch://h"))
 
 
 # -- what a broker lacks -----------------------------------------------------------------------------
@@ -81,7 +80,7 @@ def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def send(app: Any, keyspace: str) -> None:
-    @app.task(name="sync", key="tenant", keyspace=keyspace, shared=False)
+    @app.task(name=f"sync {keyspace}", key="tenant", keyspace=keyspace, shared=False)
     def sync(tenant: str) -> None: ...
 
     sync.delay("t-7")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -109,8 +110,11 @@ def test_ordinary_tasks_run_beside_keyed_ones(app: Any, pool: str) -> None:
         running.remove(name)
         return name
 
+    def run_too(name: str) -> str:
+        return run(name)
+
     keyed = app.task(run, name="keyed", key="name", shared=False)
-    plain = app.task(lambda name: run(name), name="plain", shared=False)
+    plain = app.task(run_too, name="plain", shared=False)
     app.conf.broker_transport_options = {"polling_interval": 0.01}
     with worker(app, pool):
         results = [task.delay(f"{task.name} {n}") for n in range(5) for task in (keyed, plain)]
@@ -180,19 +184,17 @@ def test_nothing_is_left_of_a_worker_that_ended(app: Any) -> None:
 
     with worker(app, "threads"):
         sync.delay("t-7").get(timeout=20)
-    before = descriptors(), native_threads()
+    descriptors, threads = held("fd"), held("task")
     for pool in POOLS:
         with worker(app, pool):
             sync.delay("t-7").get(timeout=20)
-    wait_until(lambda: descriptors() <= before[0] and native_threads() <= before[1], 20)
+    wait_until(lambda: held("fd") <= descriptors and held("task") <= threads, 20)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def native_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+def held(what: str) -> int:
+    """Count this process's descriptors or threads."""
+    gc.collect()
+    return len(os.listdir(f"/proc/self/{what}"))
 
 
 WITHOUT_REDIS = """

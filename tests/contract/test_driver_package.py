@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from harness.bare_worker import assemble
 from kombu import Connection
 
 from celery_sticky import InvalidSettings, Keyspace, Sticky, jump
@@ -124,7 +125,7 @@ def test_a_placed_keyspace_is_refused_since_its_messages_cannot_move(app: Any) -
     Sticky.of(app).keyspace(Keyspace("clients", assign=jump))
 
     with pytest.raises(InvalidSettings, match=r"toy://.*clients.*'moves' is missing.*Redis or Valkey.*without assign"):
-        start(app)
+        assemble(app)
 
 
 def test_jobs_are_refused_since_it_has_no_store_for_them(app: Any) -> None:
@@ -168,10 +169,3 @@ def test_a_driver_that_cannot_be_imported_is_named_with_the_reason(
     assert "upgrade or remove that package" in said and "Toy (toy://)" in said
     open_queues(Connection("toy://"), prefix="sticky", socket_timeout=1.0).close()
     assert "odd_driver" in sys.modules
-
-
-def start(app: Any) -> None:
-    from celery_sticky.execution.assembly import make_context
-
-    worker = app.Worker(pool="solo", hostname=f"{uuid.uuid4().hex}@here", without_sticky=True)
-    make_context(worker, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.concurrency.solo import TaskPool
+from harness.bare_worker import assemble
 from kombu import Connection
 from kombu.transport.memory import Channel
 
@@ -20,7 +20,6 @@ from celery_sticky import InvalidSettings, Keyspace, Sticky, jump
 from celery_sticky.drivers import find_driver, known_connection, open_queues, registry
 from celery_sticky.drivers.base import Driver
 from celery_sticky.drivers.needs import NEEDS
-from celery_sticky.execution.assembly import make_context
 from celery_sticky.queues.base import FULL, Guarantees
 
 
@@ -86,14 +85,6 @@ def send(app: Any, keyspace: str) -> None:
     sync.delay("t-7")
 
 
-def start(app: Any) -> None:
-    class Worker:
-        hostname, pool_cls = f"{uuid.uuid4().hex}@here", TaskPool
-
-    Worker.app = app  # type: ignore[attr-defined]
-    make_context(Worker, None)
-
-
 def test_every_guarantee_is_asked_for() -> None:
     assert {field.name for field in fields(Guarantees)} == {*NEEDS, "moves"}
 
@@ -109,7 +100,7 @@ def test_a_broker_that_lacks_what_keyed_tasks_need_is_refused_by_sender_and_work
         send(app, "default")
     assert set(Channel.queues) == queues, "nothing was sent"
     with pytest.raises(InvalidSettings, match=said):
-        start(app)
+        assemble(app)
 
 
 def test_only_placed_keyspaces_need_a_broker_that_can_move_messages(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +110,7 @@ def test_only_placed_keyspaces_need_a_broker_that_can_move_messages(app: Any, mo
     with pytest.raises(InvalidSettings, match=said):
         send(app, "clients")
     with pytest.raises(InvalidSettings, match=said):
-        start(app)
+        assemble(app)
     app.conf.sticky_keyspaces = ["default"]
     del vars(Sticky.of(app).wiring)["settings"]
-    start(app)
+    assemble(app)

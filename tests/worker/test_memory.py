@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from harness.bare_worker import assemble
 from harness.pages import ROOT
 
 from celery_sticky import InvalidSettings, Keyspace, Sticky, jump
@@ -151,7 +152,7 @@ def test_a_pool_that_leaves_the_process_or_its_threads_is_refused(app: Any, pool
     if pool == "gevent":
         pytest.importorskip("gevent")
     with pytest.raises(InvalidSettings, match=r"memory://.*memory of one process.*--pool=solo or --pool=threads"):
-        make_context(app, pool)
+        assemble(app, pool)
 
 
 def test_jobs_are_refused_because_they_run_in_another_process(app: Any) -> None:
@@ -159,23 +160,10 @@ def test_jobs_are_refused_because_they_run_in_another_process(app: Any) -> None:
     async def feed(job: Any) -> None: ...
 
     with pytest.raises(InvalidSettings, match=r"feeds have jobs.*memory://.*in the memory of this process.*server"):
-        make_context(app, "threads")
+        assemble(app, "threads")
     app.conf.sticky_keyspaces = ["default"]
     del vars(Sticky.of(app).wiring)["settings"]
-    make_context(app, "threads")
-
-
-def make_context(app: Any, pool: str) -> None:
-    from celery.concurrency import get_implementation
-
-    from celery_sticky.execution import assembly
-
-    class Worker:
-        hostname = f"{uuid.uuid4().hex}@here"
-        pool_cls = get_implementation(pool)
-
-    Worker.app = app  # type: ignore[attr-defined]
-    assembly.make_context(Worker, None)
+    assemble(app, "threads")
 
 
 def test_nothing_is_left_of_a_worker_that_ended(app: Any) -> None:

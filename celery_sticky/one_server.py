@@ -10,6 +10,7 @@ because all of them lead to one primary.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from kombu.utils.url import maybe_sanitize_url
@@ -19,17 +20,17 @@ from celery_sticky.errors import InvalidSettings
 if TYPE_CHECKING:
     from kombu import Connection
 
-SENTINEL = "sentinel://"
 
-
-def check_one_server(connection: Connection) -> None:
+def check_one_server(connection: Connection, lists: Collection[str]) -> None:
     """Refuse a connection that names several servers. This sends nothing.
 
+    `lists` are the URL schemes of which a list leads to one server, such as `sentinel`.
+
     Raises:
-        InvalidSettings: the connection names more than one server, and not all of them are Sentinels.
+        InvalidSettings: the connection names more than one server.
     """
     urls = list(dict.fromkeys(connection.alt or ()))
-    if len(urls) < 2 or all(url.startswith(SENTINEL) for url in urls):
+    if len(urls) < 2 or all(url.partition("://")[0] in lists for url in urls):
         return
     named = ", ".join(maybe_sanitize_url(url) for url in urls)
     raise InvalidSettings(

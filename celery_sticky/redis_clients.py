@@ -15,7 +15,7 @@ from kombu.transport import virtual
 
 from celery_sticky.errors import BrokerUnavailable, InvalidSettings, MissingDependency, StickyError
 from celery_sticky.one_server import check_one_server
-from celery_sticky.redis_errors import Cure, describe, refusal_of
+from celery_sticky.redis_errors import LISTS, Cure, describe, refusal_of
 
 try:
     import redis
@@ -70,7 +70,7 @@ def client_from_connection(
     """
     if not is_redis(connection):
         raise InvalidSettings(f"not a Redis connection: {connection.as_uri()}")
-    check_one_server(connection)
+    check_one_server(connection, LISTS)
     params: dict[str, Any] = {
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": socket_timeout,

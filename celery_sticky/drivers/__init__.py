@@ -41,8 +41,8 @@ def broker_driver(connection: Connection) -> Driver:
         InvalidSettings: there are no slot queues for this broker (nobody would fetch a keyed message there), they lack
             a guarantee that keyed tasks need, or the connection names several servers.
     """
-    check_one_server(connection)
     driver = find_driver(connection)
+    check_one_server(connection, driver.lists if driver is not None else ())
     if driver is None or driver.queues is None:
         raise InvalidSettings(
             f"celery-sticky has no slot queues for {connection.as_uri()}: the broker of keyed tasks must be "
@@ -99,8 +99,8 @@ def open_placement_store(
 def _part(where: str | Connection, what: str, part: Callable[[Driver], Part | None]) -> tuple[Any, Part]:
     """Return the connection to a server, and how to open a part there."""
     connection = known_connection(lambda: Connection(where) if isinstance(where, str) else where)
-    check_one_server(connection)
     driver = find_driver(connection)
+    check_one_server(connection, driver.lists if driver is not None else ())
     found = part(driver) if driver is not None else None
     if found is None:
         raise InvalidSettings(

@@ -100,6 +100,8 @@ class Driver:
     """The schemes of its URLs, for messages."""
     transports: tuple[str, ...]
     """The Kombu transport classes that reach it, as `module:Class`. Classes derived from them are reached too."""
+    lists: tuple[str, ...] = ()
+    """The schemes of which a list of URLs leads to one server. Other lists are refused."""
     guarantees: Guarantees | None = None
     """What its slot queues guarantee; the same object as `SlotQueues.guarantees`."""
     queues: OpenQueues | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from celery_sticky.drivers.base import Checkup, Driver
 from celery_sticky.errors import MissingDependency
 from celery_sticky.queues.base import FULL, SlotQueues
-from celery_sticky.redis_errors import Cure, describe, refusal_of
+from celery_sticky.redis_errors import LISTS, Cure, describe, refusal_of
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore
@@ -78,6 +78,7 @@ DRIVER = Driver(
     name="Redis or Valkey",
     schemes=("redis", "rediss", "redis+socket", "sentinel"),
     transports=("kombu.transport.redis:Transport", "kombu.transport.redis:SentinelTransport"),
+    lists=LISTS,
     guarantees=FULL,
     queues=open_queues,
     store=open_store,

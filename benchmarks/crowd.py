@@ -14,7 +14,7 @@ from benchmarks.report import Report, Table
 from benchmarks.server import SLOTS, Server
 from benchmarks.throughput import prepared
 from benchmarks.workers import Pool, Worker, running, stamps
-from celery_sticky.stores import open_store
+from celery_sticky.drivers import open_store
 from celery_sticky.testing.waiting import wait_until
 
 SOLO = Pool("solo", 1)

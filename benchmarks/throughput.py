@@ -17,8 +17,8 @@ from benchmarks.app import make_app
 from benchmarks.report import Report, Table, spread
 from benchmarks.server import SLOTS, Server
 from benchmarks.workers import POOLS, Pool, running
-from celery_sticky.cli.init import write_first
 from celery_sticky.cli.session import Session
+from celery_sticky.stores.first_document import write_first
 
 SECONDS = 8.0
 BACKLOG = {"stock": 4000, "sticky": 16000}

@@ -1,4 +1,4 @@
-"""Refuses, before anything is sent, connections to several servers and connections that Kombu cannot make.
+"""Refuses connections to several servers, before anything is sent.
 
 A slot's messages and its owner must be in one place, so a list of servers to switch between is refused.
 
@@ -10,28 +10,27 @@ because all of them lead to one primary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_sticky.errors import InvalidSettings
-from celery_sticky.redis_errors import NO_CLUSTER
 
 if TYPE_CHECKING:
     from kombu import Connection
 
-SENTINEL = "sentinel://"
 
-
-def check_one_server(connection: Connection) -> None:
+def check_one_server(connection: Connection, lists: Collection[str]) -> None:
     """Refuse a connection that names several servers. This sends nothing.
 
+    `lists` are the URL schemes of which a list leads to one server, such as `sentinel`.
+
     Raises:
-        InvalidSettings: the connection names more than one server, and not all of them are Sentinels.
+        InvalidSettings: the connection names more than one server.
     """
     urls = list(dict.fromkeys(connection.alt or ()))
-    if len(urls) < 2 or all(url.startswith(SENTINEL) for url in urls):
+    if len(urls) < 2 or all(url.partition("://")[0] in lists for url in urls):
         return
     named = ", ".join(maybe_sanitize_url(url) for url in urls)
     raise InvalidSettings(
@@ -39,20 +38,3 @@ def check_one_server(connection: Connection) -> None:
         "slot's messages and owner are on one server. Use one server, a host name that always resolves to the primary, "
         "or Sentinels (sentinel://…;sentinel://…)"
     )
-
-
-def known_connection(connect: Callable[[], Connection]) -> Connection:
-    """Return the connection, after checking that Kombu can use it. This sends nothing.
-
-    Raises:
-        InvalidSettings: Kombu has no transport of this name, or the client library that it needs is missing.
-    """
-    try:
-        connection = connect()
-        connection.get_transport_cls()
-    except KeyError as error:
-        hint = f": {NO_CLUSTER}" if "cluster" in str(error) else ""
-        raise InvalidSettings(f"{error.args[0]}{hint}") from error
-    except ImportError as error:
-        raise InvalidSettings(f"the server's client library is not installed: {error}") from error
-    return connection

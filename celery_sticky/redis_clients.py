@@ -15,7 +15,7 @@ from kombu.transport import virtual
 
 from celery_sticky.errors import BrokerUnavailable, InvalidSettings, MissingDependency, StickyError
 from celery_sticky.one_server import check_one_server
-from celery_sticky.redis_errors import Cure, describe, refusal_of
+from celery_sticky.redis_errors import LISTS, Cure, describe, refusal_of
 
 try:
     import redis
@@ -36,6 +36,8 @@ else:
 if TYPE_CHECKING:
     from kombu import Connection
 
+CLIENT_ERRORS: tuple[type[Exception], ...] = (redis.RedisError,)
+"""The base of what the client library raises."""
 MAX_CONNECTIONS = 4
 SENTINEL_PARAMS = {"socket_timeout", "socket_connect_timeout", "retry", *NO_MAINTENANCE}
 """The parameters of ours that the clients of the Sentinels get too. Each Sentinel that is down costs one timeout."""
@@ -68,7 +70,7 @@ def client_from_connection(
     """
     if not is_redis(connection):
         raise InvalidSettings(f"not a Redis connection: {connection.as_uri()}")
-    check_one_server(connection)
+    check_one_server(connection, LISTS)
     params: dict[str, Any] = {
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": socket_timeout,

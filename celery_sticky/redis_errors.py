@@ -43,6 +43,8 @@ class Refusal:
         return self.cure in (Cure.RECONNECT, Cure.TELL)
 
 
+LISTS = ("sentinel",)
+"""The URL schemes of which a list is allowed: all Sentinels lead to one primary."""
 NO_CLUSTER = "Redis Cluster is not supported: use one server, or Sentinel"
 NOT_ALLOWED = "grant the user the missing permissions: `celery sticky doctor` prints what it needs"
 

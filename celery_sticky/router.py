@@ -16,6 +16,8 @@ import jump
 from celery.app.task import Context
 from kombu.entity import Exchange, Queue
 
+from celery_sticky.drivers import Driver, broker_driver, known_connection
+from celery_sticky.drivers.needs import check_moves
 from celery_sticky.errors import InvalidKey, RoutingConflict
 from celery_sticky.keyed import KeyedTasks, KeySpec
 from celery_sticky.keys import (
@@ -30,8 +32,6 @@ from celery_sticky.keys import (
 )
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.message import KEY_HEADER, KEYSPACE_HEADER, STAMP_HEADER, Stamp
-from celery_sticky.one_server import check_one_server
-from celery_sticky.queues import check_broker
 from celery_sticky.settings import Settings
 
 _NOT_GIVEN: Final = ("not given",)
@@ -54,16 +54,20 @@ class StickyRouter:
         settings: Callable[[], Settings],
         clock: Callable[[], float] = time.time,
         placement_of: Callable[[Keyspace, str], Slot] | None = None,
-        check: Callable[[], None] | None = None,
+        connect: Callable[[], Any] | None = None,
     ) -> None:
-        """Wrap `inner`. `check` is called before the first keyed message and raises if the broker is not suitable."""
+        """Wrap `inner`. `connect` returns a connection to the broker; it is checked before the first keyed message."""
         self._placement_of = placement_of
         self._inner = inner
         self._tasks = tasks
         self._settings = settings
         self._clock = clock
-        self._check, self._checked = check, False
-        self._queues: dict[tuple[str, Slot], Any] = {}
+        self._connect, self._checked = connect, False
+        self._driver: Driver | None = None
+        self._moving: set[str] = set()
+        """The placed keyspaces whose messages the broker can move."""
+        self._queues: dict[tuple[str, Slot], tuple[Any, Sequence[Any]]] = {}
+        """Each queue, and what Kombu must declare before a message is published to it."""
         self._exchange = Exchange("", type="direct")
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +86,7 @@ class StickyRouter:
         Raises:
             InvalidKey: the task's key is missing or invalid.
             InvalidTask: the task's `key`, `keyspace` or `serial` is invalid.
-            InvalidSettings: the app's broker is a list of servers, or has no slot queues.
+            InvalidSettings: the app's broker is a list of servers, has no slot queues, or lacks what they need.
             RoutingConflict: the task is keyed, and the caller or the task itself names another destination.
             StoreUnavailable, NoWorker, NotPinned, AssignmentFailed: the task belongs to a placed keyspace, and the
                 lookup of the key's placement failed.
@@ -170,29 +174,36 @@ class StickyRouter:
             and (placed := settings.placed_keyspace(keyspace)) is not None
             and self._placement_of is not None
         ):
+            self._check_moves(keyspace)
             place = _slot_given(options, keyspace, settings.key_prefix) or self._placement_of(placed, key)
-        queue = self._queues.get((keyspace, place)) or self._make_queue(keyspace, place, settings)
+        queue, declared = self._queues.get((keyspace, place)) or self._make_queue(keyspace, place, settings)
         _refuse_other_destination(options, called, queue.name, settings.key_prefix)
         stamp = Stamp(key, keyspace, slot, slots, self._clock())
         written = {**headers, STAMP_HEADER: stamp.to_header()}
         if KEY_HEADER in headers:
             written[KEY_HEADER] = key  # as text, so that a retry reads the same key back from JSON
         addressed = {option: value for option, value in options.items() if option not in _DESTINATION}
-        # Redis and Valkey create a list at the first push. A declaration would cost a round trip for every slot and
-        # connection, and a lookup for every message.
-        return {"declare": [], **addressed, "queue": queue, "headers": written}
+        return {"declare": [*declared], **addressed, "queue": queue, "headers": written}
 
     def _check_broker(self) -> None:
-        if not self._checked and self._check is not None:
-            self._check()
-            self._checked = True
+        if not self._checked and self._connect is not None:
+            self._driver = broker_driver(known_connection(self._connect))
+        self._checked = True
 
-    def _make_queue(self, keyspace: str, slot: Slot, settings: Settings) -> Any:
+    def _check_moves(self, keyspace: str) -> None:
+        if keyspace not in self._moving and self._driver is not None and self._connect is not None:
+            check_moves(self._driver, self._connect(), keyspace)
+        self._moving.add(keyspace)
+
+    def _make_queue(self, keyspace: str, slot: Slot, settings: Settings) -> tuple[Any, Sequence[Any]]:
         # A `Queue` object, not a name: Celery adds every unknown name to `app.amqp.queues` for ever, and a worker
         # started without -Q would consume from it.
         name = queue_name(keyspace, slot, settings.key_prefix)
         queue = Queue(name, exchange=self._exchange, routing_key=name, durable=True)
-        return self._queues.setdefault((keyspace, slot), queue)
+        declared: Sequence[Any] = ()
+        if self._driver is not None:
+            declared = self._driver.declare(queue, settings.key_prefix)
+        return self._queues.setdefault((keyspace, slot), (queue, declared))
 
 
 def _explicit_key(called: str, headers: Mapping[str, Any]) -> str:
@@ -237,13 +248,10 @@ def install(
     amqp = app.amqp
     make = amqp.Router  # called at the first publish and by `app.conf.update(task_routes=...)` (celery/app/amqp.py)
 
-    def check() -> None:
-        connection = app.connection_for_write()
-        check_one_server(connection)
-        check_broker(connection)
-
     def make_router(*args: Any, **kwargs: Any) -> StickyRouter:
-        return StickyRouter(make(*args, **kwargs), tasks, settings, placement_of=placement_of, check=check)
+        return StickyRouter(
+            make(*args, **kwargs), tasks, settings, placement_of=placement_of, connect=app.connection_for_write
+        )
 
     amqp.Router = make_router
     if "router" in vars(amqp):  # a cached property that was already read

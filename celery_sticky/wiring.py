@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
+from celery_sticky.drivers import known_connection, open_job_store, open_placement_store
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.membership.lease import Lease
-from celery_sticky.one_server import known_connection
 from celery_sticky.placement.lookup import PlacementLookup
 from celery_sticky.settings import SETTING, Settings
-from celery_sticky.stores import JobStore, PlacementStore, open_job_store, open_placement_store
+from celery_sticky.stores import JobStore, PlacementStore
 
 
 class Wiring:

@@ -24,12 +24,13 @@ from kombu.message import Message
 from celery_sticky.delivery.envelope import Envelope, loads
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import Item
+from celery_sticky.drivers import find_driver
 from celery_sticky.errors import InvalidKey, StickyError
 from celery_sticky.execution.body import guard_traces
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.eta import due_of
 from celery_sticky.execution.limits import limit_rates, no_rate_limits
-from celery_sticky.execution.places import free_places, grows, places
+from celery_sticky.execution.places import free_places, grows, places, run_one_at_a_time
 from celery_sticky.execution.readable import Unreadable, check
 from celery_sticky.execution.reconnecting import connect_again_when_refused
 from celery_sticky.execution.request import sticky_request_class
@@ -64,6 +65,7 @@ class Delivery(bootsteps.StartStopStep):
         self._draining = False
         self._post_again = False
         self._posted = False
+        self._apart = self._ended = False
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -87,7 +89,8 @@ class Delivery(bootsteps.StartStopStep):
 
         setattr(consumer, name, give_up)  # only a cold shutdown calls it
         limit_rates(consumer, self._context.courier)
-        connect_again_when_refused(consumer)
+        driver = find_driver(self._context.servers["the broker"])
+        connect_again_when_refused(consumer, driver.failures if driver is not None else None)
         return self
 
     def start(self, consumer: Any) -> None:
@@ -96,19 +99,22 @@ class Delivery(bootsteps.StartStopStep):
         if not self._context.has_processes:
             guard_traces(consumer.app.tasks)  # Celery has rebuilt them; a child process guards its own
         self._consumer = consumer
-        self._green, self._solo = consumer.pool.is_green, isinstance(consumer.pool, SoloPool)
-        self._inline = consumer.hub is not None and not self._context.has_processes and not consumer.pool.is_green
+        green, self._solo = consumer.pool.is_green, isinstance(consumer.pool, SoloPool)
+        self._apart = consumer.hub is None
+        self._inline = not self._apart and not self._context.has_processes and not green
+        if self._solo and self._apart:
+            run_one_at_a_time(consumer.pool)
         shield_flush(consumer.pool, self._context.runs)
         self._context.refusals.dispatcher = consumer.event_dispatcher
         if not self._started:
             self._started = True
-            if self._green:
-                self._wanted = threading.Event()  # a green one
+            if self._apart:
+                self._wanted = threading.Event()  # a green one with gevent and eventlet
                 start_thread(self._hand_out, "sticky-hand-out")
             for member in self._context.members.values():
                 member.post(BrokerUp())  # if the courier cannot reach the broker, it reports that later
             self._context.courier.start(self)
-        elif self._green:
+        elif self._apart:
             self.ready()
 
     def stop(self, consumer: Any) -> None:
@@ -117,6 +123,14 @@ class Delivery(bootsteps.StartStopStep):
         self._context.courier.put_back_all()
 
     terminate = stop
+
+    def shutdown(self, consumer: Any) -> None:
+        """End what hands out. Celery calls this at the very end, after `Handover` has ended the courier."""
+        self._ended = True
+        if self._apart:
+            self._wanted.set()
+        self._reader.close()
+        self._writer.close()
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
         """Let the courier wake Celery's loop. Celery's hub forgets its readers at each lost connection."""
@@ -187,14 +201,11 @@ class Delivery(bootsteps.StartStopStep):
         return due_of(envelope.headers, self._timezone) if envelope.headers.get("eta") else None
 
     def ready(self) -> None:
-        """Take ready entries: in the greenlet that hands out, or in Celery's loop once it is woken."""
-        consumer = self._consumer
-        if consumer is None:
+        """Take ready entries: in the thread or greenlet that hands out, or in Celery's loop once it is woken."""
+        if self._consumer is None:
             return
-        if self._green:
+        if self._apart:
             self._wanted.set()
-        elif consumer.hub is None:
-            self._drain()
         else:
             self._wake_loop()
 
@@ -202,12 +213,13 @@ class Delivery(bootsteps.StartStopStep):
         """Report messages that were buried before they could start to their callers."""
         self._context.refusals.tell(messages)
 
-    # -- in Celery's loop ----------------------------------------------------------------------
+    # -- in Celery's loop, or where messages are handed out if it has none ---------------------------
 
     def _hand_out(self) -> None:
-        # It has its own greenlet, because the pool blocks the caller until it has a place. Neither the courier may
-        # block, nor a task that has just ended but still has its place.
-        while True:
+        # It has its own thread or greenlet, because a pool without a hub may block its caller: until it has a place, or
+        # (solo) until the task has ended. Neither the courier may block, nor a task that has just ended but still has
+        # its place.
+        while not self._ended:
             self._wanted.wait()
             self._wanted.clear()
             self._drain()

@@ -68,13 +68,19 @@ class LoopCheck(bootsteps.StartStopStep):
 
     terminate = stop
 
+    def shutdown(self, consumer: Any) -> None:
+        """Close the sockets: Celery calls this at the very end."""
+        self._watch.ask = None
+        self._reader.close()
+        self._writer.close()
+
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
         """Answer from the hub, which forgets its readers at each lost connection."""
         self._reader.setblocking(False)
         hub.add_reader(self._reader, self._on_poked)
 
     def _poke(self) -> None:
-        with suppress(BlockingIOError):
+        with suppress(OSError):  # the socket is full, or closed by now
             self._write(self._writer.fileno(), b"\0")
 
     def _on_poked(self, *_: Any) -> None:

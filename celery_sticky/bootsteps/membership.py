@@ -15,9 +15,9 @@ from celery_sticky.errors import StickyError
 from celery_sticky.execution.assembly import make_context
 from celery_sticky.execution.children import Children
 from celery_sticky.execution.context import WorkerContext
-from celery_sticky.execution.eviction import warn_of_eviction
 from celery_sticky.execution.forced import force
 from celery_sticky.execution.interrupts import Interrupts
+from celery_sticky.execution.server_warnings import warn_of_servers
 from celery_sticky.ownership.events import BrokerDown
 from celery_sticky.platform.native import share_with_threads
 from celery_sticky.settings import OnLeaseLoss
@@ -43,7 +43,7 @@ class Membership(bootsteps.StartStopStep):
         if self.enabled:
             worker.sticky = self._context = _make_context(worker, sticky_keyspaces)
             force(worker.app.tasks, self._context.tasks.all())
-            self._watch = self._make_watch(self._context, worker)
+            self._context.watch = self._make_watch(self._context, worker)
 
     def _make_watch(self, context: WorkerContext, worker: Any) -> Children | Interrupts:
         ends_tasks = context.settings.on_lease_loss is OnLeaseLoss.TERMINATE
@@ -66,8 +66,8 @@ class Membership(bootsteps.StartStopStep):
         signals.worker_shutting_down.connect(self._leave, weak=False)
         self._leave_before_cold_shutdown(worker)
         share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
-        self._watch.start()
-        warn_of_eviction(self._context.servers, self._context.settings.io_timeout)
+        self._context.watch.start()
+        warn_of_servers(self._context.servers, self._context.settings.io_timeout)
         if self._context.loop_watch is not None:
             self._context.loop_watch.start()
         names = ", ".join(f"{name} ({slots} slots)" for name, slots in self._context.keyspaces.items())
@@ -100,6 +100,7 @@ class Membership(bootsteps.StartStopStep):
         """Begin to give the slots away, because the worker begins to shut down."""
         if self.enabled:
             self._leave()
+            signals.worker_shutting_down.disconnect(self._leave)
 
     def stop(self, worker: Any) -> None:
         """Do nothing: tasks may still run. The step `Handover` ends everything when the pool has drained."""

@@ -6,14 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import closing
-from dataclasses import dataclass
-from enum import StrEnum
 from importlib.metadata import version
 from typing import Any
 
 from celery_sticky.cli.answers import ask, stall_text
-from celery_sticky.cli.failures import FAILURES, said
+from celery_sticky.cli.failures import failures, said
 from celery_sticky.cli.session import Session
+from celery_sticky.findings import Finding, note, wrong
 from celery_sticky.jobs import misplaced
 from celery_sticky.keyed import KeySpec
 from celery_sticky.keyspace import how_to_agree
@@ -22,36 +21,11 @@ from celery_sticky.ownership.view import View
 DESTINATION = ("queue", "exchange", "routing_key")
 
 
-class Level(StrEnum):
-    """How much a finding matters."""
-
-    WRONG = "wrong"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of a check, for people."""
-
-    level: Level
-    text: str
-
-
-def wrong(text: str) -> Finding:
-    """Return a finding that must be fixed."""
-    return Finding(Level.WRONG, text)
-
-
-def note(text: str) -> Finding:
-    """Return a finding that may be intended."""
-    return Finding(Level.NOTE, text)
-
-
 def guarded(what: str, findings: Iterable[Finding]) -> Iterable[Finding]:
     """Yield the findings. A check that fails becomes a finding itself, so that the other checks still run."""
     try:
         yield from findings
-    except FAILURES as error:
+    except failures() as error:
         yield wrong(f"{what}: {said(error)}")
 
 

@@ -11,23 +11,20 @@ from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 from rich.text import Text
 
-from celery_sticky.cli.access import access_findings
 from celery_sticky.cli.checkup import (
-    Finding,
-    Level,
     app_findings,
     guarded,
     job_findings,
     member_findings,
-    note,
     task_findings,
 )
-from celery_sticky.cli.failures import FAILURES, said
-from celery_sticky.cli.servers import leftovers, server_facts, server_findings
+from celery_sticky.cli.failures import failures, said
+from celery_sticky.cli.servers import access_findings, leftovers, server_facts, server_findings
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import dash, json_option, show, table
 from celery_sticky.delivery.dead_bounds import MANY
 from celery_sticky.errors import StickyError
+from celery_sticky.findings import Finding, Level, note
 from celery_sticky.settings import NAMES, SETTING, Settings
 from celery_sticky.wiring import sticky_entries
 
@@ -52,7 +49,7 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
         servers["store"] = session.store_at
     examined = {what: _examine(connection) for what, connection in servers.items()}
     away = {what for what, facts in examined.items() if "error" in facts}
-    poller = [server_findings(what, facts, session.settings) for what, facts in examined.items()]
+    poller = [server_findings(what, facts, servers[what], session.settings) for what, facts in examined.items()]
     prefix = session.settings.key_prefix
     poller += [guarded(what, access_findings(what, at, prefix)) for what, at in servers.items() if what not in away]
     if not away:
@@ -99,7 +96,7 @@ def _guarantees(session: Session) -> dict[str, Any]:
 def _examine(connection: Any) -> dict[str, Any]:
     try:
         return server_facts(connection)
-    except FAILURES as error:
+    except failures() as error:
         return {"url": connection.as_uri(), "error": said(error)}
 
 

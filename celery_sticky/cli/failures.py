@@ -5,26 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import redis
 from kombu.exceptions import OperationalError
 
+from celery_sticky.drivers import all_drivers
 from celery_sticky.errors import StickyError
-from celery_sticky.redis_errors import describe
-
-FAILURES = (StickyError, OperationalError, redis.RedisError, OSError)
 
 Found = TypeVar("Found")
 
 
+def failures() -> tuple[type[Exception], ...]:
+    """Return the errors that a command reports in one line: ours, Kombu's, the network's and the client libraries'."""
+    of_clients = [driver.failures.classes() for driver in all_drivers() if driver.failures is not None]
+    return (StickyError, OperationalError, OSError, *(one for classes in of_clients for one in classes))
+
+
 def said(error: BaseException) -> str:
     """Return a failure as one line."""
-    return " ".join((str(error) if isinstance(error, StickyError) else describe(error)).split())
+    return " ".join((str(error) if isinstance(error, StickyError) else _described(error)).split())
 
 
 def attempt(problems: list[str], what: str, ask: Callable[[], Found]) -> Found | None:
     """Return the result of `ask`. If it fails, add the failure to `problems` and return None."""
     try:
         return ask()
-    except FAILURES as error:
+    except failures() as error:
         problems.append(f"{what}: {said(error)}")
         return None
+
+
+def _described(error: BaseException) -> str:
+    for driver in all_drivers():
+        if driver.failures is not None and (text := driver.failures.describe(error)):
+            return text
+    return f"{type(error).__name__}: {error}"

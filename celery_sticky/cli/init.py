@@ -11,10 +11,7 @@ from rich.console import RenderableType
 
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import json_option, keyspace_option, show
-from celery_sticky.errors import StickyError
-from celery_sticky.keys import HASH_NAME
-from celery_sticky.ownership import changes
-from celery_sticky.stores import Store
+from celery_sticky.stores.first_document import write_first
 
 WARNING = (
     "Every member loses its slots at once. A worker that cannot reach the store may continue until its lease ends, so "
@@ -51,29 +48,6 @@ def init(ctx: click.Context, keyspace: str | None, force: bool, yes: bool, as_js
             for name in session.only(keyspace)
         ]
     show(ctx.obj, {"keyspaces": done}, _draw, as_json=as_json)
-
-
-def write_first(store: Store, slots: int, *, force: bool = False, hash_name: str = HASH_NAME) -> dict[str, Any]:
-    """Write a document without members, unless there is one already.
-
-    Raises:
-        StickyError: another process changed the document at the same time.
-    """
-    reading = store.read()
-    old = reading.view
-    if old is not None and not force:
-        return {"written": False, "slots": old.slots, "version": old.version}
-    fresh = changes.fresh(
-        slots=slots,
-        hash=hash_name,
-        generation=changes.generation_after(old.generation if old else 0, reading.clock),
-        version=old.version + 1 if old else 1,
-        store_id=reading.store_id,
-        epochs=old.max_epoch if old else 0,
-    )
-    if not store.swap(old, fresh):
-        raise StickyError("another process changed the document at the same time: run the command again")
-    return {"written": True, "slots": slots, "version": fresh.version}
 
 
 def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:

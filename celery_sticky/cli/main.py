@@ -46,9 +46,9 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            from celery_sticky.cli.failures import FAILURES, said  # not at the top: this imports the Redis client
+            from celery_sticky.cli.failures import failures, said  # not at the top: this imports the drivers
 
-            if not isinstance(error, FAILURES):
+            if not isinstance(error, failures()):
                 raise
             raise click.ClickException(said(error)) from error
 

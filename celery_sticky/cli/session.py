@@ -7,21 +7,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from celery_sticky.app import Sticky
+from celery_sticky.drivers import known_connection, open_job_store, open_placement_store, open_queues, open_store
 from celery_sticky.errors import StickyError
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE
-from celery_sticky.one_server import known_connection
-from celery_sticky.queues import SlotQueues, open_queues
+from celery_sticky.queues import SlotQueues
 from celery_sticky.settings import Settings
-from celery_sticky.stores import (
-    JobStore,
-    PlacementStore,
-    Reading,
-    Store,
-    open_job_store,
-    open_placement_store,
-    open_store,
-)
+from celery_sticky.stores import JobStore, PlacementStore, Reading, Store
 
 IO_TIMEOUT = 2.0
 """Seconds the store or the broker may take to answer."""

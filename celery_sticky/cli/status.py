@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from celery_sticky.cli.answers import ask, beating, stall_of, stall_text
-from celery_sticky.cli.failures import FAILURES, attempt, said
+from celery_sticky.cli.failures import attempt, failures, said
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
 from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
@@ -144,7 +144,7 @@ def _member(member: Member, view: View, depths: Collection[Depth]) -> dict[str, 
 def _dead(session: Session, keyspace: str) -> dict[str, Any]:
     try:
         return {"dead": session.queues.dead_count(keyspace), "dead_error": None}
-    except FAILURES as error:
+    except failures() as error:
         return {"dead": None, "dead_error": said(error)}
 
 

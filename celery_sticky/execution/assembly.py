@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from functools import partial
 from importlib.metadata import version
+from types import FrameType
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool as PreforkPool
@@ -13,12 +16,15 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.flow import CourierConfig
 from celery_sticky.delivery.line import ThreadedLine
-from celery_sticky.errors import InvalidSettings
+from celery_sticky.drivers import open_placement_store, open_queues, open_store
+from celery_sticky.errors import StickyError
 from celery_sticky.execution.body import runs_task
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.hooks import WorkerHooks
 from celery_sticky.execution.jobs import make_jobs
+from celery_sticky.execution.places import waits_for_task
 from celery_sticky.execution.refusals import Refusals
+from celery_sticky.execution.servers import check_servers, keeps_in_process
 from celery_sticky.instrumentation.logs import log_owner_changes
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.membership.lease import Lease
@@ -29,10 +35,10 @@ from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.ownership.machine import MemberConfig
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE
 from celery_sticky.placement.placer import Placer
-from celery_sticky.queues import SlotQueues, open_queues
+from celery_sticky.queues import SlotQueues
 from celery_sticky.settings import Settings, read_keyspaces
 from celery_sticky.signals import pins_lost
-from celery_sticky.stores import open_placement_store, open_store
+from celery_sticky.stores.first_document import write_first
 
 
 def make_context(worker: Any, chosen: Any) -> WorkerContext:
@@ -54,8 +60,12 @@ class _Assembly:
         self._placed = [name for name in self._keyspaces if self._settings.placed_keyspace(name) is not None]
 
     def make(self) -> WorkerContext:
-        self._check()
         worker, wiring = self._worker, self._wiring
+        jobs = [name for name in self._keyspaces if name in wiring.declared.keyspaces]
+        check_servers(worker, self._where, self._settings, self._placed, jobs)
+        self._in_process = keeps_in_process(self._where)
+        if self._in_process:
+            self._write_documents()
         lease = Lease(self._keyspaces)
         context = self._context = WorkerContext(
             hostname=worker.hostname,
@@ -68,7 +78,7 @@ class _Assembly:
         )
         log_owner_changes(context.instruments)
         if self._settings.loop_timeout:
-            context.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, runs_task)
+            context.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, _is_busy)
         context.refusals = Refusals(worker.app, worker.hostname, context.results)
         context.store_url = self._where.as_uri()
         broker = worker.app.connection_for_read()
@@ -84,15 +94,12 @@ class _Assembly:
         wiring.lease, wiring.worker = lease, worker.hostname
         return context
 
-    def _check(self) -> None:
-        queues = self._connect()
-        queues.close()  # nothing was sent: this only refuses a broker without a driver, early
-        if self._placed and not queues.guarantees.moves:
-            names = ", ".join(self._placed)
-            raise InvalidSettings(
-                f"keyspaces {names} place keys on workers (assign, pins): this broker does not support that"
-            )
-        open_store(self._where, DEFAULT_KEYSPACE).close()  # for the same reason
+    def _write_documents(self) -> None:
+        """Write the first documents: nobody has to wait for workers that a store in this process has forgotten."""
+        for name, slots in self._keyspaces.items():
+            store = open_store(self._where, name, prefix=self._settings.key_prefix)
+            with closing(store), suppress(StickyError):  # another worker of this process was quicker
+                write_first(store, slots, hash_name=self._settings.hash_of(name))
 
     def _connect(self) -> SlotQueues:
         settings = self._settings
@@ -135,7 +142,10 @@ class _Assembly:
 
     def _member(self, name: str, hooks: WorkerHooks) -> Member:
         settings, context = self._settings, self._context
-        name_lock = NameLock(self._folder, f"{context.store_url} {settings.key_prefix}", name, context.hostname)
+        where = f"{context.store_url} {settings.key_prefix}"
+        if self._in_process:
+            where += f" in process {os.getpid()}"  # other processes have a store of the same URL
+        name_lock = NameLock(self._folder, where, name, context.hostname)
         return Member(
             name,
             self._config(name),
@@ -193,6 +203,10 @@ class _Assembly:
             report,
             tell_lost,
         )
+
+
+def _is_busy(frame: FrameType) -> bool:
+    return runs_task(frame) or waits_for_task(frame)
 
 
 def _config_of(dead_incarnation: str, **config: Any) -> MemberConfig:

@@ -37,6 +37,7 @@ class Children:
         self._context, self._tasks = context, tasks
         self._main = os.getpid()
         self._here: dict[str, Reliance] = {}
+        self._watch = Deadline(context.lease, self._relied_on_by_children, self._kill, grace=GRACE)
         if ends_tasks:
             _, self._reaper = hire()
             atexit.register(self._farewell)
@@ -45,7 +46,11 @@ class Children:
     def start(self) -> None:
         """Start watching, in the main process."""
         if self._ends_tasks:
-            Deadline(self._context.lease, self._relied_on_by_children, self._kill, grace=GRACE).start()
+            self._watch.start()
+
+    def stop(self) -> None:
+        """Stop watching: no process of the pool is left."""
+        self._watch.stop()
 
     def _farewell(self) -> None:
         if os.getpid() == self._main:

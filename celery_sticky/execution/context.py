@@ -50,6 +50,8 @@ class WorkerContext:
     """The URL of the store, without passwords."""
     servers: Mapping[str, Any] = field(default_factory=dict)
     """Role → the Kombu connection to the server; nothing is sent over it."""
+    watch: Any = None
+    """Ends tasks when the trust that they rely on ends (`Children` or `Interrupts`)."""
     leaders: Leaders = field(default_factory=Leaders)
     """The processes of the pool that have run keyed tasks."""
     ending: bool = False

@@ -29,10 +29,8 @@ logger = logging.getLogger("celery_sticky")
 
 INTERRUPT = signal.SIGURG
 """Tells the main thread to check whether its task has lost its lease; ignored if nobody handles it."""
-CALLED = tuple(
-    f"celery_sticky.{room}"
-    for room in ("placement.lookup", "jobs", "redis_clients", "router", "stores", "testing", "wiring")
-)
+ROOMS = ("drivers", "placement.lookup", "jobs", "queues", "redis_clients", "router", "stores", "testing", "wiring")
+CALLED = tuple(f"celery_sticky.{room}" for room in ROOMS)
 """Our own modules that tasks call."""
 LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery.", *CALLED)
 """Modules whose code is never interrupted."""
@@ -54,22 +52,27 @@ class Interrupts:
     def __init__(self, context: WorkerContext, *, green: bool, ends_tasks: bool) -> None:
         self._context, self._green, self._ends_tasks = context, green, ends_tasks
         self._here: dict[Any, Reliance] = {}
+        self._watch = Deadline(context.lease, lambda: list(self._here.values()), self._interrupt)
 
     def start(self) -> None:
         """Start watching."""
         if not self._ends_tasks:
             return
-        watch = Deadline(self._context.lease, lambda: list(self._here.values()), self._interrupt)
         if self._green:
-            start_thread(watch.run, "sticky-deadline")  # a greenlet: only its own hub may interrupt another
+            start_thread(self._watch.run, "sticky-deadline")  # a greenlet: only its own hub may interrupt another
         else:
-            signal.signal(INTERRUPT, self._on_signal)
-            watch.start()
+            if threading.current_thread() is threading.main_thread():  # else no task of the worker runs there
+                signal.signal(INTERRUPT, self._on_signal)
+            self._watch.start()
+
+    def stop(self) -> None:
+        """Stop watching: no task runs any more."""
+        self._watch.stop()
 
     def guard(self, task: Any) -> None:
         """Make the task's body register itself while it runs."""
-        if not hasattr(task.run, "sticky_guarded"):
-            task.run = self._guarded(task, task.run)
+        # In tests a process may run several workers, one after the other: only the last one's lease counts.
+        task.run = self._guarded(task, getattr(task.run, "sticky_unguarded", task.run))
 
     def _guarded(self, task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(body)
@@ -88,7 +91,7 @@ class Interrupts:
                 if self._here.pop(where, None) is None and not self._green:
                     _take_back(where)
 
-        run.sticky_guarded = True  # type: ignore[attr-defined]
+        run.sticky_unguarded = body  # type: ignore[attr-defined]
         return run
 
     def _interrupt(self, ended: Reliance) -> None:

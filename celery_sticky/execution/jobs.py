@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from celery_sticky.drivers import open_job_store
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.job_host import app_name, host_command
 from celery_sticky.jobs.keeper.held import JobTimeouts
@@ -20,7 +21,6 @@ from celery_sticky.jobs.keeper.supervisor import REMEDY, Supervisor
 from celery_sticky.jobs.keeper.suspects import Suspects
 from celery_sticky.membership.flow import Slots
 from celery_sticky.ownership.events import Event, HostDown
-from celery_sticky.stores import open_job_store
 
 logger = logging.getLogger("celery_sticky.jobs")
 

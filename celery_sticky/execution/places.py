@@ -7,6 +7,11 @@ tasks wait in a semaphore, where they are not reserved yet.
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from types import FrameType
 from typing import Any
 
 from celery.worker import state as worker_state
@@ -31,6 +36,22 @@ def free_places(pool: Any, room: int) -> int:
     if (executor := getattr(pool, "executor", None)) is not None:
         return _free_threads(room, executor)
     return sys.maxsize
+
+
+def run_one_at_a_time(pool: Any) -> None:
+    """Make a solo pool run one task at a time also if two threads hand it tasks: Celery's loop and ours."""
+    if not isinstance(pool.on_apply, partial):
+        pool.on_apply = partial(_apply_alone, threading.RLock(), pool.on_apply)
+
+
+def _apply_alone(lock: AbstractContextManager[Any], apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with lock:
+        return apply(*args, **kwargs)
+
+
+def waits_for_task(frame: FrameType) -> bool:
+    """Return whether this frame waits for, or runs, the one task of a solo pool."""
+    return frame.f_code is _apply_alone.__code__
 
 
 def _free_greenlets(greenlets: Any) -> int:

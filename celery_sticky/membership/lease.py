@@ -11,6 +11,7 @@ import os
 import struct
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Self
 
@@ -34,6 +35,7 @@ class Lease:
         size = self._lay_out(keyspaces)
         self.descriptor = _memory_file(size)
         """The file behind the memory, to pass to `attach` in another program."""
+        weakref.finalize(self, os.close, self.descriptor)  # in tests a process may run many workers
         self._memory = mmap.mmap(self.descriptor, size)
         for keyspace in self._slots:
             self.grant(keyspace, NEVER, 0)

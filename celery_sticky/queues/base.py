@@ -33,7 +33,11 @@ class Guarantees:
     deferred: bool
     """A message can wait in the broker for its time."""
     moves: bool = False
-    """A message can go from one queue of a keyspace to another in one step (`Act.MOVE`)."""
+    """A message can go from one queue of a keyspace to another in one step (`Outcome.MOVE`)."""
+
+
+FULL = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
+"""Every guarantee."""
 
 
 class Tenure(Struct, frozen=True):

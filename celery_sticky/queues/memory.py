@@ -17,12 +17,12 @@ from functools import cache
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId, slot_of_queue
 from celery_sticky.queues.base import (
+    FULL,
     Dead,
     Delivery,
     Depth,
     Disposition,
     Fetched,
-    Guarantees,
     Outcome,
     Tag,
     Tenure,
@@ -94,7 +94,7 @@ def process_broker(prefix: str) -> MemoryBroker:
 class MemoryQueues:
     """A client of a `MemoryBroker`; see `SlotQueues` for each method."""
 
-    guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
+    guarantees = FULL
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker

@@ -18,7 +18,8 @@ import threading
 
 from kombu import Connection
 
-from celery_sticky.queues import Disposition, Outcome, SlotQueues, Tenure, Want, open_queues
+from celery_sticky.drivers import open_queues
+from celery_sticky.queues import Disposition, Outcome, SlotQueues, Tenure, Want
 from celery_sticky.redis_clients import client_from_connection
 
 TENURE = Tenure("default", 7, 1, "a", 1)

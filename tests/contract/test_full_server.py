@@ -10,8 +10,8 @@ import pytest
 import redis
 from harness.programs import every_program
 
+from celery_sticky.drivers import open_job_store, open_placement_store, open_store
 from celery_sticky.ownership import changes
-from celery_sticky.stores import open_job_store, open_placement_store, open_store
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.placement import Said, Wish
 from celery_sticky.testing.server import ValkeyServer

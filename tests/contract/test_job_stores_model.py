@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from celery_sticky.drivers import open_job_store
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import Slot
-from celery_sticky.stores import JobStore, open_job_store
+from celery_sticky.stores import JobStore
 from celery_sticky.stores.jobs import NewJob, Note, Report, RunResult, SlotJobs
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 

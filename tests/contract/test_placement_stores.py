@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from harness.store_servers import InMemory, Private, Standing
 
+from celery_sticky.drivers import open_placement_store, open_store
 from celery_sticky.errors import NotAMember
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import Member, View
-from celery_sticky.stores import Store, open_placement_store, open_store
+from celery_sticky.stores import Store
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.stores.placement import NO_VERSION, Answer, Claims, PinMoved, PlacementStore, Said, Wish

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_sticky.drivers import open_queues
 from celery_sticky.errors import InvalidSettings
-from celery_sticky.queues import SlotQueues, open_queues
+from celery_sticky.queues import SlotQueues
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.redis import Layout, RedisQueues
 from celery_sticky.redis_clients import client_from_connection

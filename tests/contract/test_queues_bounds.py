@@ -15,7 +15,8 @@ from harness.programs import every_program
 from kombu import Connection
 from msgspec.structs import replace
 
-from celery_sticky.queues import Delivery, SlotQueues, open_queues
+from celery_sticky.drivers import open_queues
+from celery_sticky.queues import Delivery, SlotQueues
 from celery_sticky.queues.redis.wire import Wire
 from celery_sticky.testing.queue_steps import (
     AGAIN,

@@ -9,8 +9,9 @@ import pytest
 from harness.programs import every_program
 from kombu import Connection
 
+from celery_sticky.drivers import open_queues
 from celery_sticky.errors import SlotBroken
-from celery_sticky.queues import Disposition, SlotQueues, Want, open_queues
+from celery_sticky.queues import Disposition, SlotQueues, Want
 from celery_sticky.testing.queue_steps import (
     FIRST,
     HERE,

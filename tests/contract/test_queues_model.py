@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from kombu import Connection
 
+from celery_sticky.drivers import open_queues
 from celery_sticky.errors import Fenced
-from celery_sticky.queues import Dead, Delivery, Disposition, Outcome, SlotQueues, Tag, Tenure, Want, open_queues
+from celery_sticky.queues import Dead, Delivery, Disposition, Outcome, SlotQueues, Tag, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection

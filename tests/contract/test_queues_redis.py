@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
 
+from celery_sticky.drivers import open_queues
 from celery_sticky.errors import BrokerUnavailable, StickyError
 from celery_sticky.keys import queue_name
-from celery_sticky.queues import Disposition, Outcome, Want, open_queues
+from celery_sticky.queues import Disposition, Outcome, Want
 from celery_sticky.queues.redis import Layout, RedisQueues, driver, scripts
 from celery_sticky.queues.redis.wire import Wire
 from celery_sticky.redis_clients import client_from_connection

@@ -16,10 +16,10 @@ import redis
 from harness.programs import every_program
 from kombu import Connection
 
+from celery_sticky.drivers import open_job_store, open_placement_store, open_queues, open_store
 from celery_sticky.errors import BrokerUnavailable, DocumentDamaged, RecordUnusable, StoreRefused, StoreUnavailable
-from celery_sticky.queues import Tenure, open_queues
+from celery_sticky.queues import Tenure
 from celery_sticky.redis_errors import REFUSALS, Cure, describe, refusal_of
-from celery_sticky.stores import open_job_store, open_placement_store, open_store
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.lent import Closing
 from celery_sticky.testing.server import ValkeyServer

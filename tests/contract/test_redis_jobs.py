@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_sticky.drivers import open_job_store
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.keys import Slot
-from celery_sticky.stores import JobStore, open_job_store
+from celery_sticky.stores import JobStore
 from celery_sticky.stores.jobs import STOPPED, Admission, DispatchOutcome, JobState
 from celery_sticky.stores.redis.jobs import RedisJobs
 from celery_sticky.testing.job_store_contract import steps

@@ -14,9 +14,9 @@ import pytest
 import redis
 from kombu import Connection
 
+from celery_sticky.drivers import open_store
 from celery_sticky.errors import DocumentDamaged, StoreUnavailable
 from celery_sticky.ownership.events import ViewChanged
-from celery_sticky.stores import open_store
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.redis import RedisStore, subscription
 from celery_sticky.testing.server import ValkeyServer
@@ -192,7 +192,7 @@ def test_a_watch_lets_other_greenlets_run(server: ValkeyServer, patch: str, tmp_
             import {library}{".monkey" if library == "gevent" else ""}
             {patch}
             import threading, time
-            from celery_sticky.stores import open_store
+            from celery_sticky.drivers import open_store
             from celery_sticky.testing.store_contract import first_view
             store, other = (open_store({server.url!r}, "k") for _ in range(2))
             turns, heard = [], []

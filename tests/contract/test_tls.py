@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from celery_sticky.drivers import open_queues, open_store
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.queues import open_queues
-from celery_sticky.stores import open_store
 from celery_sticky.testing.queue_steps import FIRST, HERE, LONG, ack, bodies, settle, take
 from celery_sticky.testing.server import ValkeyServer, free_port
 

@@ -84,7 +84,7 @@ def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
     found = {row[0]: row[1:] for row in rows((ROOT / "docs/explanation/guarantees.md").read_text())}
     for name, driver in (("Redis, Valkey", RedisQueues), ("memory (tests)", MemoryQueues)):
         promised = driver.guarantees
-        columns = (promised.fenced, promised.ordered, promised.atomic, promised.deferred)
+        columns = (promised.fenced, promised.ordered, promised.atomic, promised.deferred, promised.moves)
         assert found[name] == ["yes" if kept else "no" for kept in columns]
 
 

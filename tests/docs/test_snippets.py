@@ -20,6 +20,10 @@ from harness.pages import PAGES, ROOT, anchors, blocks, commands, links, name_of
 from celery_sticky import queue_for
 
 DJANGO = ROOT / "docs/how-to/django.md"
+MEMORY = ROOT / "docs/how-to/test-without-a-server.md"
+DRIVER = ROOT / "docs/how-to/write-a-driver.md"
+OF_FILES = (DJANGO, MEMORY, DRIVER)
+"""Pages whose blocks are files: the first line of each names it."""
 
 
 def params(pages: list[Path]) -> list[Any]:
@@ -35,7 +39,10 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("page", params([page for page in PAGES if page != DJANGO and blocks(page, "python", "pycon")]))
+RUN = [page for page in PAGES if page not in OF_FILES and blocks(page, "python", "pycon")]
+
+
+@pytest.mark.parametrize("page", params(RUN))
 def test_the_python_of_a_page_runs(page: Path, redis_url: str, tmp_path: Path) -> None:
     done = python(tmp_path, "-m", "harness.page_run", str(page), redis_url)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,11 +61,10 @@ def test_other_producers_find_the_same_queue(redis_url: str, tmp_path: Path) -> 
 
 def test_the_django_page_makes_a_project_that_works(tmp_path: Path) -> None:
     pytest.importorskip("django")
-    for block in blocks(DJANGO, "python"):
-        file = tmp_path / block.text.partition("\n")[0].removeprefix("# ")
-        file.parent.mkdir(exist_ok=True)
-        (file.parent / "__init__.py").touch()
-        file.write_text(block.text)
+    for name, text in files_of(DJANGO).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.joinpath("__init__.py").touch()
+        (tmp_path / name).write_text(text)
     with (tmp_path / "proj/settings.py").open("a") as settings:
         settings.write("INSTALLED_APPS = ['shop']\nSECRET_KEY = 'for a test'\n")
     asked = (
@@ -72,6 +78,31 @@ def test_the_django_page_makes_a_project_that_works(tmp_path: Path) -> None:
         settings.write("CELERY_STICKY_SLOT = 7\n")
     done = python(tmp_path, "-c", asked)
     assert "did you mean 'sticky_slots'" in done.stderr
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_the_tests_of_the_page_on_memory_pass(tmp_path: Path, pool: str) -> None:
+    for name, text in files_of(MEMORY).items():
+        (tmp_path / name).write_text(text.replace('pool="threads"', f'pool="{pool}"'))
+    done = python(tmp_path, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(tmp_path))
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_page_on_drivers_shows_the_package_that_is_tested() -> None:
+    package = ROOT / "tests/driver_package"
+    for name, text in files_of(DRIVER).items():
+        if name == "test_toybroker.py":
+            assert text.strip() in (ROOT / "tests/contract/test_driver_package.py").read_text()
+        else:
+            assert text == (package / name).read_text(), name
+    (entry_points,) = blocks(DRIVER, "ini")
+    assert entry_points.text == (package / "toybroker-1.0.dist-info/entry_points.txt").read_text()
+
+
+def files_of(page: Path) -> dict[str, str]:
+    """Return the files of a page by name: the first line of a block names its file, and belongs to the page."""
+    parts = (block.text.partition("\n") for block in blocks(page, "python"))
+    return {head.removeprefix("# "): text for head, _, text in parts}
 
 
 @pytest.mark.parametrize("page", params([page for page in PAGES if list(commands(page))]))

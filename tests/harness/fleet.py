@@ -10,8 +10,8 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
-from celery_sticky.cli.init import write_first
 from celery_sticky.cli.session import Session
+from celery_sticky.stores.first_document import write_first
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Judgement, judge

@@ -14,10 +14,11 @@ from typing import Any
 from celery.utils.nodenames import gethostname
 from kombu import Connection
 
+from celery_sticky.drivers import open_store
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import slot_for
 from celery_sticky.ownership.view import View
-from celery_sticky.stores import Store, open_store
+from celery_sticky.stores import Store
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.slot_log import SlotEvent, SlotLog
 from celery_sticky.testing.waiting import wait_until

@@ -13,7 +13,8 @@ from typing import Any
 from celery.result import AsyncResult
 
 from celery_sticky import Sticky
-from celery_sticky.queues import Depth, SlotQueues, open_queues
+from celery_sticky.drivers import open_queues
+from celery_sticky.queues import Depth, SlotQueues
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.waiting import wait_until

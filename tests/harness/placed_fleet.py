@@ -11,13 +11,13 @@ from celery.result import AsyncResult
 from kombu import Connection
 
 from celery_sticky import Sticky
-from celery_sticky.cli.init import write_first
 from celery_sticky.cli.session import Session
+from celery_sticky.drivers import open_placement_store, open_store
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import Slot, worker_queue
 from celery_sticky.ownership.view import View
 from celery_sticky.queues.base import Dead, Depth
-from celery_sticky.stores import open_placement_store, open_store
+from celery_sticky.stores.first_document import write_first
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.waiting import wait_until

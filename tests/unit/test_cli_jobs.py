@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from celery_sticky import Job, Sticky
 from celery_sticky.cli.main import sticky
-from celery_sticky.stores import open_job_store
+from celery_sticky.drivers import open_job_store
 from celery_sticky.stores.jobs import Report, RunResult
 
 

@@ -13,6 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_sticky import Job, Keyspace, Sticky, jump
+from celery_sticky.drivers import open_job_store, open_placement_store, open_store
 from celery_sticky.errors import (
     AssignmentFailed,
     DispatchTimeout,
@@ -32,7 +33,7 @@ from celery_sticky.jobs.schedule import Schedule
 from celery_sticky.jobs.wire import Start, decode, encode
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member
-from celery_sticky.stores import JobStore, open_job_store, open_placement_store, open_store
+from celery_sticky.stores import JobStore
 from celery_sticky.stores.jobs import JobState, Report, RunResult
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
+from celery_sticky.drivers.redis import RedisFailures
 from celery_sticky.execution import reconnecting
 from celery_sticky.execution.reconnecting import connect_again_when_refused
 
@@ -26,7 +27,7 @@ def consumer(recovered: list[Exception], *, retry: bool = False) -> Any:
         on_connection_error_before_connected=recovered.append,
         on_connection_error_after_connected=recovered.append,
     )
-    connect_again_when_refused(made)
+    connect_again_when_refused(made, RedisFailures())
     return made
 
 

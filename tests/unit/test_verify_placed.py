@@ -25,11 +25,11 @@ from celery_sticky.cli.verify.run import _Run
 from celery_sticky.cli.verify.site import node
 from celery_sticky.cli.verify.timeline import EVERYBODY
 from celery_sticky.cli.verify.witness import Witness
+from celery_sticky.drivers import open_placement_store, open_store
 from celery_sticky.errors import StickyError, StoreUnavailable
 from celery_sticky.keyspace import jump, workers_of
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
-from celery_sticky.stores import open_placement_store, open_store
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.waiting import wait_until

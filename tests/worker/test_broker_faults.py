@@ -8,8 +8,8 @@ from typing import Any
 from harness.fleet import Fleet
 from worker.test_cli import CONF, SLOTS, facts
 
-from celery_sticky.cli.access import line
 from celery_sticky.keys import slot_for
+from celery_sticky.queues.redis.access import line
 from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 

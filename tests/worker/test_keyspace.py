@@ -16,10 +16,10 @@ from harness.placed_fleet import SLOTS, PlacedFleet
 from harness.placed_tasks import rendezvous
 
 from celery_sticky import Sticky, Worker, jump
+from celery_sticky.drivers import open_job_store
 from celery_sticky.errors import AssignmentFailed, KeyspaceMismatch, NoWorker, StoreUnavailable
 from celery_sticky.keys import HASH_NAME, slot_for
 from celery_sticky.keyspace import workers_of
-from celery_sticky.stores import open_job_store
 from celery_sticky.stores.jobs import NewJob, Report, RunResult
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.judge import Judgement

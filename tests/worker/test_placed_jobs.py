@@ -15,10 +15,10 @@ from harness.placed_jobs import PlacedJobs
 from harness.placed_tasks import rendezvous
 
 from celery_sticky import Sticky, slot_for
+from celery_sticky.drivers import open_job_store
 from celery_sticky.errors import AssignmentFailed, DispatchTimeout, NoSuchJob, NotPinned
 from celery_sticky.keys import job_place
 from celery_sticky.keyspace import workers_of
-from celery_sticky.stores import open_job_store
 from celery_sticky.stores.jobs import NewJob
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.waiting import wait_until

@@ -17,8 +17,9 @@ from harness.fleet import Fleet
 from harness.standing import clear
 
 from celery_sticky import Sticky
+from celery_sticky.drivers import open_queues
 from celery_sticky.message import STAMP_HEADER
-from celery_sticky.queues import Depth, open_queues
+from celery_sticky.queues import Depth
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.waiting import wait_until

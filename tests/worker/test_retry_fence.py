@@ -16,9 +16,10 @@ from harness.app import AppConfig, make_app
 
 from celery_sticky import Sticky
 from celery_sticky.delivery.envelope import parse
+from celery_sticky.drivers import open_queues
 from celery_sticky.execution.retry import DeferredRetry, fence_retry
 from celery_sticky.message import STAMP_HEADER
-from celery_sticky.queues import Depth, Disposition, Outcome, SlotQueues, Tenure, Want, open_queues
+from celery_sticky.queues import Depth, Disposition, Outcome, SlotQueues, Tenure, Want
 
 
 def totals(depth: Depth) -> tuple[int, int, int]:

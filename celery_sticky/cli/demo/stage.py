@@ -11,10 +11,10 @@ from typing import Any
 from celery_sticky.app import Sticky
 from celery_sticky.cli.demo.app import SLOTS, TASK, Demo, make_app
 from celery_sticky.cli.demo.crew import short
-from celery_sticky.cli.init import write_first
 from celery_sticky.cli.session import Session
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.ownership.view import View
+from celery_sticky.stores.first_document import write_first
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
 

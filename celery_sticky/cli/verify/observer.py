@@ -10,18 +10,18 @@ from typing import Any
 import redis
 from kombu import Connection
 
-from celery_sticky.cli.init import write_first
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.verify.app import make_app
 from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.placed import make_keyspace
 from celery_sticky.cli.verify.site import Mode, Site, node
 from celery_sticky.cli.verify.witness import Witness
+from celery_sticky.drivers import open_placement_store
 from celery_sticky.errors import StickyError
 from celery_sticky.jobs.client import JobInfo
 from celery_sticky.ownership.view import View
 from celery_sticky.redis_clients import client_from_connection, close_client
-from celery_sticky.stores import open_placement_store
+from celery_sticky.stores.first_document import write_first
 from celery_sticky.stores.placement import NO_VERSION
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder

@@ -19,11 +19,11 @@ import redis
 from celery_sticky.errors import Fenced, SlotBroken
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.queues.base import (
+    FULL,
     Dead,
     Depth,
     Disposition,
     Fetched,
-    Guarantees,
     Outcome,
     Tag,
     Tenure,
@@ -60,7 +60,7 @@ SMALL = 64 * 1024
 class RedisQueues:
     """The driver. One thread calls its methods; `wake` is for any thread. It connects at the first request."""
 
-    guarantees = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
+    guarantees = FULL
 
     def __init__(self, client: redis.Redis, layout: Layout, *, socket_timeout: float) -> None:
         self._layout = layout

@@ -7,10 +7,9 @@ from typing import Any
 
 import redis
 
-from celery_sticky.cli.checkup import Finding, note, wrong
-from celery_sticky.cli.session import IO_TIMEOUT
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
+from celery_sticky.findings import Finding, note, wrong
+from celery_sticky.redis_clients import client_from_connection, close_client, key_prefix, translate_errors
 
 KEY = "{key}"
 # Each command has valid arguments: inside MULTI the server reports commands that are not allowed and runs none.
@@ -66,16 +65,14 @@ def line(user: str = "celery") -> str:
     return f"ACL SETUSER {user} on >PASSWORD ~* &* -@all " + " ".join(f"+{name}" for name in needed())
 
 
-def access_findings(what: str, connection: Any, prefix: str) -> Iterable[Finding]:
+def access_findings(what: str, connection: Any, *, prefix: str, socket_timeout: float) -> Iterable[Finding]:
     """Try the needed commands as the user the app logs in as. This changes nothing.
 
     Raises:
         BrokerUnavailable: the server does not answer.
     """
-    if not is_redis(connection):
-        return
-    key = f"{connection.transport_options.get('global_keyprefix') or ''}{prefix}.doctor"
-    client = client_from_connection(connection, socket_timeout=IO_TIMEOUT, decode_responses=True, protocol=2)
+    key = f"{key_prefix(connection)}{prefix}.doctor"
+    client = client_from_connection(connection, socket_timeout=socket_timeout, decode_responses=True, protocol=2)
     taken: Any = client.connection_pool.make_connection()
     try:
         with translate_errors(BrokerUnavailable):

@@ -21,23 +21,24 @@ from celery.exceptions import NotRegistered
 from celery.utils.imports import symbol_by_name
 from kombu.message import Message
 
-from celery_sticky.delivery.envelope import Envelope, loads
+from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import Item
 from celery_sticky.drivers import find_driver
-from celery_sticky.errors import InvalidKey, StickyError
+from celery_sticky.errors import StickyError
 from celery_sticky.execution.body import guard_traces
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.eta import due_of
 from celery_sticky.execution.limits import limit_rates, no_rate_limits
+from celery_sticky.execution.locks import lock_of
 from celery_sticky.execution.places import free_places, grows, places, run_one_at_a_time
 from celery_sticky.execution.readable import Unreadable, check
 from celery_sticky.execution.reconnecting import connect_again_when_refused
 from celery_sticky.execution.request import sticky_request_class
 from celery_sticky.execution.run import StickyMessage, TaskRun
 from celery_sticky.execution.shield import drop_unaccepted, shield_flush
-from celery_sticky.keys import SlotId, queue_name, slot_for
-from celery_sticky.message import STAMP_HEADER, Stamp, StickyContext
+from celery_sticky.keys import SlotId, queue_name
+from celery_sticky.message import STAMP_HEADER, StickyContext
 from celery_sticky.ownership.events import BrokerUp
 from celery_sticky.platform.native import start_thread
 
@@ -160,41 +161,8 @@ class Delivery(bootsteps.StartStopStep):
         return 1 if self._solo or consumer is None else places(consumer.pool) or 1
 
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
-        """Return the lock that the task of this message holds while it runs.
-
-        Raises:
-            InvalidKey: the message is in the wrong slot, or its key cannot be read.
-        """
-        keyspace, number = slot
-        spec = self._context.tasks.spec_for(envelope.task)
-        header = envelope.headers.get(STAMP_HEADER)
-        if header is None:
-            header = self._stamp(slot, envelope)
-        stamp = Stamp.from_header(header)
-        number = stamp.slot if isinstance(number, str) else number  # a worker queue has keys of every slot
-        if (stamp.keyspace, stamp.slot, stamp.slots) != (keyspace, number, self._context.keyspaces[keyspace]):
-            raise InvalidKey(
-                f"the message is for keyspace {stamp.keyspace!r}, slot {stamp.slot} of {stamp.slots}, but is in "
-                f"keyspace {keyspace!r}, slot {number} of {self._context.keyspaces[keyspace]}: "
-                "its sender is configured with other slots than the workers"
-            )
-        if spec is not None and not spec.serial:
-            return ("id", envelope.task_id)
-        return (keyspace, stamp.key)
-
-    def _stamp(self, slot: SlotId, envelope: Envelope) -> dict[str, Any]:
-        """Compute the stamp of a message that a producer without celery-sticky put into the right queue."""
-        spec = self._context.tasks.spec_for(envelope.task)
-        if spec is None:
-            raise InvalidKey(f"the message has no stamp, and task {envelope.task!r} has no key")
-        try:
-            args, kwargs, _ = loads(envelope.body)
-        except (ValueError, TypeError) as error:
-            raise InvalidKey("the message has no stamp, and its arguments are not JSON") from error
-        key, slots = spec.key_text(args, kwargs), self._context.keyspaces[slot[0]]
-        stamp = Stamp(key, spec.keyspace, slot_for(key, slots), slots, time.time()).to_header()
-        envelope.headers[STAMP_HEADER] = stamp
-        return stamp
+        """Return the lock that the task of this message holds while it runs; raise `InvalidKey` if it has none."""
+        return lock_of(self._context, slot, envelope)
 
     def due_of(self, envelope: Envelope) -> float | None:
         """Return when the message is due, in seconds since the Unix epoch, or None."""

@@ -17,7 +17,8 @@ from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.queues import open_queues
 from celery_sticky.stores import open_store
 from celery_sticky.testing.queue_steps import FIRST, HERE, LONG, ack, bodies, settle, take
-from celery_sticky.testing.server import ValkeyServer, free_port
+from celery_sticky.testing.servers.base import free_port
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 MB = 1024 * 1024
 REDIS, OPENSSL = shutil.which("redis-server"), shutil.which("openssl")

@@ -9,23 +9,21 @@ import random
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from celery.utils import uuid
 
-from celery_sticky.app import Sticky
-from celery_sticky.cli.verify.app import RECORD, hashed, make_app
+from celery_sticky.cli.verify.app import RECORD
 from celery_sticky.cli.verify.faults import BY_NAME
 from celery_sticky.cli.verify.faults.mixed_in import MixedIn
 from celery_sticky.cli.verify.faults.orders import Order
 from celery_sticky.cli.verify.malformed import MALFORMED, well_formed
-from celery_sticky.cli.verify.site import Mode, Site, queue_of
+from celery_sticky.cli.verify.publisher import Publisher
+from celery_sticky.cli.verify.site import Site
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import queue_name, slot_for
-from celery_sticky.testing.recorder import Recorder
 
 VARIABLE = "STICKY_VERIFY_LOAD"
 SHORTEST = 0.002
@@ -75,15 +73,13 @@ def apart() -> frozenset[str]:
 
 
 class Sender:
-    """Publishes tasks, and records those that the broker accepted."""
+    """Publishes the load, and what it is ordered to publish."""
 
     def __init__(self, site: Site, load: Load) -> None:
         self._site, self._load = site, load
-        self._app = make_app(site)
-        self._recorder = Recorder(site.history)
+        self._publisher = Publisher(site, sender=load.sender, senders=load.senders)
         self._kinds = [kind for name in load.kinds if issubclass(kind := BY_NAME[name], MixedIn)]
         self.draw = random.Random(f"{load.seed}-{load.sender}")
-        self._count: Counter[str] = Counter()
 
     def ordinary(self) -> None:
         """Send one task of the usual mix."""
@@ -107,20 +103,13 @@ class Sender:
         kind(**{name: value for name, value in order.items() if name != "send"}).send(self)
 
     def send(self, task: str, key: str, seconds: float, **options: Any) -> None:
-        """Send the next task of a key, once, and record the result of the send."""
-        n = self._count[key] * self._load.senders + self._load.sender
-        self._count[key] += 1
-        task_id = uuid()
-        if self._site.mode is not Mode.STICKY:
-            index = hashed(key, self._site.workers) if self._site.mode is Mode.HASH else 0
-            options["queue"] = queue_of(index)
+        """Send the next task of a key, once; after a failure go on with the next one."""
         try:
-            with self._recorder.sending(key, n, task_id, sender=self._load.sender):
-                self._app.tasks[task].apply_async((key, n, seconds), task_id=task_id, retry=False, **options)
+            self._publisher.publish(task, key, seconds, **options)
         except StickyError as error:  # refused before the broker was asked
-            print(f"sender {self._load.sender}: {key} #{n}: {error}", file=sys.stderr)  # noqa: T201
+            print(f"sender {self._load.sender}: {key}: {error}", file=sys.stderr)  # noqa: T201
         except Exception as error:  # from Kombu, its transport, redis-py or the socket
-            print(f"sender {self._load.sender}: {key} #{n}: {error!r}", file=sys.stderr)  # noqa: T201
+            print(f"sender {self._load.sender}: {key}: {error!r}", file=sys.stderr)  # noqa: T201
             time.sleep(PAUSE)
 
     def send_malformed(self, wrong: str, key: str) -> None:
@@ -130,7 +119,7 @@ class Sender:
         MALFORMED[wrong](envelope)
         slot = queue_name(site.keyspace, slot_for(key, site.slots))
         try:
-            with self._app.connection_for_write() as connection:
+            with self._publisher.app.connection_for_write() as connection:
                 connection.default_channel._put(slot, {**envelope, "malformed": tag})
         except Exception as error:  # as in `send`
             print(f"sender {self._load.sender}: malformed {tag}: {error!r}", file=sys.stderr)  # noqa: T201
@@ -141,9 +130,7 @@ class Sender:
 
     def close(self) -> None:
         """Close the connections."""
-        if self._site.placed is not None:
-            Sticky.of(self._app).wiring.lookup.close()
-        self._app.close()
+        self._publisher.close()
 
 
 def serve(sender: Sender, rate: float) -> None:

@@ -34,6 +34,11 @@ class RunOptions:
     placed: Placed | None = None
 
     @property
+    def eviction_timeout(self) -> float:
+        """Seconds after which a silent worker is evicted."""
+        return self.ttl * 1.27
+
+    @property
     def single(self) -> bool:
         """Whether a worker runs one task at a time, regardless of `concurrency`."""
         return self.mode is Mode.HASH or self.pool == "solo"

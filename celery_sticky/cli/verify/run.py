@@ -60,7 +60,7 @@ def plan_of(run_options: RunOptions) -> FaultPlan:
         impossible=impossible(run_options),
         workers=names_of(run_options.workers),
         seconds=run_options.seconds,
-        eviction_timeout=run_options.ttl * 1.27,
+        eviction_timeout=run_options.eviction_timeout,
         seed=run_options.seed,
     )
 

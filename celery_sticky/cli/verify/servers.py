@@ -58,7 +58,7 @@ class Servers:
         """Prefix of every name on a server that others may use too."""
         for server in foreign.values():
             guard.clear(server.url, self.prefix)
-        self.broker = foreign.get(Role.BROKER) or self._start_broker(guard, folder, fails_over=fails_over)
+        self.broker = foreign.get(Role.BROKER) or self._start_broker(options, guard, folder, fails_over)
         self.store = foreign.get(Role.STORE)
         """None: the broker is the store too."""
         if options.store is None and options.broker is None and options.mode is Mode.STICKY:
@@ -66,11 +66,11 @@ class Servers:
         if results:
             self._own[Role.RESULTS] = ValkeyServer(guard).start()
 
-    def _start_broker(self, guard: Guard, folder: Path, *, fails_over: bool) -> Server:
+    def _start_broker(self, options: RunOptions, guard: Guard, folder: Path, fails_over: bool) -> Server:
         if fails_over:
             self.watched = WatchedPair(guard, folder)
             return self.watched
-        self._own[Role.BROKER] = ValkeyServer(guard, appendonly=True).start()
+        self._own[Role.BROKER] = ValkeyServer(guard, appendonly=bool(options.faults)).start()
         return self._own[Role.BROKER]
 
     def own(self, role: Role) -> OwnServer:

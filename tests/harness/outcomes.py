@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from celery_sticky.cli.verify.faults import BY_NAME, Fault
+from celery_sticky.cli.verify.faults import BY_NAME
+from celery_sticky.cli.verify.faults.base import Fault
 from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.options import RunOptions
 from celery_sticky.cli.verify.outcome import VerifyRun

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from celery_sticky import NoWorker
 from celery_sticky.cli.verify.checker import Findings, reach
-from celery_sticky.cli.verify.faults import Kill
+from celery_sticky.cli.verify.faults.deaths import Kill
 from celery_sticky.cli.verify.job_checker import reach_of_jobs
 from celery_sticky.cli.verify.moves import Change, Moves
 from celery_sticky.cli.verify.observer import Observer

@@ -11,18 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sticky.cli.verify.cast import names_of
-from celery_sticky.cli.verify.faults import (
-    BY_NAME,
-    FAULTS,
-    Cascade,
-    Clock,
-    Failover,
-    Fault,
-    Join,
-    Kill,
-    Partition,
-    Stop,
-)
+from celery_sticky.cli.verify.faults import BY_NAME, FAULTS
+from celery_sticky.cli.verify.faults.base import Fault
+from celery_sticky.cli.verify.faults.broker import Failover
+from celery_sticky.cli.verify.faults.cut_off import Clock, Partition, Stop
+from celery_sticky.cli.verify.faults.deaths import Cascade, Kill
+from celery_sticky.cli.verify.faults.deployments import Join
 from celery_sticky.cli.verify.faults.orders import Order
 from celery_sticky.cli.verify.options import RunOptions
 from celery_sticky.cli.verify.plan import FaultPlan, make_plan
@@ -34,7 +28,7 @@ from celery_sticky.errors import InvalidSettings
 def plan(
     faults: Sequence[type[Fault]] = FAULTS, *, workers: int = 4, seconds: float = 60.0, seed: int = 0
 ) -> FaultPlan:
-    few = {Cascade: "too few"} if workers < Cascade.least else {}
+    few: dict[type[Fault], str] = {Cascade: "too few"} if workers < Cascade.least else {}
     return make_plan(
         faults, impossible=few, workers=names_of(workers), seconds=seconds, eviction_timeout=3.8, seed=seed
     )

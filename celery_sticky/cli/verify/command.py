@@ -18,7 +18,8 @@ from celery.bin.base import CeleryCommand
 from rich.console import Console
 
 from celery_sticky.cli.verify.checker import reach
-from celery_sticky.cli.verify.faults import BY_NAME, FAULTS, Fault
+from celery_sticky.cli.verify.faults import BY_NAME, FAULTS
+from celery_sticky.cli.verify.faults.base import Fault
 from celery_sticky.cli.verify.options import RunOptions
 from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.picture import FORMATS, paint

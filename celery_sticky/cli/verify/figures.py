@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery_sticky.cli.movement import fewest, moved, weights_of
-from celery_sticky.cli.verify.faults import Cascade, Join, Kill, Leave, Rolling, Surge, Term
+from celery_sticky.cli.verify.faults.deaths import Cascade, Kill
+from celery_sticky.cli.verify.faults.deployments import Join, Leave, Rolling, Surge, Term
 from celery_sticky.cli.verify.load import apart
 from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.outcome import VerifyRun

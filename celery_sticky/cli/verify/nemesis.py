@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from celery_sticky.cli.verify.cluster import Cluster
-from celery_sticky.cli.verify.faults import Fault
+from celery_sticky.cli.verify.faults.base import Fault
 from celery_sticky.cli.verify.observer import Observer
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.timeline import Done, Frozen

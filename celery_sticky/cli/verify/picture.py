@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from celery_sticky.cli.verify.faults import Kill
+from celery_sticky.cli.verify.faults.deaths import Kill
 from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.site import short
 from celery_sticky.errors import MissingDependency

@@ -7,7 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from celery_sticky.cli.verify.cast import Cast
-from celery_sticky.cli.verify.faults import FAULTS, Fault, Leave, Slow
+from celery_sticky.cli.verify.faults import FAULTS
+from celery_sticky.cli.verify.faults.base import Fault
+from celery_sticky.cli.verify.faults.deployments import Leave
+from celery_sticky.cli.verify.faults.orders import Slow
 
 LEAD_IN = 1.0
 """Seconds of load before the first fault."""

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from celery_sticky.cli.verify.cast import names_of
 from celery_sticky.cli.verify.cluster import Cluster
 from celery_sticky.cli.verify.faketime import libfaketime
-from celery_sticky.cli.verify.faults import FAULTS, BackendAway, Clock, Failover, Fault, Partition, StoreRollback
+from celery_sticky.cli.verify.faults import FAULTS
+from celery_sticky.cli.verify.faults.base import Fault
+from celery_sticky.cli.verify.faults.broker import Failover
+from celery_sticky.cli.verify.faults.cut_off import Clock, Partition
+from celery_sticky.cli.verify.faults.stores import BackendAway, StoreRollback
 from celery_sticky.cli.verify.job_workload import JobWorkload
 from celery_sticky.cli.verify.nemesis import Nemesis
 from celery_sticky.cli.verify.observer import Observer

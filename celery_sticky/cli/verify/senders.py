@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from celery_sticky.cli.verify.cluster import Cluster
-from celery_sticky.cli.verify.faults import Fault
+from celery_sticky.cli.verify.faults.base import Fault
 from celery_sticky.cli.verify.load import Load
 
 SENDERS = 2

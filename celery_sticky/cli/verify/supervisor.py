@@ -7,7 +7,7 @@ import threading
 import time
 
 from celery_sticky.cli.verify.cluster import Cluster
-from celery_sticky.cli.verify.faults import Oom
+from celery_sticky.cli.verify.faults.orders import Oom
 from celery_sticky.cli.verify.timeline import Done
 
 INTERVAL = 0.1

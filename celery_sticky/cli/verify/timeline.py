@@ -11,7 +11,7 @@ from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Overlap
 
 if TYPE_CHECKING:
-    from celery_sticky.cli.verify.faults import Fault
+    from celery_sticky.cli.verify.faults.base import Fault
 
 EVERYBODY = "*"
 THAWING = 1_000_000_000

@@ -151,16 +151,16 @@ class ValkeyServer(RedisRecords):
         with self.client(decode_responses=False) as client:
             if not self.appendonly:
                 client.save()
-            for name, copy in COPIES.items():
-                _replace(self.folder / name, self.folder / copy)
+            for file, copy in COPIES.items():
+                _replace(self.folder / file, self.folder / copy)
             found = {name: client.dump(name) for name in client.scan_iter("*")}
         self._copied = {name: value for name, value in found.items() if value is not None}
 
     def restore(self) -> None:
         """Bring the copy back: at once if the server runs, else with its next start. In place, newer keys remain."""
         if not self.alive:
-            for name, copy in COPIES.items():
-                _replace(self.folder / copy, self.folder / name)
+            for file, copy in COPIES.items():
+                _replace(self.folder / copy, self.folder / file)
             return
         with self.client(decode_responses=False) as client, client.pipeline() as pipe:
             pipe.multi()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import redis
 
 from celery_sticky.errors import BrokerUnavailable, InvalidSettings
-from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.proxy import Proxy, tcp_address
 from celery_sticky.testing.servers import given
-from celery_sticky.testing.servers.base import Ability, OwnServer, Server, WatchedServer
-from celery_sticky.testing.servers.sentinel import WatchedPair
+from celery_sticky.testing.servers.base import Ability, OwnServer, Server
 from celery_sticky.testing.servers.valkey import ValkeyServer
-from celery_sticky.testing.waiting import wait_until
 
 StartValkey = Callable[..., ValkeyServer]
 
@@ -94,23 +90,6 @@ def test_a_server_that_does_not_answer_is_named(valkey: StartValkey) -> None:
     server.kill()
     with pytest.raises(BrokerUnavailable, match=f"127.0.0.1:{server.port}"):
         server.find(["id"])
-
-
-def test_a_replica_takes_the_place_of_its_primary_and_the_pair_is_repaired(guard: Guard, tmp_path: Path) -> None:
-    pair = WatchedPair(guard, tmp_path)
-    watched: WatchedServer = pair
-    try:
-        write(pair.primary, "a", "x")
-        wait_until(watched.caught_up, 10)
-        watched.kill_primary()
-        assert read(pair.primary, "a") == "x"
-        watched.repair()
-        wait_until(watched.caught_up, 10)
-        with pair.primary.client() as client:
-            client.lpush("queue", "… id-1 …")
-        assert watched.find(["id-1", "id-2"]) == {"id-1"}
-    finally:
-        watched.teardown()
 
 
 def test_no_fault_may_hit_a_server_that_was_given() -> None:

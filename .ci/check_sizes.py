@@ -19,8 +19,6 @@ ONE_IDEA = {
     "celery_sticky/settings.py": "every setting, with its check and its description",
     "celery_sticky/testing/queue_fence_contract.py": "the half of the queue contract about openings and fences",
     "celery_sticky/testing/queue_settle_contract.py": "the half of the queue contract about dispositions",
-    "celery_sticky/cli/verify/nemesis.py": "what does the faults of a plan to the cluster",
-    "celery_sticky/cli/verify/run.py": "one run of verify, from the start of the cluster to the findings",
 }
 """Files of the package over 300 lines, each with the one idea that holds it together."""
 

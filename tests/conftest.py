@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.processes import running
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 FLOORS = ("unit", "contract", "docs", "worker", "system")
 HERE = Path(__file__).parent

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from celery_sticky.testing.processes import kill_session, stat
-
-TIMEOUT = 5.0
-"""Seconds that a server may take to answer when its keys are deleted."""
+from celery_sticky.testing.servers import given
 
 
 class Guard:
@@ -57,7 +55,7 @@ class Guard:
         self._tell({"remove": str(directory)})
 
     def clear(self, url: str, prefix: str) -> None:
-        """Delete every key that starts with `prefix` at the server of a Kombu URL when the owner is gone."""
+        """Delete everything whose name starts with `prefix` at the server of a Kombu URL when the owner is gone."""
         self._tell({"clear": url, "prefix": prefix})
 
     def close(self) -> None:
@@ -91,24 +89,10 @@ def serve(lines: IO[str]) -> None:
     for order in chores:
         if "clear" in order:
             with contextlib.suppress(Exception):  # the server is gone or out of reach, and possibly the keys with it
-                delete_keys(order["clear"], order["prefix"])
+                given(order["clear"]).clear(order["prefix"])
     for order in chores:
         if "remove" in order:
             _remove(order["remove"])
-
-
-def delete_keys(url: str, prefix: str) -> None:
-    """Delete every key that starts with `prefix` at the server of a Kombu URL."""
-    from kombu import Connection
-
-    from celery_sticky.redis_clients import client_from_connection, close_client
-
-    client = client_from_connection(Connection(url), socket_timeout=TIMEOUT)
-    try:
-        for name in client.scan_iter(match=f"{prefix}*", count=1000):
-            client.delete(name)
-    finally:
-        close_client(client)
 
 
 def _remove(directory: str) -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy before a server, for network faults: cut, silent, healed."""
+"""A TCP proxy before a server of any kind, for network faults: cut, silent, healed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from urllib.parse import urlsplit, urlunsplit
 
+from kombu import Connection
+
+NOT_PLAIN = ("sentinel", "rediss", "amqps")
+"""Schemes of addresses that a proxy cannot stand before: TLS checks the name of the server, a Sentinel names others."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: closing resets the connection instead of ending it in order."""
+
+
+def tcp_address(url: str) -> tuple[str, int] | None:
+    """Return host and port of a URL, or None if a proxy cannot stand before it."""
+    parts = urlsplit(url)
+    if ";" in url or parts.scheme in NOT_PLAIN or not parts.hostname:
+        return None
+    port = parts.port or Connection(url).get_transport_cls().default_port
+    return (parts.hostname, port) if port else None
 
 
 class _Line:
@@ -47,10 +61,10 @@ class _Line:
 
 
 class Proxy:
-    """Listens on a loopback port and forwards everything, unless told otherwise."""
+    """Listens on a loopback port and forwards everything to the server of a URL, unless told otherwise."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self._to = (host, port)
+    def __init__(self, url: str) -> None:
+        self._url, self._to = urlsplit(url), _address(url)
         self._lock = threading.Lock()
         self._lines: list[_Line] = []
         self._silent = self._refuses = self._ended = False
@@ -60,8 +74,9 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """The address in Celery's form."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        """The server's URL with the address of this proxy."""
+        who, at, _ = self._url.netloc.rpartition("@")
+        return urlunsplit(self._url._replace(netloc=f"{who}{at}127.0.0.1:{self.port}"))
 
     def start(self) -> Proxy:
         """Start to accept connections."""
@@ -79,10 +94,10 @@ class Proxy:
         with self._lock:
             self._hush(silent=True)
 
-    def lead(self, port: int) -> None:
-        """Connect new connections to another port, like a name that moves; present ones stay with the old port."""
+    def lead(self, url: str) -> None:
+        """Lead new connections to another server, like a name that moves; present ones stay with the old server."""
         with self._lock:
-            self._to = (self._to[0], port)
+            self._to = _address(url)
 
     def cut(self) -> None:
         """Reset every connection and refuse new ones."""
@@ -141,3 +156,9 @@ class Proxy:
         line = _Line(near, far)
         line.silent = self._silent
         self._lines.append(line)
+
+
+def _address(url: str) -> tuple[str, int]:
+    found = tcp_address(url)
+    assert found is not None, f"no proxy can stand before {url}"
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 
 @pytest.fixture

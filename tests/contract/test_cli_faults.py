@@ -18,7 +18,8 @@ from click.testing import CliRunner, Result
 from celery_sticky import Sticky
 from celery_sticky.cli.main import COMMANDS, sticky
 from celery_sticky.testing.guard import Guard
-from celery_sticky.testing.server import ValkeyServer, free_port
+from celery_sticky.testing.servers.base import free_port
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 VERBS = {
     "status": ("status", "--timeout", "0.1"),

@@ -14,7 +14,7 @@ from celery_sticky.drivers import open_job_store, open_placement_store, open_sto
 from celery_sticky.ownership import changes
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.placement import Said, Wish
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined
 
 StartValkey = Callable[..., ValkeyServer]

@@ -14,7 +14,7 @@ from celery_sticky.stores import JobStore
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.testing.job_store_contract import JobStoreContract
 from celery_sticky.testing.job_store_contract.steps import ids, queued
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import StoreServer
 
 StartValkey = Callable[..., ValkeyServer]

@@ -18,7 +18,7 @@ from celery_sticky.stores import Store
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.stores.placement import NO_VERSION, Answer, Claims, PinMoved, PlacementStore, Said, Wish
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import StoreServer, first_view, hear, joined
 
 

@@ -18,7 +18,7 @@ from celery_sticky.queues.redis import Layout, RedisQueues
 from celery_sticky.redis_clients import client_from_connection
 from celery_sticky.testing.queue_contract import QueueContract
 from celery_sticky.testing.queue_steps import FIRST, NEXT, bodies, take
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 
 @dataclass

@@ -34,7 +34,7 @@ from celery_sticky.testing.queue_steps import (
     take_all,
     tenure,
 )
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 MB = 1024 * 1024
 QUEUE = "sticky.default.7"

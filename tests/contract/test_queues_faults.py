@@ -29,7 +29,7 @@ from celery_sticky.testing.queue_steps import (
     tenure,
     unmark,
 )
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 MB = 1024 * 1024
 QUEUE = "sticky.default.7"

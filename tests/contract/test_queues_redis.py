@@ -39,7 +39,7 @@ from celery_sticky.testing.queue_steps import (
     take_all,
     tenure,
 )
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 Start = Callable[..., ValkeyServer]

@@ -16,7 +16,7 @@ from celery_sticky.drivers import open_queues, open_store
 from celery_sticky.errors import BrokerUnavailable, InvalidSettings, StoreUnavailable
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, key_prefix, translate_errors
 from celery_sticky.stores import Store
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined, revived
 from celery_sticky.testing.waiting import wait_until
 

@@ -22,7 +22,7 @@ from celery_sticky.queues import Tenure
 from celery_sticky.redis_errors import REFUSALS, Cure, describe, refusal_of
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.lent import Closing
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined, revived
 from celery_sticky.testing.waiting import wait_until
 
@@ -125,7 +125,7 @@ def test_a_server_without_its_replicas_is_waited_for(store: Store, client: Any) 
 
 
 def test_a_server_that_cannot_save_is_waited_for(store: Store, server: ValkeyServer, client: Any) -> None:
-    (server.placement_store / "dump.rdb").mkdir()  # a snapshot cannot take the name of a folder
+    (server.folder / "dump.rdb").mkdir()  # a snapshot cannot take the name of a folder
     client.config_set("save", "1 1")
     client.set("x", 1)
     client.bgsave()

@@ -18,7 +18,7 @@ from celery_sticky.stores.jobs import STOPPED, Admission, DispatchOutcome, JobSt
 from celery_sticky.stores.redis.jobs import RedisJobs
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import EPOCH, SLOT, SUCCESS
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import hear, revived
 from celery_sticky.testing.waiting import wait_until
 

@@ -19,7 +19,7 @@ from celery_sticky.errors import DocumentDamaged, StoreUnavailable
 from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.redis import RedisStore, subscription
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, hear, joined, revived
 from celery_sticky.testing.waiting import wait_until
 

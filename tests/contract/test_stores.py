@@ -13,7 +13,7 @@ from celery_sticky.errors import InvalidSettings
 from celery_sticky.ownership import changes
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import StoreContract, StoreServer, first_view, joined
 
 StartValkey = Callable[..., ValkeyServer]

@@ -16,7 +16,8 @@ from kombu import Connection
 from celery_sticky.drivers import open_queues, open_store
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.testing.queue_steps import FIRST, HERE, LONG, ack, bodies, settle, take
-from celery_sticky.testing.server import ValkeyServer, free_port
+from celery_sticky.testing.servers.base import free_port
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 MB = 1024 * 1024
 REDIS, OPENSSL = shutil.which("redis-server"), shutil.which("openssl")

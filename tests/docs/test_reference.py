@@ -12,6 +12,7 @@ from harness.pages import ROOT, prose, rows
 
 import celery_sticky
 from celery_sticky.cli.main import sticky
+from celery_sticky.cli.verify.faults import BY_NAME
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.queues.redis import RedisQueues
 from celery_sticky.settings import NAMES, SETTING, Settings
@@ -95,6 +96,11 @@ def test_the_tests_that_guard_what_is_promised_are_there(name: str) -> None:
     there = set(re.findall(r"def (test_\w+)", "".join(path.read_text() for path in sources)))
     named = set(re.findall(r"`(test_\w+)`", page))
     assert named and named <= there, f"no such tests: {sorted(named - there)}"
+
+
+def test_every_fault_of_verify_is_on_its_page() -> None:
+    described = " ".join(row[0] for row in rows((ROOT / "docs/how-to/verify.md").read_text()))
+    assert [name for name in BY_NAME if f"`{name}`" not in described] == []
 
 
 def test_the_page_on_testing_names_every_module_of_it() -> None:

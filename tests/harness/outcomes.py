@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from celery_sticky.cli.verify.cluster import RunOptions
+from celery_sticky.cli.verify.faults import BY_NAME
+from celery_sticky.cli.verify.faults.base import Fault
 from celery_sticky.cli.verify.moves import Moves
+from celery_sticky.cli.verify.options import RunOptions
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.placed import Placed
-from celery_sticky.cli.verify.plan import FaultPlan, Step
-from celery_sticky.cli.verify.run import VerifyRun
+from celery_sticky.cli.verify.plan import FaultPlan
 from celery_sticky.cli.verify.site import Mode, node
 from celery_sticky.cli.verify.timeline import Done, Frozen, Timeline
 from celery_sticky.ownership.view import View
@@ -49,7 +51,14 @@ def ran(n: int, since: float, until: float | None, **options: Any) -> list[Event
 def fault(
     name: str, since: float, until: float, *hit: str, before: View | None = None, after: View | None = None
 ) -> Done:
-    return Done(Step(since, name, hit), int(since * SECOND), int(until * SECOND), set(hit), before, after)
+    return Done(planned(name, since, hit), int(since * SECOND), int(until * SECOND), set(hit), before, after)
+
+
+def planned(name: str, at: float, workers: tuple[str, ...]) -> Fault:
+    """Return an occurrence of a fault. What a plan would draw for it is 1, whatever it means."""
+    kind = BY_NAME[name]
+    drawn: dict[str, Any] = {field.name: 1 for field in fields(kind) if field.default is MISSING}
+    return kind(at=at, workers=workers, **drawn)
 
 
 def outcome(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_sticky.testing.server import binary
+from celery_sticky.testing.servers.valkey import binary
 
 OLD_REDIS = "STICKY_TEST_OLD_REDIS"
 """Environment variable: where the oldest supported `redis-server` is (6.2)."""

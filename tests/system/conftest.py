@@ -70,12 +70,12 @@ def crew(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 
 
 @pytest.fixture
-def proxy() -> Iterator[Callable[[int], Proxy]]:
-    """Starts proxies: `proxy(port)` → a started `Proxy` to that loopback port."""
+def proxy() -> Iterator[Callable[[str], Proxy]]:
+    """Starts proxies: `proxy(url)` → a started `Proxy` before that server."""
     proxies: list[Proxy] = []
 
-    def start(port: int) -> Proxy:
-        proxies.append(Proxy(port))
+    def start(url: str) -> Proxy:
+        proxies.append(Proxy(url))
         return proxies[-1].start()
 
     yield start

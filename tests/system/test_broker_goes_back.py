@@ -11,7 +11,7 @@ import pytest
 from harness.keyed_fleet import KeyedFleet
 
 from celery_sticky.testing.history import Event, Kind
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 

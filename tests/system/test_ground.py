@@ -10,7 +10,7 @@ from harness.keyed_fleet import SLOTS, KeyedFleet
 
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.proxy import Proxy
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 StartValkey = Callable[..., ValkeyServer]
@@ -53,11 +53,11 @@ def test_workers_on_a_full_server_keep_their_leases_and_take_over_from_a_dead_on
 
 
 def test_workers_follow_a_name_that_moves_though_the_old_primary_keeps_their_connections(
-    crew: Callable[..., KeyedFleet], valkey: StartValkey, proxy: Callable[[int], Proxy]
+    crew: Callable[..., KeyedFleet], valkey: StartValkey, proxy: Callable[[str], Proxy]
 ) -> None:
     """A managed failover: the demoted server answers READONLY on connections that nobody closes."""
     old, new = valkey(), valkey()
-    name = proxy(old.port)
+    name = proxy(old.url)
     fleet = crew(broker=name.url)
     fleet.workers_up("a", "b")
     before = fleet.wait_members("a", "b")
@@ -69,7 +69,7 @@ def test_workers_follow_a_name_that_moves_though_the_old_primary_keeps_their_con
         fleet.wait_finished()
         wait_until(lambda: _offset(old_client) == _offset(new_client), timeout=20)
         new_client.replicaof("NO", "ONE")
-        name.lead(new.port)
+        name.lead(new.url)
         old_client.replicaof("127.0.0.1", new.port)
         after = fleet.wait_view(lambda view: view.generation > before.generation and len(view.members) == 2, 60)
         assert after.store_id == new_client.info("server")["run_id"]
@@ -88,12 +88,12 @@ def _offset(client: Any) -> int:
 
 
 def test_a_worker_that_never_reached_its_broker_holds_no_slots_for_long(
-    crew: Callable[..., KeyedFleet], valkey: StartValkey, proxy: Callable[[int], Proxy]
+    crew: Callable[..., KeyedFleet], valkey: StartValkey, proxy: Callable[[str], Proxy]
 ) -> None:
     broker, store = valkey(), valkey()
     fleet = crew(broker=broker.url, sticky_store=store.url, sticky_broker_grace=1.5)
     fleet.workers_up("a")
-    way = proxy(broker.port)
+    way = proxy(broker.url)
     way.cut()
     late = fleet.worker("b", ready=False, env=fleet.environ_with(broker=way.url))
     late.wait_for_log("left because it could not run anything")

@@ -18,7 +18,7 @@ from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.measure import SECOND
 from celery_sticky.testing.proxy import Proxy
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 KEYS = 24
@@ -184,12 +184,12 @@ class Halves:
 def halves(
     crew: Callable[..., KeyedFleet],
     valkey: Callable[..., ValkeyServer],
-    proxy: Callable[[int], Proxy],
+    proxy: Callable[[str], Proxy],
     request: pytest.FixtureRequest,
 ) -> Halves:
     pool = getattr(request, "param", "prefork")
     broker_server, store_server = valkey(), valkey()
-    broker, store = proxy(broker_server.port), proxy(store_server.port)
+    broker, store = proxy(broker_server.url), proxy(store_server.url)
     fleet = crew(
         broker=broker_server.url, sticky_store=store_server.url, sticky_broker_grace=GRACE, sticky_max_waiting=16
     )

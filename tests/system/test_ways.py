@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.keyed_fleet import KeyedFleet
 from harness.ways import Run, needs_tls, sentinel, tls_server
 
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 

@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 
 from celery_sticky import slot_for
-from celery_sticky.cli.demo.app import SLOTS, read_orders
 from celery_sticky.cli.demo.checker import draw, reach
-from celery_sticky.cli.demo.crew import node
 from celery_sticky.cli.demo.screen import Lines, picture
-from celery_sticky.cli.demo.stage import Scene
+from celery_sticky.cli.demo.stage import SLOTS, Scene, read_orders
 from celery_sticky.cli.demo.story import Change, Course
+from celery_sticky.cli.verify.site import node
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import Member, View
 from celery_sticky.testing.history import Event, Kind

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from celery_sticky.cli.verify.app import ATTEMPTS
 from celery_sticky.cli.verify.checker import Findings, reach
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.picture import paint, spells
 from celery_sticky.cli.verify.report import draw, facts
-from celery_sticky.cli.verify.run import VerifyRun
 from celery_sticky.cli.verify.site import node
 from celery_sticky.cli.verify.timeline import EVERYBODY, Done, Frozen
 from celery_sticky.ownership import changes

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from celery_sticky import NoWorker
 from celery_sticky.cli.verify.checker import Findings, reach
-from celery_sticky.cli.verify.cluster import RunOptions
+from celery_sticky.cli.verify.faults.deaths import Kill
 from celery_sticky.cli.verify.job_checker import reach_of_jobs
 from celery_sticky.cli.verify.moves import Change, Moves
 from celery_sticky.cli.verify.observer import Observer
+from celery_sticky.cli.verify.options import RunOptions
 from celery_sticky.cli.verify.placed import Placed, make_keyspace, to_pin
 from celery_sticky.cli.verify.report import draw, facts
 from celery_sticky.cli.verify.run import _Run
@@ -306,7 +307,7 @@ def test_a_store_that_does_not_say_who_has_pinned_what_has_not_said_that_all_is_
     observer._session, observer._site = cast("Any", Away()), cast("Any", SimpleNamespace(keyspace="k", pinned=("key",)))
     assert observer.untold([]) is None
     run = _Run.__new__(_Run)
-    run._observer, run._run_options = observer, RunOptions(faults=("kill",))
+    run._observer, run._run_options = observer, RunOptions(faults=(Kill,))
     run._cluster = cast("Any", SimpleNamespace(site=observer._site, workers={}))
     monkeypatch.setattr("celery_sticky.cli.verify.run.TELLING", 0.0)
     with pytest.raises(StickyError, match="did not return the pins"):

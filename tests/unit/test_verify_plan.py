@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sticky.cli.verify.cluster import RunOptions
-from celery_sticky.cli.verify.plan import CASCADE, FAULTS, GRACEFUL, KINDS, FaultPlan, make_plan
-from celery_sticky.cli.verify.run import OF_BROKER, impossible, names_of
+from celery_sticky.cli.verify.cast import names_of
+from celery_sticky.cli.verify.faults import BY_NAME, FAULTS
+from celery_sticky.cli.verify.faults.base import Fault
+from celery_sticky.cli.verify.faults.broker import Failover
+from celery_sticky.cli.verify.faults.cut_off import Clock, Partition, Stop
+from celery_sticky.cli.verify.faults.deaths import Cascade, Kill
+from celery_sticky.cli.verify.faults.deployments import Join
+from celery_sticky.cli.verify.faults.orders import Order
+from celery_sticky.cli.verify.options import RunOptions
+from celery_sticky.cli.verify.plan import FaultPlan, make_plan
+from celery_sticky.cli.verify.run import impossible
 from celery_sticky.cli.verify.site import Mode
+from celery_sticky.errors import InvalidSettings
 
 
-def plan(faults: Sequence[str] = FAULTS, *, workers: int = 4, seconds: float = 60.0, seed: int = 0) -> FaultPlan:
-    few = {"cascade": "too few"} if workers < CASCADE else {}
+def plan(
+    faults: Sequence[type[Fault]] = FAULTS, *, workers: int = 4, seconds: float = 60.0, seed: int = 0
+) -> FaultPlan:
+    few: dict[type[Fault], str] = {Cascade: "too few"} if workers < Cascade.least else {}
     return make_plan(
         faults, impossible=few, workers=names_of(workers), seconds=seconds, eviction_timeout=3.8, seed=seed
     )
@@ -38,63 +51,68 @@ def test_seeds_give_plans_of_their_own() -> None:
 @given(seeds, counts, st.floats(5, 600))
 def test_every_fault_that_was_asked_for_comes_and_nothing_else(seed: int, workers: int, seconds: float) -> None:
     made = plan(workers=workers, seconds=seconds, seed=seed)
-    assert {step.fault for step in made.steps} | set(made.kinds) == set(FAULTS) - set(made.left_out)
+    assert {step.name for step in made.steps} | set(made.kinds) == set(BY_NAME) - set(made.left_out)
 
 
 @given(lists, seeds, st.floats(5, 600))
-def test_only_what_was_asked_for_comes(faults: list[str], seed: int, seconds: float) -> None:
+def test_only_what_was_asked_for_comes(faults: list[type[Fault]], seed: int, seconds: float) -> None:
     made = plan(faults, seconds=seconds, seed=seed)
-    assert {step.fault for step in made.steps} <= set(faults)
-    assert set(made.kinds) == set(faults) & set(KINDS)
+    assert {type(step) for step in made.steps} <= set(faults)
+    assert set(made.kinds) == {fault.name for fault in faults if fault.mixed_in}
 
 
 @given(lists, seeds, counts, st.floats(5, 600))
 def test_one_worker_is_left_and_nobody_is_hit_who_is_not_there(
-    faults: list[str], seed: int, workers: int, seconds: float
+    faults: list[type[Fault]], seed: int, workers: int, seconds: float
 ) -> None:
     there = set(names_of(workers))
     for step in plan(faults, workers=workers, seconds=seconds, seed=seed).steps:
         assert set(step.workers) <= there, step
-        if step.fault in ("kill", "cascade", "leave"):
+        if step.name in ("kill", "cascade", "leave"):
             assert there - set(step.workers), step
-        if step.fault not in ("stop", "partition", "clock", "child-kill", "loop-hang"):
+        if step.name not in ("stop", "partition", "clock", "child-kill", "loop-hang"):
             there -= set(step.workers)
-        assert not there & set(step.names)
-        there |= set(step.names)
+        assert not there & set(step.starts)
+        there |= set(step.starts)
     assert there
+
+
+GRACEFUL = {"term", "join", "leave", "rolling", "surge", "loop-hang"}
 
 
 @given(seeds, st.floats(20, 600))
 def test_slow_tasks_come_after_all_that_waits_for_the_end_of_tasks(seed: int, seconds: float) -> None:
-    names = [step.fault for step in plan(seconds=seconds, seed=seed).steps]
-    assert not set(names[names.index("slow") :]) & set(GRACEFUL)
+    steps = plan(seconds=seconds, seed=seed).steps
+    names = [step.name for step in steps]
+    assert not any(step.graceful for step in steps[names.index("slow") :])
+    assert {step.name for step in steps if step.graceful} == GRACEFUL
 
 
 @given(lists, seeds, st.floats(5, 600))
-def test_faults_begin_in_turn_and_within_the_time(faults: list[str], seed: int, seconds: float) -> None:
+def test_faults_begin_in_turn_and_within_the_time(faults: list[type[Fault]], seed: int, seconds: float) -> None:
     times = [step.at for step in plan(faults, seconds=seconds, seed=seed).steps]
     assert times == sorted(times) and all(0 < at < seconds for at in times)
 
 
 def test_a_long_run_has_each_fault_more_than_once() -> None:
-    names = [step.fault for step in plan(["kill", "stop", "join"], seconds=120).steps]
+    names = [step.name for step in plan([Kill, Stop, Join], seconds=120).steps]
     assert min(names.count(fault) for fault in ("kill", "stop")) > 2
 
 
 def test_what_cannot_be_had_is_left_out_with_the_reason() -> None:
     made = make_plan(
-        ["kill", "clock"],
-        impossible={"clock": "no library", "partition": "not asked for"},
+        [Kill, Clock],
+        impossible={Clock: "no library", Partition: "not asked for"},
         workers=names_of(3),
         seconds=20,
         eviction_timeout=3.8,
         seed=1,
     )
-    assert {step.fault for step in made.steps} == {"kill"}
+    assert {step.name for step in made.steps} == {"kill"}
     assert made.left_out == {"clock": "no library"}
 
 
-OWN = {*OF_BROKER, "failover"}
+OWN = {"broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type", "failover"}
 
 
 @pytest.mark.parametrize(
@@ -106,8 +124,8 @@ OWN = {*OF_BROKER, "failover"}
             RunOptions(broker="sentinel://h"),
             {*OWN, "store-rollback", "partition"},
         ),
-        (RunOptions(faults=("failover", "kill")), set()),
-        (RunOptions(faults=("failover", "partition")), {"failover"}),
+        (RunOptions(faults=(Failover, Kill)), set()),
+        (RunOptions(faults=(Failover, Partition)), {"failover"}),
         (RunOptions(store="redis://i/0"), {"store-rollback"}),
         (RunOptions(pool="threads"), {"child-kill"}),
         (RunOptions(workers=2), {"cascade"}),
@@ -117,4 +135,32 @@ OWN = {*OF_BROKER, "failover"}
 )
 def test_a_run_says_which_faults_it_cannot_do(run_options: RunOptions, faults: set[str]) -> None:
     found = impossible(run_options)
-    assert set(found) - {"clock"} == faults and all(found.values())
+    assert {fault.name for fault in found} - {"clock"} == faults and all(found.values())
+
+
+def test_a_given_server_of_an_unknown_kind_is_refused_with_what_there_is() -> None:
+    with pytest.raises(InvalidSettings, match=r"amqp://.* cannot be the broker here; supported are Redis and Valkey"):
+        impossible(RunOptions(broker="amqp://h//"))
+
+
+# -- what a fault says -----------------------------------------------------------------------------
+
+
+def test_every_fault_has_a_name_and_a_sentence_of_its_own() -> None:
+    assert len(BY_NAME) == len(FAULTS) == len({fault.__doc__ for fault in FAULTS})
+
+
+@given(seeds)
+def test_a_line_of_the_timeline_says_fault_workers_and_what_was_drawn(seed: int) -> None:
+    for step in plan(seed=seed).steps:
+        words = str(step).split()
+        assert words[0] == step.name and words[1:2] == list(step.workers[:1] or words[1:2])
+        assert all(str(value) in str(step) for value in step.detail.values())
+
+
+@given(seeds)
+def test_an_order_arrives_at_the_sender_as_it_was_planned(seed: int) -> None:
+    orders = [step for step in plan(seed=seed).steps if isinstance(step, Order)]
+    assert orders
+    for order in orders:
+        assert BY_NAME[order.name](**json.loads(json.dumps(order.detail))) == replace(order, at=0.0)

@@ -27,7 +27,7 @@ from pytest_celery import (
 )
 
 from celery_sticky.testing.guard import Guard
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 # The plugin of pytest-celery is off, so the fixtures taken from it are named one by one.
 __all__ = [

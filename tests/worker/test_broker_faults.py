@@ -10,7 +10,7 @@ from worker.test_cli import CONF, SLOTS, facts
 
 from celery_sticky.keys import slot_for
 from celery_sticky.queues.redis.access import line
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 QUIET = {**CONF, "task_ignore_result": True}

@@ -18,7 +18,7 @@ from harness.hang import ENDS
 
 from celery_sticky.keys import Slot, queue_name, slot_for, worker_queue
 from celery_sticky.message import STAMP_HEADER, Stamp
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 TESTS = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ import redis
 from harness.pages import ROOT
 
 from celery_sticky.testing.guard import Guard
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 EXAMPLES = ROOT / "examples"

@@ -16,7 +16,7 @@ from harness.standing import MARK
 from celery_sticky.testing import processes
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.recorder import Recorder
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 TESTS = Path(__file__).parent.parent

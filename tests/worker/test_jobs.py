@@ -28,7 +28,7 @@ from celery_sticky.errors import (
 )
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Kind
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 KEYS = [f"t{n}" for n in range(20)]

@@ -24,7 +24,7 @@ from celery_sticky.stores.jobs import NewJob, Report, RunResult
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.judge import Judgement
 from celery_sticky.testing.measure import SECOND
-from celery_sticky.testing.server import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 Placed = Callable[..., PlacedFleet]

@@ -12,7 +12,8 @@ import pytest
 from harness.fleet import Fleet
 
 from celery_sticky.testing.history import Kind
-from celery_sticky.testing.server import ValkeyServer, free_port
+from celery_sticky.testing.servers.base import free_port
+from celery_sticky.testing.servers.valkey import ValkeyServer
 
 
 def nowhere() -> str:

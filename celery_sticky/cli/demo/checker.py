@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from celery_sticky.cli.demo.crew import node
 from celery_sticky.cli.demo.story import LIMIT, Change, Course
 from celery_sticky.cli.movement import fewest, moved, weights_of
 from celery_sticky.cli.tables import table
+from celery_sticky.cli.verify.site import node
 from celery_sticky.testing.history import Event
 from celery_sticky.testing.judge import judge, takeovers
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import click
 from celery.bin.base import CeleryCommand
 from rich.console import Console
 
-from celery_sticky.cli.demo.app import read_orders
 from celery_sticky.cli.demo.checker import draw, reach
-from celery_sticky.cli.demo.crew import Crew
 from celery_sticky.cli.demo.screen import screen
-from celery_sticky.cli.demo.stage import DemoCluster
+from celery_sticky.cli.demo.stage import PRESET, Stage, read_orders
 from celery_sticky.cli.demo.story import NAMES, Story
 from celery_sticky.cli.tables import json_option
+from celery_sticky.cli.verify.cluster import Cluster
 
 INTRODUCTION = """\
 40 shops send orders. The orders of one shop must be charged one at a time and
@@ -42,13 +42,13 @@ def demo(ctx: click.Context, broker: str | None, seconds: float, tasks: int, wor
     console = Console(no_color=ctx.obj.no_color, highlight=False, stderr=as_json)
     where = "on your server" if broker else "on an embedded Valkey server"
     console.print(INTRODUCTION + f"It takes about half a minute, {where}.\n", soft_wrap=True)
-    with Crew(broker) as crew:
-        stage = DemoCluster(crew.demo, read_orders(), tasks)
+    with Cluster(replace(PRESET, broker=broker, workers=workers)) as cluster:
+        stage = Stage(cluster, read_orders(), tasks)
         try:
-            stage.initialise()
+            stage.observer.initialise()
             with screen(console) as drawn:
-                course = Story(crew, stage, workers, seconds, drawn).play()
-            found = reach(stage.events(), course, stage.slot_of)
+                course = Story(stage, workers, seconds, drawn).play()
+            found = reach(stage.observer.events(), course, stage.slot_of)
         finally:
             stage.close()
     if as_json:

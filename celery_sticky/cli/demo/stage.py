@@ -1,22 +1,28 @@
-"""The sending side of the demo, and snapshots of its state: owners, running orders, charged orders."""
+"""The demo's cluster, a preset of `verify`'s: what it sends, and snapshots of its state for the screen."""
 
 from __future__ import annotations
 
+import csv
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
-from celery_sticky.app import Sticky
-from celery_sticky.cli.demo.app import SLOTS, TASK, Demo, make_app
-from celery_sticky.cli.demo.crew import short
-from celery_sticky.cli.session import Session
-from celery_sticky.keys import DEFAULT_KEYSPACE
+from celery_sticky.cli.verify.app import RECORD
+from celery_sticky.cli.verify.cluster import Cluster
+from celery_sticky.cli.verify.observer import Observer
+from celery_sticky.cli.verify.options import RunOptions
+from celery_sticky.cli.verify.publisher import Publisher
+from celery_sticky.cli.verify.site import short
+from celery_sticky.keys import slot_for
 from celery_sticky.ownership.view import View
-from celery_sticky.stores.first_document import write_first
 from celery_sticky.testing.history import Event, Kind
-from celery_sticky.testing.recorder import Recorder
+
+SLOTS = 120
+PRESET = RunOptions(store="", concurrency=2, slots=SLOTS, ttl=3.0, jobs=0)
+"""The options of the demo's cluster, apart from its broker and the number of workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +48,26 @@ class Scene:
 
 
 @dataclass(slots=True)
-class DemoCluster:
+class Stage:
     """Sends the orders, and observes the demo."""
 
-    demo: Demo
+    cluster: Cluster
     orders: Sequence[Mapping[str, Any]]
     total: int
     began: float = field(default_factory=time.monotonic)
     news: list[tuple[float, str]] = field(default_factory=list)
     workers: dict[str, str] = field(default_factory=dict)
     published: int = 0
-    app: Any = field(init=False)
-    session: Session = field(init=False)
-    recorder: Recorder = field(init=False)
+    observer: Observer = field(init=False)
     slot_of: dict[str, int] = field(init=False)
-    _numbers: Counter[str] = field(default_factory=Counter)
+    _publisher: Publisher = field(init=False)
+    _view: View | None = None
 
     def __post_init__(self) -> None:
-        self.app = make_app(self.demo)
-        self.session = Session(self.app)
-        self.recorder = Recorder(self.demo.history)
-        sticky = Sticky.of(self.app)
-        self.slot_of = {shop: sticky.slot_for(shop) for shop in sorted({order["shop"] for order in self.orders})}
-
-    def initialise(self) -> None:
-        """Write the first document, as `celery sticky init` does."""
-        write_first(self.session.store(DEFAULT_KEYSPACE), SLOTS)
+        site = self.cluster.site
+        self.observer = Observer(site, self.cluster.servers.broker)
+        self._publisher = Publisher(site)
+        self.slot_of = {shop: slot_for(shop, SLOTS) for shop in sorted({order["shop"] for order in self.orders})}
 
     def tell(self, text: str) -> None:
         """Add a line to the news."""
@@ -82,43 +82,26 @@ class DemoCluster:
         """Send orders until `upto` have been sent; each takes about `seconds` to charge."""
         while self.published < min(upto, self.total):
             order = self.orders[self.published % len(self.orders)]
-            shop = order["shop"]
-            self._numbers[shop] += 1
-            n = self._numbers[shop]
             duration = seconds * (0.5 + self.published % 7 / 6)
-            result = self.app.tasks[TASK].apply_async((shop, n, order, duration))
-            self.recorder.published(shop, n, result.id)
+            self._publisher.publish(RECORD, order["shop"], duration, headers={"order": dict(order)})
             self.published += 1
 
     def view(self) -> View:
-        """Return the ownership document."""
-        view = self.session.store(DEFAULT_KEYSPACE).read().view
-        assert view is not None
-        return view
-
-    def events(self) -> list[Event]:
-        """Return the history so far."""
-        return self.recorder.events()
+        """Return the ownership document, as it was when the store last answered."""
+        self._view = self.observer.view() or self._view
+        assert self._view is not None, "the document was written first"
+        return self._view
 
     def finished(self) -> int:
         """Return the number of orders charged so far."""
-        ends = (event for event in self.events() if event.kind is Kind.END and event.finished)
+        ends = (event for event in self.observer.events() if event.kind is Kind.END and event.finished)
         return len({event.task for event in ends})
 
     def scene(self) -> Scene:
         """Return a snapshot of the current state."""
-        view, events = self.view(), self.events()
-        open_runs = {event.run: event for event in events if event.kind is Kind.START}
-        done: dict[tuple[str, str, int], str] = {}
-        for event in events:
-            if event.kind is Kind.END:
-                open_runs.pop(event.run, None)
-                done.setdefault(event.task, short(event.worker))
+        view, events = self.view(), self.observer.events()
+        done = _charged(events)
         gone = Counter(key for _, key, _ in done)
-        running: dict[str, list[str]] = {}
-        for event in open_runs.values():
-            if self.workers.get(short(event.worker)) != "killed":
-                running.setdefault(short(event.worker), []).append(event.key)
         return Scene(
             elapsed=self.elapsed,
             published=self.published,
@@ -126,13 +109,41 @@ class DemoCluster:
             workers=dict(self.workers),
             slots=Counter(short(name) for name in view.owner if name is not None),
             owners={shop: short(view.owner[slot] or "") or None for shop, slot in self.slot_of.items()},
-            left={shop: self._numbers[shop] - gone[shop] for shop in self.slot_of},
-            running=running,
+            left={shop: self._publisher.count[shop] - gone[shop] for shop in self.slot_of},
+            running=self._running(events),
             done=Counter(done.values()),
             news=tuple(self.news),
         )
 
+    def _running(self, events: Sequence[Event]) -> dict[str, list[str]]:
+        """Return the shops whose orders each live worker is charging."""
+        ended = {event.run for event in events if event.kind is Kind.END}
+        running: dict[str, list[str]] = {}
+        for event in events:
+            if (
+                event.kind is Kind.START
+                and event.run not in ended
+                and self.workers.get(short(event.worker)) != "killed"
+            ):
+                running.setdefault(short(event.worker), []).append(event.key)
+        return running
+
     def close(self) -> None:
         """Close every connection."""
-        self.session.__exit__(None, None, None)
-        self.app.close()
+        self._publisher.close()
+        self.observer.close()
+
+
+def _charged(events: Sequence[Event]) -> dict[tuple[str, str, int], str]:
+    """Return the worker that first charged each order."""
+    done: dict[tuple[str, str, int], str] = {}
+    for event in events:
+        if event.kind is Kind.END:
+            done.setdefault(event.task, short(event.worker))
+    return done
+
+
+def read_orders() -> list[dict[str, Any]]:
+    """Return the orders that are part of the package."""
+    text = files(__package__).joinpath("orders.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

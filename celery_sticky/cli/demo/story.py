@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from celery_sticky.cli.demo.app import LEASE_MARGIN, LEASE_TTL
-from celery_sticky.cli.demo.crew import CONCURRENCY, Crew, node
-from celery_sticky.cli.demo.stage import DemoCluster, Scene
+from celery_sticky.cli.demo.stage import PRESET, Scene, Stage
+from celery_sticky.cli.verify.site import node
 from celery_sticky.errors import StickyError
 from celery_sticky.ownership.view import View
 
@@ -17,7 +16,7 @@ TICK = 0.05
 DRAW_EVERY = 0.25
 TIMEOUT = 30.0
 """Seconds any single step may take before the demo gives up."""
-LIMIT = LEASE_TTL + LEASE_MARGIN + 0.5
+LIMIT = round(PRESET.eviction_timeout + 0.5, 1)
 """Seconds within which a dead worker's slots must have new owners."""
 BUSY = 0.4
 """Share of the workers' capacity that the orders use."""
@@ -47,14 +46,12 @@ class Course:
 class Story:
     """Runs the demo step by step."""
 
-    def __init__(
-        self, crew: Crew, stage: DemoCluster, workers: int, seconds: float, draw: Callable[[Scene], None]
-    ) -> None:
-        self._crew, self._stage, self._draw = crew, stage, draw
+    def __init__(self, stage: Stage, workers: int, seconds: float, draw: Callable[[Scene], None]) -> None:
+        self._cluster, self._stage, self._draw = stage.cluster, stage, draw
         self._names, self._newcomer = NAMES[:workers], NAMES[workers]
         self._seconds = seconds
         self._rate = stage.total / seconds
-        self._task_seconds = min(0.3, BUSY * workers * CONCURRENCY / self._rate)
+        self._task_seconds = min(0.3, BUSY * workers * PRESET.concurrency / self._rate)
         self._since = 0.0
         self._drawn = float("-inf")
 
@@ -66,10 +63,10 @@ class Story:
         """
         stage = self._stage
         for name in self._names:
-            self._crew.start(name)
+            self._cluster.start(name)
             stage.workers[name] = "starting"
-        stage.tell(f"{len(self._names)} workers are starting, with {CONCURRENCY} processes each")
-        self._wait("the workers own all slots", lambda: _settled(stage.view(), self._names))
+        stage.tell(f"{len(self._names)} workers are starting, with {PRESET.concurrency} processes each")
+        self._wait("the workers own all slots", lambda: stage.observer.settled(self._names))
         self._working(*self._names)
         stage.tell("every slot has an owner; orders are sent from now on")
         self._since = time.monotonic()
@@ -84,7 +81,7 @@ class Story:
         stage.tell("every order is charged; the workers are asked to stop (SIGTERM)")
         self._working(*(name for name, does in stage.workers.items() if does == "working"), does="stopping")
         self._look()
-        self._crew.stop_all(TIMEOUT)
+        self._cluster.stop_workers(TIMEOUT)
         self._working(*(name for name, does in stage.workers.items() if does == "stopping"), does="stopped")
         self._look()
         return Course(killed, joined)
@@ -93,12 +90,13 @@ class Story:
         stage = self._stage
         before = stage.view()
         began = time.monotonic()
-        at = self._crew.kill(name)
+        self._cluster.retire(name).kill()
+        at = time.monotonic_ns()
         stage.workers[name] = "killed"
         slots = len(before.owned_by(node(name)))
         stage.tell(f"{name} is killed (SIGKILL): its {slots} slots wait until its lease expires")
         rest = [other for other in self._names if other != name]
-        after = self._wait(f"the slots of {name} have new owners", lambda: _settled(stage.view(), rest))
+        after = self._wait(f"the slots of {name} have new owners", lambda: stage.observer.settled(rest))
         took = time.monotonic() - began
         stage.tell(f"the slots of {name} have new owners, {took:.1f} s after its death")
         return Change(name, at, took, before, after)
@@ -107,11 +105,11 @@ class Story:
         stage = self._stage
         before = stage.view()
         began, at = time.monotonic(), time.monotonic_ns()
-        self._crew.start(name)
+        self._cluster.start(name)
         stage.workers[name] = "starting"
         stage.tell(f"{name} is starting")
         members = [other for other, does in stage.workers.items() if does == "working"] + [name]
-        after = self._wait(f"{name} has its share", lambda: _settled(stage.view(), members))
+        after = self._wait(f"{name} has its share", lambda: stage.observer.settled(members))
         took = time.monotonic() - began
         self._working(name)
         stage.tell(f"{name} has joined and was handed {len(after.owned_by(node(name)))} slots, one by one")
@@ -139,7 +137,7 @@ class Story:
             self._tick()
 
     def _tick(self) -> None:
-        self._crew.check()
+        self._cluster.check()
         if self._since:
             due = (time.monotonic() - self._since) * self._rate
             self._stage.publish(int(due), self._task_seconds)
@@ -150,9 +148,3 @@ class Story:
     def _look(self) -> None:
         self._drawn = time.monotonic()
         self._draw(self._stage.scene())
-
-
-def _settled(view: View, names: tuple[str, ...] | list[str]) -> View | None:
-    """Return the view if exactly these workers are members and every slot is at its target."""
-    there = set(view.members) == {node(name) for name in names}
-    return view if there and view.settled and not view.unowned else None

@@ -25,7 +25,7 @@ VISIBILITY = 6
 SLICE = 0.05
 """Longest single sleep of a task, in seconds. Pools without processes can end a task only between two sleeps."""
 
-RECORD, RETRY, RAISE, POISON = "verify.timeline", "verify.retry", "verify.raise", "verify.poison"
+RECORD, RETRY, RAISE, POISON = "verify.record", "verify.retry", "verify.raise", "verify.poison"
 
 
 class OnPurpose(Exception):

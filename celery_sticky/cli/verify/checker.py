@@ -11,8 +11,8 @@ from typing import Any
 from celery_sticky.cli.verify.app import ATTEMPTS
 from celery_sticky.cli.verify.job_checker import JobFindings, reach_of_jobs
 from celery_sticky.cli.verify.load import apart
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.placement_checker import PlacementFindings, Sent, reach_of_placed
-from celery_sticky.cli.verify.run import VerifyRun
 from celery_sticky.cli.verify.site import Mode, short
 from celery_sticky.cli.verify.timeline import Done, Timeline
 from celery_sticky.testing.history import Event, Execution, Kind, pair
@@ -178,7 +178,7 @@ def _cause(before: Execution, run: Execution, timeline: Timeline) -> str:
     worker = short(before.start.worker)
     until = min(before.until + ACKNOWLEDGED, run.start.at) if before.ended else run.start.at
     faults: Iterable[Done] = (*timeline.done, *timeline.restarts)
-    return next((d.step.fault for d in faults if d.excuses(worker, before.start.at, until)), UNEXPLAINED)
+    return next((d.fault.name for d in faults if d.excuses(worker, before.start.at, until)), UNEXPLAINED)
 
 
 def _not_buried(outcome: VerifyRun, forgotten: Collection[str]) -> Iterable[str]:

@@ -2,126 +2,66 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit, urlunsplit
 
 from celery_sticky.cli.verify import faketime
 from celery_sticky.cli.verify.jobs import job_keys
 from celery_sticky.cli.verify.load import load_keys
-from celery_sticky.cli.verify.placed import Placed, to_pin
+from celery_sticky.cli.verify.options import RunOptions
+from celery_sticky.cli.verify.placed import to_pin
+from celery_sticky.cli.verify.servers import Servers
 from celery_sticky.cli.verify.site import HOST, Mode, Site, queue_of
-from celery_sticky.testing import processes
+from celery_sticky.errors import StickyError
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.proxy import Proxy
-from celery_sticky.testing.sentinel import WatchedPair
-from celery_sticky.testing.server import ValkeyServer
 from celery_sticky.testing.worker import WorkerProcess
 
 APP = "celery_sticky.cli.verify.worker"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The options of the command line."""
-
-    mode: Mode = Mode.STICKY
-    broker: str | None = None
-    store: str | None = None
-    pool: str = "prefork"
-    concurrency: int = 2
-    workers: int = 4
-    keys: int = 200
-    rate: float = 40.0
-    seconds: float = 60.0
-    faults: tuple[str, ...] = ()
-    seed: int = 0
-    ttl: float = 3.0
-    slots: int = 64
-    jobs: int = 20
-    placed: Placed | None = None
-
-    @property
-    def pinned(self) -> list[str]:
-        """The keys that workers pin, if the run uses a placed keyspace."""
-        if self.placed is None:
-            return []
-        return to_pin(self.placed, load_keys(self.keys)) + to_pin(self.placed, job_keys(self.jobs))
-
-    @property
-    def single(self) -> bool:
-        """Whether a worker runs one task at a time, regardless of `concurrency`."""
-        return self.mode is Mode.HASH or self.pool == "solo"
-
-    @property
-    def capacity(self) -> int:
-        """Number of tasks that the initial workers can run at a time."""
-        return self.workers * (1 if self.single else self.concurrency)
 
 
 class Cluster:
     """Starts and ends the processes of the cluster. None is left after `close`."""
 
     def __init__(
-        self, run_options: RunOptions, *, proxied: frozenset[str], clock: str | None, fails_over: bool = False
+        self,
+        run_options: RunOptions,
+        *,
+        proxied: Collection[str] = (),
+        clock: str | None = None,
+        fails_over: bool = False,
+        results: bool = False,
     ) -> None:
-        self.run_options, self._proxied, self._clock, self._fails_over = run_options, proxied, clock, fails_over
+        """Start the servers.
+
+        Args:
+            run_options: the options of the command line.
+            proxied: the workers that may be cut off from the servers.
+            clock: the libfaketime that gives each worker its own wall clock.
+            fails_over: the broker is a pair that fails over.
+            results: workers store results, on a separate server.
+        """
+        self.run_options, self._proxied, self._clock = run_options, proxied, clock
         self.guard, self.lock = Guard(), threading.RLock()
         self.workers: dict[str, WorkerProcess] = {}
         self.gone: list[WorkerProcess] = []
         self.proxies: dict[str, tuple[Proxy, Proxy]] = {}
         self._queues: dict[str, str] = {}
         try:
-            self._prepare()
+            folder = Path(tempfile.mkdtemp(prefix="sticky-verify-"))
+            self.guard.remove(folder)
+            self.servers = Servers(run_options, self.guard, folder, fails_over=fails_over, results=results)
+            self.site = _site(run_options, self.servers, folder)
         except BaseException:
             self.guard.close()
             raise
-
-    def _prepare(self) -> None:
-        run_options = self.run_options
-        folder = Path(tempfile.mkdtemp(prefix="sticky-verify-"))
-        self.guard.remove(folder)
-        self.broker = self.store = self.results = None
-        self.pair: WatchedPair | None = None
-        broker, store, prefix = run_options.broker, run_options.store, ""
-        if broker is None and self._fails_over:
-            self.pair = WatchedPair(self.guard, folder)
-            broker = self.pair.url
-        elif broker is None:
-            self.broker = ValkeyServer(self.guard, appendonly=True).start()
-            broker = self.broker.url
-        if store is None and run_options.broker is None and run_options.mode is Mode.STICKY:
-            self.store = ValkeyServer(self.guard).start()
-            store = self.store.url
-        if "backend-away" in run_options.faults and run_options.mode is Mode.STICKY:
-            self.results = ValkeyServer(self.guard).start()
-        if run_options.broker is not None or run_options.store is not None:
-            prefix = f"sticky-verify-{uuid.uuid4().hex[:8]}:"
-            for url in filter(None, (run_options.broker, run_options.store)):
-                self.guard.clear(url, prefix)
-        self.site = Site(
-            mode=run_options.mode,
-            broker=broker,
-            store=store or "",
-            prefix=prefix,
-            folder=str(folder),
-            slots=run_options.slots,
-            workers=run_options.workers,
-            ttl=run_options.ttl,
-            jobs=run_options.jobs if run_options.mode is Mode.STICKY else 0,
-            placed=run_options.placed,
-            pinned=run_options.pinned,
-            seed=run_options.seed,
-            results=self.results.url if self.results is not None else "",
-            options=self.pair.options if self.pair is not None else {},
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -186,11 +126,10 @@ class Cluster:
     def _environ(self, name: str) -> Mapping[str, str]:
         site = self.site
         if name in self._proxied and name not in self.proxies:
-            pair = (_proxy_to(site.broker), _proxy_to(site.store or site.broker))
-            self.proxies[name] = pair
+            self.proxies[name] = (Proxy(site.broker).start(), Proxy(site.store or site.broker).start())
         if name in self.proxies:
             broker, store = self.proxies[name]
-            site = replace(site, broker=_through(site.broker, broker), store=_through(site.store or site.broker, store))
+            site = replace(site, broker=broker.url, store=store.url)
         environ = {**site.environ(), "TMPDIR": site.folder}
         if self._clock is not None:
             self.set_clock(name, 0)
@@ -211,6 +150,28 @@ class Cluster:
 
     # -- the end -----------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Check that all workers are running.
+
+        Raises:
+            StickyError: a worker has ended by itself; the message contains the end of its log.
+        """
+        for name, worker in self.workers.items():
+            if not worker.alive:
+                raise StickyError(
+                    f"worker {name} ended with status {worker.returncode}; the end of its log:\n{worker.tail(15)}"
+                )
+
+    def stop_workers(self, timeout: float) -> None:
+        """Stop the workers as a deployment does: SIGTERM, then SIGKILL for those left after `timeout` seconds."""
+        workers = [worker for worker in self.workers.values() if worker.alive]
+        for worker in workers:
+            worker.kill(signal.SIGTERM)
+        until = time.monotonic() + timeout
+        for worker in workers:
+            if not worker.wait_ended(max(0.0, until - time.monotonic())):
+                worker.kill_all()
+
     def close(self) -> None:
         """Kill the processes that still run, and wait for the guard's cleanup. May be called twice."""
         for worker in (*self.workers.values(), *self.gone):
@@ -218,35 +179,33 @@ class Cluster:
         for pair in self.proxies.values():
             for proxy in pair:
                 proxy.teardown()
-        for server in filter(None, (self.broker, self.store, self.results)):
-            server.teardown()
-        if self.pair is not None:
-            self.pair.teardown()
+        self.servers.teardown()
         self.guard.close()
 
 
-def can_proxy(url: str) -> bool:
-    """Return True if a proxy can be put in front of this server."""
-    parts = urlsplit(url)
-    return parts.scheme == "redis" and bool(parts.hostname)
+def _site(run_options: RunOptions, servers: Servers, folder: Path) -> Site:
+    sticky = run_options.mode is Mode.STICKY
+    return Site(
+        mode=run_options.mode,
+        broker=servers.broker.url,
+        store=servers.store.url if servers.store is not None else "",
+        prefix=servers.prefix,
+        folder=str(folder),
+        slots=run_options.slots,
+        workers=run_options.workers,
+        ttl=run_options.ttl,
+        jobs=run_options.jobs if sticky else 0,
+        placed=run_options.placed,
+        pinned=_pinned(run_options),
+        seed=run_options.seed,
+        results=servers.results.url if servers.results is not None else "",
+        options=servers.broker.options,
+    )
 
 
-def _proxy_to(url: str) -> Proxy:
-    parts = urlsplit(url)
-    return Proxy(parts.port or 6379, parts.hostname or "127.0.0.1").start()
-
-
-def _through(url: str, proxy: Proxy) -> str:
-    parts = urlsplit(url)
-    who, at, _ = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{who}{at}127.0.0.1:{proxy.port}"))
-
-
-def session_of(worker: WorkerProcess) -> list[int]:
-    """Return the ids of a worker's processes."""
-    return processes.in_session(worker.pid)
-
-
-def now() -> int:
-    """Return CLOCK_MONOTONIC in nanoseconds."""
-    return time.monotonic_ns()
+def _pinned(run_options: RunOptions) -> list[str]:
+    """Return the keys that workers pin, if the run uses a placed keyspace."""
+    if run_options.placed is None:
+        return []
+    keys = (load_keys(run_options.keys), job_keys(run_options.jobs))
+    return [key for some in keys for key in to_pin(run_options.placed, some)]

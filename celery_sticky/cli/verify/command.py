@@ -18,12 +18,14 @@ from celery.bin.base import CeleryCommand
 from rich.console import Console
 
 from celery_sticky.cli.verify.checker import reach
-from celery_sticky.cli.verify.cluster import RunOptions
+from celery_sticky.cli.verify.faults import BY_NAME, FAULTS
+from celery_sticky.cli.verify.faults.base import Fault
+from celery_sticky.cli.verify.options import RunOptions
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.picture import FORMATS, paint
 from celery_sticky.cli.verify.placed import Placed
-from celery_sticky.cli.verify.plan import FAULTS
 from celery_sticky.cli.verify.report import TITLES, draw, facts, versions
-from celery_sticky.cli.verify.run import VerifyRun, perform
+from celery_sticky.cli.verify.run import perform
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.errors import MissingDependency, StickyError
 
@@ -32,17 +34,17 @@ COULD_NOT_RUN = 2
 LARGEST_SEED = 10**6
 
 
-def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
+def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[type[Fault], ...]:
     """Return the faults in a comma-separated list, without repetitions. `all` and `none` are accepted too."""
     names = [name.strip() for name in value.split(",") if name.strip()]
     if names in (["all"], ["none"]):
         return FAULTS if names == ["all"] else ()
-    unknown = [name for name in names if name not in FAULTS]
+    unknown = [name for name in names if name not in BY_NAME]
     if unknown or not names:
         raise click.BadParameter(
-            f"unknown fault: {', '.join(unknown) or repr(value)}; the faults are {', '.join(FAULTS)}, all, none"
+            f"unknown fault: {', '.join(unknown) or repr(value)}; the faults are {', '.join(BY_NAME)}, all, none"
         )
-    return tuple(dict.fromkeys(names))
+    return tuple(BY_NAME[name] for name in dict.fromkeys(names))
 
 
 @click.command(cls=CeleryCommand)

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery_sticky.cli.movement import fewest, moved, weights_of
+from celery_sticky.cli.verify.faults.deaths import Cascade, Kill
+from celery_sticky.cli.verify.faults.deployments import Join, Leave, Rolling, Surge, Term
 from celery_sticky.cli.verify.load import apart
 from celery_sticky.cli.verify.moves import Moves
-from celery_sticky.cli.verify.run import VerifyRun
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.site import node
 from celery_sticky.cli.verify.timeline import Done
 from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.measure import SECOND, handovers, longest_pause, opened_after, quantile
 
-ORDERLY = ("term", "join", "leave", "rolling", "surge")
-CHANGES = ("kill", "cascade", "join", "leave")
+ORDERLY = (Term, Join, Leave, Rolling, Surge)
+CHANGES = (Kill, Cascade, Join, Leave)
 """Faults that change the members exactly once, so that the moved slots can be compared with the minimum."""
 
 
@@ -37,7 +39,7 @@ def _moving(outcome: VerifyRun) -> dict[str, Any]:
             "moved_minimum": None,
         }
     done = outcome.timeline.done
-    changes = [(one.before, one.after) for one in done if one.step.fault in CHANGES]
+    changes = [(one.before, one.after) for one in done if isinstance(one.fault, CHANGES)]
     pairs = [(before, after) for before, after in changes if before is not None and after is not None]
     slots = sum(before.slots for before, _ in pairs)
     return {
@@ -70,8 +72,8 @@ def _takeovers(outcome: VerifyRun) -> list[float]:
     """Return, for each slot of a killed worker, the seconds from the death until the slot was open elsewhere."""
     waits: list[float] = []
     for one in outcome.timeline.done:
-        if one.step.fault == "kill" and one.before is not None:
-            slots = one.before.owned_by(node(one.step.workers[0]))
+        if isinstance(one.fault, Kill) and one.before is not None:
+            slots = one.before.owned_by(node(one.fault.workers[0]))
             events = [event for event in outcome.slot_events if event.at <= one.until]
             waits += opened_after(events, one.since, slots).values()
     return waits
@@ -83,10 +85,10 @@ def _takeovers_of_keys(outcome: VerifyRun, moves: Moves) -> list[float]:
     starts = sorted((event for event in outcome.events if event.kind is Kind.START), key=lambda event: event.at)
     waits: dict[tuple[int, str], float] = {}
     for one in outcome.timeline.done:
-        if one.step.fault == "kill":
+        if isinstance(one.fault, Kill):
             done = {event.task for event in starts if event.at < one.since}
             left = {event.key for event in accepted if event.at < one.since and event.task not in done}
-            mine = {key for key in left if moves.workers(key, one.since, one.since) == {node(one.step.workers[0])}}
+            mine = {key for key in left if moves.workers(key, one.since, one.since) == {node(one.fault.workers[0])}}
             for start in starts:
                 if start.at > one.since and start.key in mine:
                     waits.setdefault((one.since, start.key), (start.at - one.since) / SECOND)
@@ -97,7 +99,7 @@ def _handovers(outcome: VerifyRun) -> list[float]:
     """Return, for each graceful handover of a slot, the seconds in which no worker had it."""
     gaps: list[float] = []
     for one in outcome.timeline.done:
-        if one.step.fault in ORDERLY:
+        if isinstance(one.fault, ORDERLY):
             gaps += handovers(event for event in outcome.slot_events if one.since <= event.at <= one.until)
     return gaps
 
@@ -106,7 +108,7 @@ def _pauses(outcome: VerifyRun) -> list[float]:
     """Return, for each change of members, the longest time in which no unmoved slot ran a task."""
     found = []
     for one in outcome.timeline.done:
-        if one.step.fault in (*CHANGES, "term") and (stayed := _stayed(one)):
+        if isinstance(one.fault, (*CHANGES, Term)) and (stayed := _stayed(one)):
             found.append(longest_pause(outcome.events, stayed, one.since, one.until))
     return found
 

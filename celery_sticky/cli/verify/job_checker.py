@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_sticky.cli.verify.figures import spread
 from celery_sticky.cli.verify.moves import Moves
-from celery_sticky.cli.verify.run import VerifyRun
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.site import short
 from celery_sticky.cli.verify.timeline import EVERYBODY, Done, Frozen, Timeline
 from celery_sticky.testing.history import Event, Execution, Kind, pair
@@ -175,7 +175,7 @@ def _cause(since: int, until: int, timeline: Timeline) -> tuple[str, int]:
     """Return the fault that explains a gap, and the time from which the gap counts."""
     meanwhile = [one for one in _faults(timeline) if one.since - SLACK <= until and since <= one.until]
     whole = [one.until for one in meanwhile if EVERYBODY in one.hit]
-    return meanwhile[0].step.fault if meanwhile else UNEXPLAINED, max([since, *whole])
+    return meanwhile[0].fault.name if meanwhile else UNEXPLAINED, max([since, *whole])
 
 
 def _pinned(key: str, since: int, until: int, moves: Moves | None) -> int | None:

@@ -9,20 +9,21 @@ import random
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from celery.utils import uuid
 
-from celery_sticky.app import Sticky
-from celery_sticky.cli.verify.app import POISON, RAISE, RECORD, RETRY, hashed, make_app
+from celery_sticky.cli.verify.app import RECORD
+from celery_sticky.cli.verify.faults import BY_NAME
+from celery_sticky.cli.verify.faults.mixed_in import MixedIn
+from celery_sticky.cli.verify.faults.orders import Order
 from celery_sticky.cli.verify.malformed import MALFORMED, well_formed
-from celery_sticky.cli.verify.site import Mode, Site, queue_of
+from celery_sticky.cli.verify.publisher import Publisher
+from celery_sticky.cli.verify.site import Site
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import queue_name, slot_for
-from celery_sticky.testing.recorder import Recorder
 
 VARIABLE = "STICKY_VERIFY_LOAD"
 SHORTEST = 0.002
@@ -34,8 +35,6 @@ SELDOM = 0.04
 """Share of the tasks that each special kind has."""
 PAUSE = 0.2
 """Pause after a failed send, in seconds."""
-SLOW = 30.0
-"""Duration of a slow task, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Load:
     longest: float
     """Longest duration of an ordinary task, in seconds."""
     kinds: Collection[str]
-    """Special kinds of tasks in the load: any of `eta`, `retry`, `raise`."""
+    """Names of the special kinds of tasks in the load."""
 
     def environ(self) -> dict[str, str]:
         """Return the environment variable for the process."""
@@ -74,82 +73,54 @@ def apart() -> frozenset[str]:
 
 
 class Sender:
-    """Publishes tasks, and records those that the broker accepted."""
+    """Publishes the load, and what it is ordered to publish."""
 
     def __init__(self, site: Site, load: Load) -> None:
         self._site, self._load = site, load
-        self._app = make_app(site)
-        self._recorder = Recorder(site.history)
-        self._random = random.Random(f"{load.seed}-{load.sender}")
-        self._count: Counter[str] = Counter()
+        self._publisher = Publisher(site, sender=load.sender, senders=load.senders)
+        self._kinds = [kind for name in load.kinds if issubclass(kind := BY_NAME[name], MixedIn)]
+        self.draw = random.Random(f"{load.seed}-{load.sender}")
 
     def ordinary(self) -> None:
         """Send one task of the usual mix."""
-        chance, key = self._random.random(), f"k{self._random.randrange(self._load.keys)}"
-        seconds = self._random.uniform(SHORTEST, max(SHORTEST, self._load.longest))
-        for kind in self._load.kinds:
+        chance, key = self.draw.random(), self.any_key()
+        seconds = self.draw.uniform(SHORTEST, max(SHORTEST, self._load.longest))
+        for kind in self._kinds:
             if chance < SELDOM:
-                number = self._random.randrange(APART)
-                if kind == "eta":
-                    self.send(RECORD, f"eta{number}", seconds, countdown=self._random.uniform(0.5, 3.0))
-                elif kind == "retry":
-                    self.send(RETRY, f"retry{number}", seconds)
-                else:
-                    self.send(RAISE, key, seconds)
+                kind.send(self, key, self.draw.randrange(APART), seconds)
                 return
             chance -= SELDOM
         self.send(RECORD, key, seconds)
 
+    def any_key(self) -> str:
+        """Choose an ordinary key."""
+        return f"k{self.draw.randrange(self._load.keys)}"
+
     def obey(self, order: Mapping[str, Any]) -> None:
         """Carry out an order."""
-        match order["send"]:
-            case "burst":
-                for _ in range(order["tasks"]):
-                    self.ordinary()
-            case "slow":
-                for _ in range(order["tasks"]):
-                    self.send(RECORD, f"k{self._random.randrange(self._load.keys)}", order["seconds"])
-            case "malformed":
-                for wrong in self._random.sample(sorted(MALFORMED), order["messages"]):
-                    key = f"k{self._random.randrange(self._load.keys)}"
-                    self.send_malformed(wrong, key)
-                    self.send(RECORD, key, 0.01)  # an innocent message in the same batch
-            case "big":
-                padding = "x" * (order["megabytes"] << 20)
-                for _ in range(order["tasks"]):
-                    self.send(RECORD, f"k{self._random.randrange(self._load.keys)}", 0.01, headers={"padding": padding})
-            case "oom":
-                key = f"oom{order['number']}"
-                for task in (RECORD, POISON, RECORD):
-                    self.send(task, key, 0.01)
+        kind = BY_NAME[order["send"]]
+        assert issubclass(kind, Order)
+        kind(**{name: value for name, value in order.items() if name != "send"}).send(self)
 
     def send(self, task: str, key: str, seconds: float, **options: Any) -> None:
-        """Send the next task of a key, once, and record the result of the send."""
-        n = self._count[key] * self._load.senders + self._load.sender
-        self._count[key] += 1
-        task_id = uuid()
-        if self._site.mode is not Mode.STICKY:
-            index = hashed(key, self._site.workers) if self._site.mode is Mode.HASH else 0
-            options["queue"] = queue_of(index)
+        """Send the next task of a key, once; after a failure go on with the next one."""
         try:
-            with self._recorder.sending(key, n, task_id, sender=self._load.sender):
-                self._app.tasks[task].apply_async((key, n, seconds), task_id=task_id, retry=False, **options)
+            self._publisher.publish(task, key, seconds, **options)
         except StickyError as error:  # refused before the broker was asked
-            print(f"sender {self._load.sender}: {key} #{n}: {error}", file=sys.stderr)  # noqa: T201
+            print(f"sender {self._load.sender}: {key}: {error}", file=sys.stderr)  # noqa: T201
         except Exception as error:  # from Kombu, its transport, redis-py or the socket
-            print(f"sender {self._load.sender}: {key} #{n}: {error!r}", file=sys.stderr)  # noqa: T201
+            print(f"sender {self._load.sender}: {key}: {error!r}", file=sys.stderr)  # noqa: T201
             time.sleep(PAUSE)
 
     def send_malformed(self, wrong: str, key: str) -> None:
-        """Push a message that no worker can read directly into the slot queue of a key, and record it."""
+        """Put a message that no worker can read directly into the slot queue of a key, and record it."""
         site, tag = self._site, f"{wrong} {uuid()}"
         envelope = well_formed(RECORD, [key, 0, 0.01], key=key, slots=site.slots, keyspace=site.keyspace)
         MALFORMED[wrong](envelope)
-        raw = json.dumps({**envelope, "malformed": tag})
+        slot = queue_name(site.keyspace, slot_for(key, site.slots))
         try:
-            with self._app.connection_for_write() as connection:
-                slot = queue_name(site.keyspace, slot_for(key, site.slots))
-                connection.default_channel.client.lpush(slot, raw)
+            with self._publisher.app.connection_for_write() as connection:
+                connection.default_channel._put(slot, {**envelope, "malformed": tag})
         except Exception as error:  # as in `send`
             print(f"sender {self._load.sender}: malformed {tag}: {error!r}", file=sys.stderr)  # noqa: T201
             time.sleep(PAUSE)
@@ -159,9 +130,7 @@ class Sender:
 
     def close(self) -> None:
         """Close the connections."""
-        if self._site.placed is not None:
-            Sticky.of(self._app).wiring.lookup.close()
-        self._app.close()
+        self._publisher.close()
 
 
 def serve(sender: Sender, rate: float) -> None:

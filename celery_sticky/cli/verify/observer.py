@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import Any
-
-import redis
-from kombu import Connection
 
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.verify.app import make_app
@@ -20,22 +16,20 @@ from celery_sticky.drivers import open_placement_store
 from celery_sticky.errors import StickyError
 from celery_sticky.jobs.client import JobInfo
 from celery_sticky.ownership.view import View
-from celery_sticky.redis_clients import client_from_connection, close_client
 from celery_sticky.stores.first_document import write_first
 from celery_sticky.stores.placement import NO_VERSION
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
+from celery_sticky.testing.servers.base import Server
 from celery_sticky.testing.slot_log import SlotEvent, SlotLog
 from celery_sticky.testing.worker import WorkerProcess
-
-IO_TIMEOUT = 5.0
 
 
 class Observer:
     """Observes the run. It only reads, except that it writes the first document."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, broker: Server) -> None:
+        self._site, self._broker = site, broker
         self._app = make_app(site)
         self._session = Session(self._app) if site.mode is Mode.STICKY else None
         self._recorder, self._slots = Recorder(site.history), SlotLog(site.history)
@@ -154,29 +148,10 @@ class Observer:
 
     def waiting(self, ids: Iterable[str]) -> set[str]:
         """Return the ids of the tasks that have a message in any record at the broker."""
-        client = client_from_connection(
-            Connection(self._site.broker, transport_options=dict(self._site.options)), socket_timeout=IO_TIMEOUT
-        )
-        try:
-            text = b"\n".join(_values(client, self._site.prefix))
-        finally:
-            close_client(client)
-        return {task_id for task_id in ids if task_id.encode() in text}
+        return self._broker.find(ids, self._site.prefix)
 
     def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             self._session.__exit__(None, None, None)
         self._app.close()
-
-
-def _values(client: Any, prefix: str) -> Iterable[bytes]:
-    for name in client.scan_iter(match=f"{prefix}*", count=1000):
-        with suppress(redis.RedisError):  # the key may have been deleted meanwhile
-            match client.type(name):
-                case b"list" | "list":
-                    yield from client.lrange(name, 0, -1)
-                case b"hash" | "hash":
-                    yield from client.hvals(name)
-                case b"zset" | "zset":
-                    yield from client.zrange(name, 0, -1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from celery_sticky.cli.verify.run import VerifyRun
+from celery_sticky.cli.verify.faults.deaths import Kill
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.site import short
 from celery_sticky.errors import MissingDependency
 
@@ -18,7 +19,7 @@ Spell = tuple[str, int, float, float]
 def spells(outcome: VerifyRun) -> list[Spell]:
     """Return the periods in which each worker had each slot open."""
     began = outcome.timeline.began
-    killed = {done.step.workers[0]: done.since for done in outcome.timeline.done if done.step.fault == "kill"}
+    killed = {done.fault.workers[0]: done.since for done in outcome.timeline.done if isinstance(done.fault, Kill)}
     open_: dict[tuple[str, int], int] = {}
     found: list[Spell] = []
 
@@ -76,7 +77,7 @@ def _mark(axes: Any, outcome: VerifyRun) -> None:
         axes.axvspan(since, until, color="black", alpha=0.08)
         axes.axvline(since, color="black", linewidth=0.8)
         axes.annotate(
-            str(done.step),
+            str(done.fault),
             (since, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 3),

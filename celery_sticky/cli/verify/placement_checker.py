@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from celery_sticky.cli.verify.moves import Moves
-from celery_sticky.cli.verify.run import VerifyRun
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.site import short
 from celery_sticky.cli.verify.timeline import EVERYBODY, Done
 from celery_sticky.delivery.key_claims import REVIEW

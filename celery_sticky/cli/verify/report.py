@@ -13,7 +13,7 @@ from rich.text import Text
 from celery_sticky.cli.tables import dash, table
 from celery_sticky.cli.verify.checker import UNEXPLAINED, Findings
 from celery_sticky.cli.verify.figures import measure
-from celery_sticky.cli.verify.run import VerifyRun
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.timeline import Done
 
@@ -69,10 +69,10 @@ def versions() -> dict[str, str]:
 
 def _fault(done: Done, began: int) -> dict[str, Any]:
     return {
-        "fault": done.step.fault,
-        "workers": list(done.step.workers),
-        "starts": list(done.step.names),
-        **done.step.detail,
+        "fault": done.fault.name,
+        "workers": list(done.fault.workers),
+        "starts": list(done.fault.starts),
+        **done.fault.detail,
         "at": round((done.since - began) / 1e9, 2),
         "until": round((done.until - began) / 1e9, 2),
         "note": done.note,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from celery_sticky.cli.verify.cluster import Cluster, RunOptions, can_proxy, now
-from celery_sticky.cli.verify.faketime import libfaketime, why_not
+from celery_sticky.cli.verify.cast import names_of
+from celery_sticky.cli.verify.cluster import Cluster
+from celery_sticky.cli.verify.faketime import libfaketime
+from celery_sticky.cli.verify.faults import FAULTS
+from celery_sticky.cli.verify.faults.base import Fault
+from celery_sticky.cli.verify.faults.broker import Failover
+from celery_sticky.cli.verify.faults.cut_off import Clock, Partition
+from celery_sticky.cli.verify.faults.stores import BackendAway, StoreRollback
 from celery_sticky.cli.verify.job_workload import JobWorkload
-from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.nemesis import Nemesis
 from celery_sticky.cli.verify.observer import Observer
+from celery_sticky.cli.verify.options import RunOptions
+from celery_sticky.cli.verify.outcome import VerifyRun, limit_of
 from celery_sticky.cli.verify.pins import calm_file
-from celery_sticky.cli.verify.plan import CASCADE, FaultPlan, make_plan
+from celery_sticky.cli.verify.plan import FaultPlan, make_plan
 from celery_sticky.cli.verify.senders import Senders
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.supervisor import Supervisor
@@ -22,7 +27,6 @@ from celery_sticky.cli.verify.timeline import Done, Frozen, Timeline
 from celery_sticky.cli.verify.witness import Witness
 from celery_sticky.errors import StickyError
 from celery_sticky.testing.history import Event
-from celery_sticky.testing.slot_log import SlotEvent
 
 Tell = Callable[[float, str], None]
 """Function of the seconds since the load began and a text."""
@@ -39,86 +43,18 @@ DRAINING_STOCK = 25.0
 STOPPING = 20.0
 TELLING = 15.0
 """Seconds within which a worker is told that it has lost a pin. It checks every 5 s."""
-BEATS = 3
-"""Heartbeats in a lease."""
-STARTING_JOBS = 1.0
-"""Seconds from the end of a takeover until its jobs run."""
 LONGER = 1.6
 """Maximum duration of the faults relative to the planned duration of the run. Later faults are skipped."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyRun:
-    """The recorded history and results of a run, for the checker."""
+def impossible(run_options: RunOptions) -> dict[type[Fault], str]:
+    """Return the faults that are impossible with these options, with the reason.
 
-    run_options: RunOptions
-    plan: FaultPlan
-    timeline: Timeline
-    events: list[Event]
-    job_events: list[Event]
-    slot_events: list[SlotEvent]
-    deaths: dict[int, int]
-    buried: dict[str, str]
-    stuck: Collection[str]
-    """Ids of tasks that did not finish in time and still have a message at the broker."""
-    slots: int
-    eviction_timeout: float
-    jobs_seen: int
-    """Time of the last check that all jobs run. Jobs may end after it."""
-    moves: Moves | None = None
-    """The changes of placement; None if the run does not use a placed keyspace."""
-    untold: Sequence[Event] = ()
-    """Pins that workers wrongly believe to hold at the end."""
-    unburied: Sequence[str] = ()
-    """Malformed messages that are not buried at the end."""
-
-    @property
-    def job_limit(self) -> float:
-        """Longest time in seconds that a job may not be running, whatever happens to its worker."""
-        return limit_of(self.eviction_timeout, self.run_options.ttl)
-
-
-def limit_of(eviction_timeout: float, ttl: float) -> float:
-    """Return the longest allowed gap of a job: a takeover, one heartbeat to notice it, and the start of the job."""
-    return eviction_timeout + ttl / BEATS + STARTING_JOBS
-
-
-def names_of(workers: int) -> tuple[str, ...]:
-    """Return the names of the initial workers."""
-    return tuple(f"w{number}" for number in range(1, workers + 1))
-
-
-OF_BROKER = ("broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type")
-"""Faults that need a broker started by verify."""
-ONE_ADDRESS = {"partition", *OF_BROKER}
-"""Faults that need a broker with a fixed address. With Sentinel the address changes."""
-
-
-def impossible(run_options: RunOptions) -> dict[str, str]:
-    """Return the faults that are impossible with these options, with the reason."""
-    found = {}
-    if run_options.broker is not None:
-        for fault in (*OF_BROKER, "failover"):
-            found[fault] = "it needs a broker that verify started itself"
-        if run_options.store is None:
-            found["store-rollback"] = "it needs a store that verify started itself"
-    if run_options.store is not None:
-        found["store-rollback"] = "it needs a store that verify started itself"
-    if others := ONE_ADDRESS & set(run_options.faults):
-        found.setdefault("failover", f"{', '.join(sorted(others))} need a broker with a fixed address: leave them out")
-    if run_options.mode is not Mode.STICKY:
-        found["store-rollback"] = "plain Celery has no store"
-        found["wrong-type"] = "plain Celery has no slot records"
-        found["backend-away"] = found["malformed"] = "plain Celery runs here without results and without a dead queue"
-    if not all(can_proxy(url) for url in (run_options.broker, run_options.store) if url is not None):
-        found["partition"] = "its proxy works only for servers at a redis:// address"
-    if run_options.workers < CASCADE:
-        found["cascade"] = f"it kills two of at least {CASCADE} workers"
-    if run_options.pool != "prefork":
-        found["child-kill"] = f"workers of the pool {run_options.pool} have no child processes"
-    if (reason := why_not()) is not None:
-        found["clock"] = reason
-    return found
+    Raises:
+        InvalidSettings: a given server is of an unknown kind.
+    """
+    reasons = {fault: fault.impossible(run_options) for fault in FAULTS}
+    return {fault: reason for fault, reason in reasons.items() if reason is not None}
 
 
 def plan_of(run_options: RunOptions) -> FaultPlan:
@@ -128,7 +64,7 @@ def plan_of(run_options: RunOptions) -> FaultPlan:
         impossible=impossible(run_options),
         workers=names_of(run_options.workers),
         seconds=run_options.seconds,
-        eviction_timeout=run_options.ttl * 1.27,
+        eviction_timeout=run_options.eviction_timeout,
         seed=run_options.seed,
     )
 
@@ -140,20 +76,28 @@ def perform(run_options: RunOptions, tell: Tell) -> VerifyRun:
         StickyError: the run could not be completed.
     """
     plan = plan_of(run_options)
-    proxied = frozenset(name for step in plan.steps if step.fault == "partition" for name in step.workers)
-    clock = libfaketime() if any(step.fault == "clock" for step in plan.steps) else None
-    fails_over = any(step.fault == "failover" for step in plan.steps)
-    with Cluster(run_options, proxied=proxied, clock=clock, fails_over=fails_over) as cluster:
-        observer = Observer(cluster.site)
+    with _cluster(run_options, plan) as cluster:
+        observer = Observer(cluster.site, cluster.servers.broker)
         # A store that is rolled back forgets dispatches and stops, so the recorded job workload would be wrong.
-        job_workload = JobWorkload(
-            cluster.site, seed=run_options.seed, renew="store-rollback" not in run_options.faults
-        )
+        renew = StoreRollback not in run_options.faults
+        job_workload = JobWorkload(cluster.site, seed=run_options.seed, renew=renew)
         try:
             return _Run(cluster, observer, job_workload, plan, tell).play()
         finally:
             job_workload.close()
             observer.close()
+
+
+def _cluster(run_options: RunOptions, plan: FaultPlan) -> Cluster:
+    """Return a cluster with what the planned faults act on."""
+    kinds = {type(fault) for fault in plan.steps}
+    return Cluster(
+        run_options,
+        proxied={name for fault in plan.steps if isinstance(fault, Partition) for name in fault.workers},
+        clock=libfaketime() if Clock in kinds else None,
+        fails_over=Failover in kinds,
+        results=BackendAway in kinds,
+    )
 
 
 class _Run:
@@ -162,18 +106,12 @@ class _Run:
     def __init__(
         self, cluster: Cluster, observer: Observer, job_workload: JobWorkload, plan: FaultPlan, tell: Tell
     ) -> None:
-        self._cluster, self._observer, self._job_workload, self._plan, self._tell = (
-            cluster,
-            observer,
-            job_workload,
-            plan,
-            tell,
-        )
-        self._run_options = cluster.run_options
+        self._cluster, self._observer, self._job_workload = cluster, observer, job_workload
+        self._plan, self._tell, self._run_options = plan, tell, cluster.run_options
         self._witness: Witness | None = None
         self._frozen: list[Frozen] = []
         self._done: list[Done] = []
-        self._began = now()
+        self._began = time.monotonic_ns()
 
     def play(self) -> VerifyRun:
         self._start()
@@ -184,14 +122,14 @@ class _Run:
             self._job_workload.await_running(
                 self._observer.right, limit_of(self._cluster.site.eviction_timeout, self._run_options.ttl)
             )
-            seen = now()
+            seen = time.monotonic_ns()
             untold = self._untold()
         finally:
             supervisor.close()
             if self._witness is not None:
                 self._witness.close()
         buried, unburied = self._observer.buried(), self._unburied()
-        self._stop()
+        self._cluster.stop_workers(STOPPING)
         crashes = tuple(supervisor.crashes)
         return VerifyRun(
             self._run_options,
@@ -218,9 +156,7 @@ class _Run:
             self._cluster.start(name)
         until = time.monotonic() + STARTING
         while not self._ready():
-            for worker in self._cluster.workers.values():
-                if not worker.alive:
-                    raise StickyError(f"worker {worker.name} did not start; the end of its log:\n{worker.tail(15)}")
+            self._cluster.check()
             if time.monotonic() > until:
                 raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
             time.sleep(0.1)
@@ -235,27 +171,27 @@ class _Run:
 
     @property
     def _elapsed(self) -> float:
-        return (now() - self._began) / 1e9
+        return (time.monotonic_ns() - self._began) / 1e9
 
     def _wait(self, until: float) -> None:
         time.sleep(max(0.0, until - self._elapsed))
 
     def _load(self) -> list[str]:
         """Run the senders and inject the faults; return the steps that were skipped for lack of time."""
-        self._began = now()
+        self._began = time.monotonic_ns()
         with Senders(self._cluster, self._plan.kinds) as senders, self._job_workload:
-            faults = Nemesis(self._cluster, self._observer, senders.order)
-            faults.keep_copy()
-            skipped = self._steps(faults)
+            nemesis = Nemesis(self._cluster, self._observer, senders.order)
+            nemesis.prepare(self._plan.steps)
+            skipped = self._steps(nemesis)
             self._wait(self._run_options.seconds)
             if not senders.alive:
                 raise StickyError("a sender has ended by itself")
             senders.end()
         calm_file(self._cluster.site).touch()
-        self._frozen = faults.frozen
+        self._frozen = nemesis.frozen
         return skipped
 
-    def _steps(self, faults: Nemesis) -> list[str]:
+    def _steps(self, nemesis: Nemesis) -> list[str]:
         skipped: list[str] = []
         for step in self._plan.steps:
             if self._elapsed > LONGER * self._run_options.seconds:
@@ -263,7 +199,7 @@ class _Run:
                 continue
             self._wait(step.at)
             self._tell(self._elapsed, str(step))
-            done = faults.do(step)
+            done = nemesis.do(step)
             self._done.append(done)
             if done.note:
                 self._tell(self._elapsed, f"  {done.note}")
@@ -297,9 +233,7 @@ class _Run:
         Raises:
             StickyError: the store did not return the pins.
         """
-        if (
-            not self._cluster.site.pinned or "store-rollback" in self._run_options.faults
-        ):  # a rollback forgets pins silently
+        if not self._cluster.site.pinned or StoreRollback in self._run_options.faults:  # it forgets pins silently
             return []
         until = time.monotonic() + TELLING
         while (untold := self._observer.untold(self._cluster.workers.values())) != [] and time.monotonic() < until:
@@ -317,13 +251,3 @@ class _Run:
             there = self._observer.waiting(unburied)
             return [tag for tag in unburied if tag in there]
         return unburied
-
-    def _stop(self) -> None:
-        workers = list(self._cluster.workers.values())
-        for worker in workers:
-            if worker.alive:
-                worker.kill(signal.SIGTERM)
-        until = time.monotonic() + STOPPING
-        for worker in workers:
-            if not worker.wait_ended(max(0.0, until - time.monotonic())):
-                worker.kill_all()

@@ -7,12 +7,12 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from celery_sticky.cli.verify.cluster import Cluster
+from celery_sticky.cli.verify.faults.base import Fault
 from celery_sticky.cli.verify.load import Load
 
 SENDERS = 2
@@ -75,11 +75,11 @@ class Senders:
         """Whether all senders are still running."""
         return all(process.poll() is None for process in self._processes)
 
-    def order(self, what: Mapping[str, Any]) -> None:
-        """Order one of the senders to send something extra."""
+    def order(self, order: Fault) -> None:
+        """Have one of the senders carry out an `Order`."""
         sender = self._draw.choice(self._processes)
         if sender.stdin is not None and sender.poll() is None:
-            sender.stdin.write(json.dumps(dict(what)) + "\n")
+            sender.stdin.write(json.dumps({"send": order.name, **order.detail}) + "\n")
             sender.stdin.flush()
 
     def end(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 
-from celery_sticky.cli.verify.cluster import Cluster, now
-from celery_sticky.cli.verify.plan import Step
+from celery_sticky.cli.verify.cluster import Cluster
+from celery_sticky.cli.verify.faults.orders import Oom
 from celery_sticky.cli.verify.timeline import Done
 
 INTERVAL = 0.1
@@ -38,10 +39,10 @@ class Supervisor:
                         self._on_death(name)
 
     def _on_death(self, name: str) -> None:
-        worker, at = self._cluster.workers[name], now()
+        worker, at = self._cluster.workers[name], time.monotonic_ns()
         worker.deaths[worker.pid] = at
         if worker.returncode != -signal.SIGKILL:
             self.crashes.append(f"{name} ended with status {worker.returncode}; the end of its log:\n{worker.tail(15)}")
         spell = int(2 * self._cluster.site.eviction_timeout * 1e9)  # until its slots run again, here or elsewhere
-        self.restarts.append(Done(Step(0, "oom", (name,)), at - BEFORE, at + spell, {name}))
+        self.restarts.append(Done(Oom(workers=(name,), number=0), at - BEFORE, at + spell, {name}))
         self._cluster.revive(name)

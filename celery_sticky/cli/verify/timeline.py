@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from celery_sticky.cli.verify.plan import Step
 from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.judge import Overlap
+
+if TYPE_CHECKING:
+    from celery_sticky.cli.verify.faults.base import Fault
 
 EVERYBODY = "*"
 THAWING = 1_000_000_000
@@ -47,7 +50,7 @@ class Frozen:
 class Done:
     """An injected fault. Times are CLOCK_MONOTONIC nanoseconds."""
 
-    step: Step
+    fault: Fault
     since: int
     until: int = 0
     hit: set[str] = field(default_factory=set)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from celery_sticky.testing.guard import Guard
-from celery_sticky.testing.server import ValkeyServer, binary, free_port
+from celery_sticky.testing.servers.base import Ability, free_port
+from celery_sticky.testing.servers.redis import RedisRecords
+from celery_sticky.testing.servers.valkey import ValkeyServer, binary
 from celery_sticky.testing.waiting import wait_until
 
 MASTER = "main"
@@ -30,8 +33,10 @@ def sentinel_config(folder: Path, port: int, primary: int) -> Path:
     return config
 
 
-class WatchedPair:
-    """Two servers; a Sentinel makes one of them the primary."""
+class WatchedPair(RedisRecords):
+    """Two servers; a Sentinel makes one of them the primary. Faults can only kill the primary."""
+
+    lacks: Mapping[Ability, str] = dict.fromkeys(set(Ability) - {Ability.FAIL_OVER}, "it needs a fixed address")
 
     def __init__(self, guard: Guard, folder: Path) -> None:
         self._guard = guard
@@ -47,7 +52,7 @@ class WatchedPair:
         return f"sentinel://127.0.0.1:{self._port}"
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Mapping[str, Any]:
         """The transport options that go with `url`."""
         return {"master_name": MASTER}
 
@@ -64,7 +69,7 @@ class WatchedPair:
             wait_until(lambda: client.info("replication")["role"] == "master", 30, "the replica is promoted")
         self.primary, self.replica = self.replica, self.primary
 
-    def restore(self) -> None:
+    def repair(self) -> None:
         """Start the killed server again as a replica of the other, and wait until it follows."""
         self._follow()
         with redis.Redis(port=self._port, decode_responses=True, socket_timeout=2) as client:

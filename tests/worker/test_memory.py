@@ -124,6 +124,32 @@ def test_ordinary_tasks_run_beside_keyed_ones(app: Any, pool: str) -> None:
         assert set(at_once) == {1}, "a solo pool runs one task at a time"
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_messages_are_fetched_while_a_task_runs(app: Any, pool: str) -> None:
+    sticky, broker = Sticky.of(app), process_broker(app.conf.sticky_key_prefix)
+
+    @app.task(name="sync", key="tenant", shared=False)
+    def sync(tenant: str) -> bool:
+        if tenant == "t-1":
+            sync.delay("t-2")
+            wait_until(lambda: not broker.slots["default", sticky.slot_for("t-2")].waiting, 10)
+        return True
+
+    assert sticky.slot_for("t-1") != sticky.slot_for("t-2")
+    with worker(app, pool):
+        assert sync.delay("t-1").get(timeout=20)
+
+
+def test_a_worker_of_another_process_may_have_the_same_name(app: Any) -> None:
+    app.conf.broker_url = "memory://"
+    program = WITHOUT_REDIS.replace("pool=pool,", "pool=pool, hostname='same@here',").replace(
+        "app.conf.update(", "app.conf.update(sticky_key_prefix=sys.argv[1], "
+    )
+    with worker(app, "threads", hostname="same@here"):
+        done = python(program, app.conf.sticky_key_prefix)
+    assert done.stdout == "ran\n", done.stdout + done.stderr
+
+
 def test_messages_keep_their_priority(app: Any) -> None:
     @app.task(name="sync", key="tenant", shared=False)
     def sync(tenant: str) -> None: ...

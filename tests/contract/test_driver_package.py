@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.contrib.testing.worker import start_worker
 from harness.bare_worker import assemble
+from harness.in_process import in_process_worker
 from kombu import Connection
 
 from celery_sticky import InvalidSettings, Keyspace, Sticky, jump
@@ -101,7 +101,7 @@ def test_a_worker_runs_keyed_tasks_through_it_in_their_order(app: Any, pool: str
     sent = [(f"t-{page % 3}", page) for page in range(30)]
     for tenant, page in sent[:10]:
         sync.delay(tenant, page)
-    with start_worker(app, pool=pool, concurrency=4, perform_ping_check=False):
+    with in_process_worker(app, pool):
         for tenant, page in sent[10:]:
             sync.delay(tenant, page)
         wait_until(lambda: len(ran) == len(sent), 20)

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.contrib.testing.worker import start_worker
 from harness.bare_worker import assemble
+from harness.in_process import in_process_worker
 from harness.pages import ROOT
 
 from celery_sticky import InvalidSettings, Keyspace, Sticky, jump
@@ -38,10 +38,6 @@ def app() -> Iterator[Any]:
     made.close()
 
 
-def worker(app: Any, pool: str, **options: Any) -> Any:
-    return start_worker(app, pool=pool, concurrency=4, perform_ping_check=False, **options)
-
-
 @pytest.mark.parametrize("pool", POOLS)
 def test_tasks_of_a_key_run_in_order_one_at_a_time(app: Any, pool: str) -> None:
     running: set[str] = set()
@@ -58,7 +54,7 @@ def test_tasks_of_a_key_run_in_order_one_at_a_time(app: Any, pool: str) -> None:
         return f"{tenant} {page}"
 
     results = [sync.delay(f"t-{page % 4}", page) for page in range(40)]  # before there is a worker
-    with worker(app, pool):
+    with in_process_worker(app, pool):
         results += [sync.delay(f"t-{page % 4}", page) for page in range(40, 80)]
         assert [result.get(timeout=20) for result in results] == [f"t-{page % 4} {page}" for page in range(80)]
     for first in range(4):
@@ -73,7 +69,7 @@ def test_a_worker_is_ready_within_a_moment_and_the_next_one_too(app: Any, pool: 
 
     for _ in range(2):
         began = time.monotonic()
-        with worker(app, pool):
+        with in_process_worker(app, pool):
             assert sync.delay("t-7").get(timeout=20) == "t-7"
             assert time.monotonic() - began < 5, "nobody waits for workers that may hold a lease"
 
@@ -93,7 +89,7 @@ def test_retries_countdowns_and_tasks_that_send_tasks_work(app: Any, pool: str) 
             raise self.retry(countdown=0.05)
         child.delay(tenant)
 
-    with worker(app, pool):
+    with in_process_worker(app, pool):
         flaky.apply_async(("t-7",), countdown=0.05)
         wait_until(lambda: "child" in ran, 20)
     assert ran == ["try 0", "try 1", "child"]
@@ -117,7 +113,7 @@ def test_ordinary_tasks_run_beside_keyed_ones(app: Any, pool: str) -> None:
     keyed = app.task(run, name="keyed", key="name", shared=False)
     plain = app.task(run_too, name="plain", shared=False)
     app.conf.broker_transport_options = {"polling_interval": 0.01}
-    with worker(app, pool):
+    with in_process_worker(app, pool):
         results = [task.delay(f"{task.name} {n}") for n in range(5) for task in (keyed, plain)]
         assert len({result.get(timeout=20) for result in results}) == 10
     if pool == "solo":
@@ -136,7 +132,7 @@ def test_messages_are_fetched_while_a_task_runs(app: Any, pool: str) -> None:
         return True
 
     assert sticky.slot_for("t-1") != sticky.slot_for("t-2")
-    with worker(app, pool):
+    with in_process_worker(app, pool):
         assert sync.delay("t-1").get(timeout=20)
 
 
@@ -145,7 +141,7 @@ def test_a_worker_of_another_process_may_have_the_same_name(app: Any) -> None:
     program = WITHOUT_REDIS.replace("pool=pool,", "pool=pool, hostname='same@here',").replace(
         "app.conf.update(", "app.conf.update(sticky_key_prefix=sys.argv[1], "
     )
-    with worker(app, "threads", hostname="same@here"):
+    with in_process_worker(app, "threads", hostname="same@here"):
         done = python(program, app.conf.sticky_key_prefix)
     assert done.stdout == "ran\n", done.stdout + done.stderr
 
@@ -168,7 +164,7 @@ def test_a_placed_keyspace_works_too(app: Any) -> None:
     def call(self: Any, client: str) -> str:
         return str(self.request.sticky.worker)
 
-    with worker(app, "threads") as running:
+    with in_process_worker(app, "threads") as running:
         wait_until(lambda: running.sticky.lease.trusted("clients"), 10)
         assert call.delay("c-1").get(timeout=20) == running.hostname
 
@@ -196,11 +192,11 @@ def test_nothing_is_left_of_a_worker_that_ended(app: Any) -> None:
     @app.task(name="sync", key="tenant", shared=False)
     def sync(tenant: str) -> None: ...
 
-    with worker(app, "threads"):
+    with in_process_worker(app, "threads"):
         sync.delay("t-7").get(timeout=20)
     descriptors, threads = held("fd"), held("task")
     for pool in POOLS:
-        with worker(app, pool):
+        with in_process_worker(app, pool):
             sync.delay("t-7").get(timeout=20)
     wait_until(lambda: held("fd") <= descriptors and held("task") <= threads, 20)
 

@@ -1,0 +1,25 @@
+"""A Celery worker in a thread of the test process, which leaves the process's logging as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import signals
+from celery.contrib.testing.worker import start_worker
+
+
+@contextmanager
+def in_process_worker(app: Any, pool: str, **options: Any) -> Iterator[Any]:
+    """Run a worker in this process until the end of the block."""
+
+    def leave_logging_alone(**_: Any) -> None:
+        """Celery configures no logging if somebody listens to this signal."""
+
+    signals.setup_logging.connect(leave_logging_alone)
+    try:
+        with start_worker(app, pool=pool, concurrency=4, perform_ping_check=False, **options) as worker:
+            yield worker
+    finally:
+        signals.setup_logging.disconnect(leave_logging_alone)

@@ -184,10 +184,8 @@ class CourierFlow:
             refused, state.refused = state.refused, []
         if refused:
             self._sink.refused(refused)
-        self._admit(fetched.deliveries, now)
-        if self._placed:
-            for keyspace in self._placed & {delivery.tenure.keyspace for delivery in fetched.deliveries}:
-                self._unclaimed(keyspace)
+        if fetched.deliveries:
+            self._admit(fetched.deliveries, now)
         if state.gate.has_ready:
             self._sink.ready()
 
@@ -201,14 +199,17 @@ class CourierFlow:
                     state.bury(entry, reason, now)
                 else:
                     state.admit(entry, due, now)
+        if placed:
+            for keyspace in placed & {delivery.tenure.keyspace for delivery in deliveries}:
+                self._unclaimed(keyspace)
 
     def _after_idle(self, woken: Collection[SlotId]) -> None:
         state = self._state
         with self._lock:
             self.idling = False
-            state.rounds.note(slot for slot in woken if state.gate.is_open(slot))
-        if state.gate.limited:
-            with self._lock:
+            if woken:
+                state.rounds.note(slot for slot in woken if state.gate.is_open(slot))
+            if state.gate.limited:
                 state.gate.resume()
         if state.gate.has_ready:
             self._sink.ready()  # retry entries that could not start for lack of trust

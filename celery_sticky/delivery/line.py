@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from celery_sticky.delivery.requests import Close, Connect, Flow, Pause, Request, Unexpected
+from celery_sticky.delivery.requests import BrokerRequest, Close, Connect, Flow, Pause, Request, Unexpected
 from celery_sticky.flows import run_flow
 from celery_sticky.platform.native import start_thread
 from celery_sticky.queues.base import SlotQueues
@@ -53,6 +53,9 @@ class ThreadedLine:
             self._thread.join(timeout)
 
     def _perform(self, request: Request) -> object:
+        if isinstance(request, BrokerRequest):
+            assert self._queues is not None, "the flow connects first"
+            return request(self._queues)
         match request:
             case Connect():
                 self._queues = self._connect()
@@ -65,7 +68,4 @@ class ThreadedLine:
             case Unexpected(error):
                 text = "the courier met an unexpected error; it reconnects and opens its slots again"
                 logger.error(text, exc_info=error)
-            case _:
-                assert self._queues is not None, "the flow connects first"
-                return request(self._queues)
         return None

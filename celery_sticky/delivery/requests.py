@@ -6,8 +6,9 @@ Their values are fixed when they are yielded, however late they are performed.
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Disposition, Fetched, SlotQueues, Tag, Tenure, Want
@@ -15,15 +16,15 @@ from celery_sticky.queues.base import Disposition, Fetched, SlotQueues, Tag, Ten
 Answer = TypeVar("Answer")
 
 
-class BrokerRequest(Protocol):
+class BrokerRequest(Struct, frozen=True):
     """A request to the broker: one method of `SlotQueues` with its arguments. It raises what that method raises."""
 
     def __call__(self, queues: SlotQueues, /) -> object:
         """Make the request."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(BrokerRequest, frozen=True):
     """Open a slot. Answer: the tags of `keep` that are in flight."""
 
     tenure: Tenure
@@ -34,8 +35,7 @@ class Open:
         return queues.open(self.tenure, self.keep)
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(BrokerRequest, frozen=True):
     """Settle, then fetch, in one round trip."""
 
     wants: Sequence[Want]
@@ -47,8 +47,7 @@ class Fetch:
         return queues.fetch(self.wants, self.dispositions, self.now)
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(BrokerRequest, frozen=True):
     """Wait for a message in an empty slot, or a wake-up. Answer: the slots that may have received one."""
 
     seconds: float
@@ -58,8 +57,7 @@ class Idle:
         return queues.idle(self.seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class TrimDead:
+class TrimDead(BrokerRequest, frozen=True):
     """Drop one batch of buried messages beyond the limits. Answer: their number."""
 
     keyspace: str
@@ -71,8 +69,7 @@ class TrimDead:
         return queues.trim_dead(self.keyspace, limit=self.limit, before=self.before)
 
 
-@dataclass(frozen=True, slots=True)
-class CountDead:
+class CountDead(BrokerRequest, frozen=True):
     """Count the buried messages of a keyspace."""
 
     keyspace: str
@@ -82,25 +79,21 @@ class CountDead:
         return queues.dead_count(self.keyspace)
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Struct, frozen=True):
     """Make a connection to the broker, for the requests that follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Struct, frozen=True):
     """Close the connection, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Struct, frozen=True):
     """Wait before another attempt to reach the broker. Nothing cuts this short."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Unexpected:
+class Unexpected(Struct, frozen=True):
     """Report an error that the flow does not know. It then connects again, as after a lost connection."""
 
     error: Exception

@@ -1,6 +1,6 @@
 """The registry of a worker: who hears of which facts. Without hooks it does nothing.
 
-A reporter asks `wants` first, and builds no fact that nobody wants. Add hooks before the worker starts.
+A reporting part asks `wants` first, and builds no fact that nobody wants. Add hooks before the worker starts.
 """
 
 from __future__ import annotations

@@ -253,7 +253,12 @@ class World:
 
     def serve(self, request: Callable[[Store], object], store: Store) -> object:
         """Carry out a request at the store; return its answer, or the error that the worker gets."""
-        return StoreUnavailable("away") if self.store_is_away else request(store)
+        if self.store_is_away:
+            return StoreUnavailable("away")
+        try:
+            return request(store)
+        except StoreUnavailable as error:  # it has restarted since the client subscribed
+            return error
 
     def beats(self, incarnation: str) -> None:
         """Note that a heartbeat was counted."""

@@ -212,7 +212,7 @@ RULES = [
         nothing,
         breaks={Invariant.NOT_OWNED},
         kinds=(Kind.WIPE, Kind.FAIL_OVER),
-        first=96,
+        first=88,
     ),
     rule("lost pins are told", LostPins, "look_after", says_nothing, breaks={Invariant.UNTOLD_PIN}),
 ]

@@ -16,11 +16,11 @@ from celery_sticky.keyspace import Keyspace
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership.events import Event
-from celery_sticky.placement.flow import hold
 from celery_sticky.placement.state import PlacementState
 from celery_sticky.platform.native import start_thread
 from celery_sticky.platform.outage import Outage
 from celery_sticky.queues.base import SlotQueues
+from celery_sticky.stores.flow import run_flow
 from celery_sticky.stores.placement import PinMoved, PlacementStore
 
 logger = logging.getLogger("celery_sticky.placer")
@@ -118,7 +118,7 @@ class Placer:
         self._ended = True
 
     def _turn(self, placement_store: PlacementStore) -> None:
-        pause = hold(self._state.turn(), placement_store)
+        pause = run_flow(self._state.turn(), placement_store)
         # After an outage do not wait: it counts as over only when the subscription works again.
         for heard in placement_store.watch(0.0 if self._outage.lasts else pause):
             if isinstance(heard, PinMoved):

@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 from harness.fake_host import FakeHost, World
 
 from celery_sticky.errors import StoreUnavailable
-from celery_sticky.jobs.keeper import keeper as keeper_module
+from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts, built_in_job
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
@@ -22,6 +23,7 @@ from celery_sticky.jobs.wire import Ended, Notify, Start, Stop
 from celery_sticky.keys import Slot
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
+from celery_sticky.stores.flow import run_flow
 from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, DispatchOutcome, JobState, NewJob, SlotJobs
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 
@@ -39,7 +41,6 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(Clock, "now", 1000.0)
-    monkeypatch.setattr(keeper_module, "boottime", lambda: Clock.now)
     return Clock()
 
 
@@ -106,18 +107,19 @@ class Worker:
         self.drained: set[int] = set()
         self.reports: list[Event] = []
         self.placer = Placer()
-        self.keeper = Keeper(
+        here = Surroundings(
             "ks",
             name,
-            JobReconciler(timeouts, suspects=self.host.suspects, **built_in),
-            lambda: self.store,
             self.host,
-            self.lease,
+            partial(self.lease.trusted, "ks"),
             self._report,
+            lambda: Clock.now,
             poll=poll,
             outcome_ttl=60.0,
             placer=None if plain else self.placer,
         )
+        reconciler = JobReconciler(timeouts, suspects=self.host.suspects, **built_in)
+        self.keeper = Keeper(here, reconciler, lambda: self.store)
         self.host.keeper = self.keeper
         self.host.boot()
 
@@ -130,7 +132,10 @@ class Worker:
     def work(self) -> None:
         Clock.now += 0.1
         self.keeper.heed(self.store.watch(0.0))
-        self.keeper.work(self.store)
+        self.turn()
+
+    def turn(self) -> None:
+        run_flow(self.keeper.turn(), self.store)
 
 
 class Cluster:
@@ -404,7 +409,7 @@ def test_while_the_store_is_away_jobs_are_stopped_all_the_same(server: MemoryJob
     worker.keeper.stop(0)
     server.stop()
     with pytest.raises(StoreUnavailable):
-        worker.keeper.work(worker.store)
+        worker.turn()
     assert worker.host.inbox == deque([Stop(1)])
 
 
@@ -441,7 +446,7 @@ def test_an_overdue_host_is_killed_once_and_also_while_the_store_is_away(server:
     server.stop()
     for _ in range(3):
         with suppress(StoreUnavailable):
-            worker.keeper.work(worker.store)
+            worker.turn()
     assert kills == [1]
 
 
@@ -640,7 +645,7 @@ def test_an_opening_that_crosses_a_stop_neither_keeps_the_slot_nor_starts_its_jo
             slots.report(Drained(0))
 
     worker = Worker("a", server, World())
-    slots = SharedSlots(Courier(), worker.keeper, worker.lease, lambda _: None)
+    slots = SharedSlots(Courier(), worker.keeper, worker.lease.membership, lambda _: None)
     admit(worker)
     slots.open(("ks", 0), 1, "a-0")
     slots.stop(("ks", 0))
@@ -921,7 +926,7 @@ def test_what_signals_have_lost_the_next_look_finds(server: MemoryJobServer) -> 
     other.admit(NewJob("job", "x", "=x", "x", b"1"), max_queued=9, outcome_ttl=9)
     worker.store.watch(0.0)  # lost
     for _ in range(6):
-        worker.keeper.work(worker.store)
+        worker.turn()
         while worker.host.inbox:
             worker.host.step()
     heard = worker.placer.take()

@@ -11,9 +11,9 @@ from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.errors import BrokerUnavailable, StoreUnavailable
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
-from celery_sticky.placement.flow import hold
 from celery_sticky.placement.worker_queues import WorkerQueues
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.stores.flow import run_flow
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer
 
@@ -84,4 +84,4 @@ def test_who_cannot_look_into_the_queues_of_workers_that_are_gone_goes_on_with_t
     placement_store = MemoryPlacementStore(server, KS)
     placement_store.enlist("gone", "gone-1")
     queues = WorkerQueues(KS, "a", connect, Courier())
-    assert hold(queues.look_after(leaving(), "a-1", 0.0, leaving=True), placement_store) is True
+    assert run_flow(queues.look_after(leaving(), "a-1", 0.0, leaving=True), placement_store) is True

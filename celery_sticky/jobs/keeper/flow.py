@@ -1,6 +1,6 @@
 """What a keeper does in its turns: the requests to the job store as flows, the orders to the job host at once.
 
-No thread, no clock, no client. The decisions are in the `JobReconciler`; this carries them out and tells it the answers.
+No thread, no clock, no client. The decisions are in the `JobReconciler`; this carries them out and reports the answers.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Keeper:
                 "epoch": run.epoch,
                 "state": run.stage.value,
             }
-            for run in self._reconciler.runs()
+            for run in self._reconciler.runs.all()
         ]
 
     def _post(self, call: Callable[[], None]) -> None:
@@ -119,11 +119,11 @@ class Keeper:
 
     def heard(self, message: Message) -> None:
         """Take in a message from the host about a run, perhaps of another keyspace."""
-        self._post(lambda: self._reconciler.heard(message, self._here.clock()))
+        self._post(lambda: self._reconciler.runs.heard(message, self._here.clock()))
 
     def relied_on(self) -> set[Reliance]:
         """Return the memberships whose trust the runs rely on."""
-        return {(self.keyspace, membership) for membership in self._reconciler.memberships()}
+        return {(self.keyspace, membership) for membership in self._reconciler.runs.memberships()}
 
     # -- in the keeper's thread ----------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from celery_sticky.ownership.view import HAS_WORKER_QUEUE, View
 from celery_sticky.stores.memory.store import MemoryStore
 from simulator.courier import SteppedCourier
 from simulator.invariants import HELD, Invariant, Violation
+from simulator.keeper import ProcessJobs
 from simulator.placer import SteppedPlacer
 from simulator.pool import Pool
 from simulator.scenario import Fault, Kind, Point
@@ -83,6 +84,8 @@ class Process:
         self._trust: tuple[float, Phase] = (float("-inf"), Phase.OUT)
         self._view: View | None = None
         self._told = Snapshot()
+        self.jobs = ProcessJobs(self, world.jobs) if world.jobs is not None else None
+        self._slots = self.jobs.slots if self.jobs is not None else self.courier
 
     def _config(self, dead_incarnation: str) -> MemberConfig:
         scenario = self.world.scenario
@@ -162,7 +165,11 @@ class Process:
         of_queue = isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str)
         if self.placer is not None and of_queue:
             self.placer.report(event)
-            return
+        elif self.jobs is None or not self.jobs.takes(event):
+            self.tell(event)
+
+    def tell(self, event: Event) -> None:
+        """Tell the member what was seen: its thread takes that in a moment later."""
         self._inbox.append(event)
         self.later(self.rng.uniform(0, 0.01), self.turn)
 
@@ -217,6 +224,8 @@ class Process:
             self._trust = trust
             if machine.phase is not Phase.IN:
                 self.world.after(self.rng.uniform(0, STEP), self.pool.look_at_the_lease)
+                if self.jobs is not None:
+                    self.jobs.trust_changed()
 
     def _tell_placer(self) -> None:
         if self.placer is None:
@@ -231,11 +240,11 @@ class Process:
             case Read() | SendBeat() | Swap():
                 self._ask(effect)
             case OpenSlot(slot, epoch, incarnation):
-                self.courier.open((KEYSPACE, slot), epoch, incarnation)
+                self._slots.open((KEYSPACE, slot), epoch, incarnation)
             case StopSlot(slot):
-                self.courier.stop((KEYSPACE, slot))
+                self._slots.stop((KEYSPACE, slot))
             case CloseSlot(slot):
-                self.courier.close((KEYSPACE, slot))
+                self._slots.close((KEYSPACE, slot))
             case Refuse(reason):
                 raise Violation(Invariant.REFUSED, f"{self.origin}: {reason}")
             case Say(text):
@@ -334,6 +343,8 @@ class Process:
                 if fault.kind is Kind.PAUSE:
                     self.frozen_until = max(self.frozen_until, until)
                     self.world.at(self.frozen_until, self.pool.thaw)
+                    if self.jobs is not None:
+                        self.world.at(self.frozen_until, self.jobs.hosts.thaw)
                 self.world.at(self.paused_until, self.turn)
             case Kind.CRASH:
                 dead = self.machine.incarnation if fault.proof else ""
@@ -369,4 +380,6 @@ class Process:
             self.store.close()
             if self.placer is not None:
                 self.placer.close()
+            if self.jobs is not None:
+                self.jobs.die()
             self.pool.die_with_parent()

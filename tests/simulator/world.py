@@ -24,6 +24,7 @@ from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from simulator.broker import Broker, WitnessedQueues
 from simulator.invariants import Invariant, Violation, Witness
+from simulator.jobs_world import JobsWorld
 from simulator.placed import Placed
 from simulator.pool import envelope
 from simulator.process import Process
@@ -77,6 +78,7 @@ class World:
         self._numbers = count()
         self._out_until = 0.0
         self._beaten: dict[str, float] = {}
+        self.jobs = JobsWorld(self, scenario.jobs) if scenario.jobs is not None else None
         self._plan()
         self._backup = self.server.snapshot()
         self._copy_broker()
@@ -157,7 +159,8 @@ class World:
         with _silence():
             self.run(TROUBLE)
             self._end_trouble()
-            quiet = max([TROUBLE, *(fault.at + fault.seconds for fault in self.scenario.faults)])
+            faults = (*self.scenario.faults, *(self.scenario.jobs.faults if self.scenario.jobs is not None else ()))
+            quiet = max([TROUBLE, *(fault.at + fault.seconds for fault in faults)])
             self.run(quiet)
             # A single worker that runs one task at a time may have to do all the work.
             work = sum(task.seconds * (len(task.ends) + 1) for task in self.scenario.tasks)
@@ -198,6 +201,8 @@ class World:
                 self._out_until = max(self._out_until, self.now + fault.seconds)
             case Kind.DEAF:
                 self.server.cut()
+                if self.jobs is not None:
+                    self.jobs.server.cut()
             case Kind.JOIN:
                 for number in range(fault.number):
                     self._names[f"j{number}"] = None
@@ -206,6 +211,8 @@ class World:
                 self.server.wipe()
             case Kind.RESTART:
                 self.server.restart()
+                if self.jobs is not None:
+                    self.jobs.server.restart()
             case Kind.FAIL_OVER:
                 self.server.roll_back(self._backup)
                 self.server.restart()
@@ -326,7 +333,7 @@ class World:
         """Check that a worker being killed after it was told to leave did not have enough time to leave."""
         scenario, pool = self.scenario, process.pool
         others = [fault for fault in scenario.faults if fault.kind is not Kind.LEAVE]
-        calm = not (others or scenario.losses or scenario.broker_losses)
+        calm = scenario.jobs is None and not (others or scenario.losses or scenario.broker_losses)
         idle = not pool.busy and self.now - pool.ended_at > LEAVES_IN
         if calm and idle and not process.failed and process.machine.phase is not Phase.LEFT:
             raise Violation(Invariant.NOT_LEFT, f"{process.origin} has not left")
@@ -377,6 +384,8 @@ class World:
                 return Invariant.NOT_OWNED, text
         if left := self.witness.left:
             return Invariant.NOT_DRAINED, f"{left} are left"
+        if self.jobs is not None and (found := self.jobs.disorder()) is not None:
+            return found
         return self.placed.disorder(living) if self.placed is not None else None
 
     def _unowned(self, process: Process, view: View) -> str | None:

@@ -1,0 +1,183 @@
+"""The witness of jobs: it checks every step of clients, job stores and job hosts, and raises at a broken invariant."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from celery_sticky.keys import Slot
+from celery_sticky.stores.jobs import JobRecord, Report, RunResult
+from simulator.invariants import Invariant, Violation
+from simulator.jobs_scenario import Call, Life
+
+if TYPE_CHECKING:
+    from simulator.job_host import HostedJob
+    from simulator.process import Process
+
+KILLERS = (Life.KILLS_AT_START, Life.KILLS, Life.HANGS_AT_START)
+"""Lives that may end in being given up."""
+GIVEN_UP, TOO_LATE = "starts ended without a result", "its start took longer"
+"""Errors of the reconciler."""
+
+
+@dataclass(slots=True, eq=False)
+class Dispatched:
+    """What has become of a dispatch that a server has admitted."""
+
+    call: Call
+    runs: int = 0
+    started: bool = False
+    """A run of it has started."""
+    failed: bool = False
+    """A run of it has ended with an error."""
+    ended: bool = False
+    """A run of it has ended by itself, without an error."""
+    stopped: bool = False
+    """A client has stopped it."""
+    gone: bool = False
+    """The store has removed its record."""
+    notes: dict[str, None] = field(default_factory=dict)
+    """Notifications that the store has accepted for it."""
+    taken: dict[str, None] = field(default_factory=dict)
+    """Those that a run of it has, in the order in which it had them first."""
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return f"job {self.call.key} #{self.call.number}"
+
+
+class JobWitness:
+    """Checks every step."""
+
+    def __init__(self, calls: Mapping[str, Call], *, calm: bool) -> None:
+        self._calls = calls
+        self.dispatched: dict[str, Dispatched] = {}
+        """By id."""
+        self.begun = 0
+        """The number of runs so far."""
+        self._calm = calm
+        """Whether nothing happens but what jobs do themselves."""
+        self._running: dict[int, list[HostedJob]] = defaultdict(list)
+        """Key -> runs."""
+        self._epochs: dict[Slot, int] = {}
+
+    # -- the store -----------------------------------------------------------------------------
+
+    def admits(self, job_id: str, replaced: str | None) -> None:
+        """The store has admitted a dispatch, perhaps in the place of one that was to stop."""
+        if replaced is not None:
+            self.dispatched[replaced].gone = True
+        self.dispatched[job_id] = Dispatched(self._calls[job_id])
+
+    def stops(self, job_id: str, *, gone: bool) -> None:
+        """The store was told that a job is no longer wanted."""
+        self.dispatched[job_id].stopped, self.dispatched[job_id].gone = True, gone
+
+    def notes(self, job_id: str, note: str) -> None:
+        """The store has accepted a notification."""
+        self.dispatched[job_id].notes[note] = None
+
+    def drops(self, notes: Collection[str]) -> None:
+        """A keeper removes notifications because their jobs have them."""
+        for job in self.dispatched.values():
+            if lost := (job.notes.keys() & set(notes)) - job.taken.keys():
+                raise Violation(Invariant.NOTE_LOST, f"{job.name} never had {sorted(lost)}")
+
+    def settles(self, reports: Sequence[Report], removed: Collection[JobRecord]) -> None:
+        """The store has taken in run results, and has removed these records."""
+        gone = {record.id for record in removed}
+        for report in reports:
+            job = self.dispatched[report.id]
+            if report.result is RunResult.STARTED and not job.started:
+                raise Violation(Invariant.JOB_LOST, f"{job.name} is reported as started, but was not")
+            if report.id in gone:
+                job.gone = True
+                self._check_removal(job, report)
+
+    def _check_removal(self, job: Dispatched, report: Report) -> None:
+        if job.stopped or (report.result is RunResult.ENDED and job.ended):
+            return
+        if report.result is RunResult.ENDED:
+            raise Violation(Invariant.JOB_LOST, f"{job.name} is removed as ended: it neither ended nor was stopped")
+        if GIVEN_UP in report.error:
+            if not any(life in KILLERS for life in job.call.lives):
+                raise Violation(Invariant.INNOCENT_GIVEN_UP, f"{job.name}: {report.error}")
+        elif TOO_LATE in report.error:
+            if self._calm and Life.HANGS_AT_START not in job.call.lives and job.call.seconds < 1:
+                raise Violation(Invariant.JOB_LOST, f"{job.name}: {report.error}")
+        elif not job.failed:
+            raise Violation(Invariant.JOB_LOST, f"{job.name} is removed as failed: {report.error}")
+
+    # -- job hosts -----------------------------------------------------------------------------
+
+    def begins(self, run: HostedJob) -> None:
+        """A run begins, this instant."""
+        job = self.dispatched[run.start.id]
+        job.runs += 1
+        self.begun += 1
+        if job.gone:
+            raise Violation(Invariant.RUN_AFTER_END, str(run))
+        highest = self._epochs.setdefault(run.slot, run.start.epoch)
+        if run.start.epoch < highest:
+            raise Violation(Invariant.STALE_START, f"{run}, epoch {highest} was seen")
+        self._epochs[run.slot] = run.start.epoch
+        for other in self._running[run.key]:
+            self._check_overlap(other, run)
+        self._running[run.key].append(run)
+
+    def ends(self, run: HostedJob) -> None:
+        """Nothing of a run is left."""
+        self._running[run.key].remove(run)
+
+    def thaws(self, run: HostedJob) -> None:
+        """A run goes on after it stood still."""
+        for other in self._running[run.key]:
+            if other is not run:
+                self._check_overlap(run, other)
+
+    def _check_overlap(self, run: HostedJob, other: HostedJob) -> None:
+        if not (run.stands_still or other.stands_still):
+            raise Violation(Invariant.TWO_RUNS, f"{run} beside {other}")
+
+    def takes(self, run: HostedJob, note: str) -> None:
+        """A run has a notification."""
+        job = self.dispatched[run.start.id]
+        if note not in job.notes:
+            raise Violation(Invariant.NOTE_ELSEWHERE, f"{run} has {note}")
+        if note not in job.taken and any(later > note for later in job.taken):
+            raise Violation(Invariant.NOTE_OUT_OF_ORDER, f"{run} has {note} after {max(job.taken)}")
+        job.taken[note] = None
+
+    def drained(self, process: Process, slot: Slot) -> None:
+        """A keeper says that no job of a slot is left in its worker."""
+        for run in self.running:
+            if run.process is process and run.slot == slot:
+                raise Violation(Invariant.DRAINED_EARLY, f"{process.origin} has drained slot {slot}: {run}")
+
+    @property
+    def running(self) -> list[HostedJob]:
+        """The runs under way."""
+        return [run for runs in self._running.values() for run in runs]
+
+    # -- what must hold in the end -------------------------------------------------------------
+
+    def disorder(self, records: Collection[JobRecord]) -> tuple[Invariant, str] | None:
+        """Return what is not in order yet, given all records of the store."""
+        running = {run.start.id: run for run in self.running}
+        wanted = {record.id for record in records if not self.dispatched[record.id].stopped}
+        for job_id, job in self.dispatched.items():
+            if not job.gone and not job.stopped and job_id not in running:
+                return Invariant.NOT_RUNNING, f"{job.name} does not run"
+            if (job.gone or job.stopped) and (job_id in running or not job.gone):
+                return Invariant.NOT_STOPPED, f"{job.name} is still there"
+        for record in records:
+            run = running[record.id]
+            if (record.state, record.fresh, record.worker, record.epoch) != run.as_recorded:
+                return Invariant.NOT_RUNNING, f"{run} is recorded as {record}"
+        for job_id in wanted:
+            if left := self.dispatched[job_id].notes.keys() - self.dispatched[job_id].taken.keys():
+                return Invariant.NOTE_LOST, f"{self.dispatched[job_id].name} still has not {sorted(left)}"
+        return None

@@ -1,0 +1,119 @@
+"""The additional parts of a world with jobs: their store, the clients that dispatch, and a witness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from celery_sticky.errors import Fenced, StoreUnavailable
+from celery_sticky.keys import Slot
+from celery_sticky.stores.jobs import JobStore, NewJob
+from celery_sticky.stores.memory.jobs import MemoryJobServer
+from simulator.invariants import Invariant
+from simulator.job_invariants import JobWitness
+from simulator.job_store import WitnessedJobs
+from simulator.jobs_scenario import NAME, Call, Fault, Jobs, Verb
+from simulator.terms import OUTCOME_TTL
+
+if TYPE_CHECKING:
+    from simulator.keeper import SteppedKeeper
+    from simulator.process import Process
+    from simulator.world import World
+
+MANY = 10_000
+"""More dispatches and notifications than any scenario has."""
+AGAIN = 1.0
+"""Seconds after which a client repeats a call that was not answered."""
+
+
+class JobsWorld:
+    """The additional state of such a world."""
+
+    def __init__(self, world: World, jobs: Jobs) -> None:
+        self._world, scenario = world, world.scenario
+        self._rng = Random(f"clients {scenario.seed}")
+        calm = not (scenario.faults or jobs.faults or scenario.losses or scenario.deaf)
+        self.witness = JobWitness({_id(call): call for call in jobs.calls}, calm=calm)
+        self.server = MemoryJobServer()
+        self._client = WitnessedJobs(self.server, self.witness)
+        for call in jobs.calls:
+            world.at(call.at, partial(self._call, call))
+        for fault in jobs.faults:
+            world.at(fault.at, partial(self._strike, fault))
+
+    def slot(self, key: int) -> Slot:
+        """Return where the records of a job are."""
+        return key % self._world.scenario.slots
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def serve(self, request: Callable[[JobStore], object], client: WitnessedJobs) -> object:
+        """Make a request to the job store; return its answer, or the expected error."""
+        if self._world.store_is_away:
+            return StoreUnavailable("away")
+        try:
+            return request(client)
+        except (Fenced, StoreUnavailable) as error:
+            return error
+        finally:
+            self._pass_signals_on()
+
+    def _pass_signals_on(self) -> None:
+        for process in self._world.processes:
+            if process.alive and process.jobs is not None:
+                self._tell(process, process.jobs.keeper)
+
+    def _tell(self, process: Process, keeper: SteppedKeeper) -> None:
+        world = self._world
+        try:
+            heard = keeper.signals()
+        except StoreUnavailable:
+            process.outcome(keeper.wake)
+            return
+        for slot in heard:
+            deaf = world.scenario.deaf or world.now < process.store_cut_until
+            if not deaf and process.rng.random() >= world.losses:
+                process.later(process.rng.uniform(0, 0.1), partial(keeper.hear, slot))
+
+    def _call(self, call: Call) -> None:
+        """A client calls, and repeats it until it is answered."""
+        again = partial(self._world.after, AGAIN, partial(self._call, call))
+        self._world.ask(
+            self._rng,
+            self._world.losses,
+            False,
+            serve=lambda: self.serve(partial(_ask, call, self.slot(call.key)), self._client),
+            answered=lambda answer: again() if isinstance(answer, StoreUnavailable) else None,
+            failed=again if call.verb is not Verb.NOTIFY else lambda: None,
+        )
+
+    # -- what befalls it -----------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        for process in self._world.processes:
+            if process.name == fault.victim and process.taking_part and process.jobs is not None:
+                self._world.note(process.origin, "FAULT: %s", fault)
+                self._world.struck += 1
+                process.failed = True
+                process.jobs.hosts.strike(fault)
+
+    def disorder(self) -> tuple[Invariant, str] | None:
+        """Return what is not in order yet."""
+        return self.witness.disorder(self._client.records())
+
+
+def _ask(call: Call, slot: Slot, store: JobStore) -> object:
+    key = str(call.key)
+    match call.verb:
+        case Verb.DISPATCH:
+            return store.admit(NewJob(NAME, key, slot, _id(call), b"null"), max_queued=MANY, outcome_ttl=OUTCOME_TTL)
+        case Verb.STOP:
+            return store.stop(slot, NAME, key)
+        case Verb.NOTIFY:
+            return store.notify(slot, NAME, key, b"null", limit=MANY)
+
+
+def _id(call: Call) -> str:
+    return f"{call.key}-{call.number}"

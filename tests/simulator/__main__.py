@@ -82,7 +82,7 @@ def _report(failure: Failure) -> int:
     click.echo(f"seed {failure.scenario.seed} broke {failure.invariant}; cutting it down …")
     click.echo(str(shrink(failure)))
     world = "--plain" if failure.scenario.placement is None else "--placed"
-    world += " --jobs" if failure.scenario.jobs is not None else ""
+    world = "--jobs" if failure.scenario.jobs is not None else world
     click.echo(f"again: make simulate SIMULATE_ARGS='{world} --seed {failure.scenario.seed}'")
     return 1
 

@@ -93,7 +93,7 @@ class JobWitness:
             job = self.dispatched[report.id]
             if report.result is RunResult.STARTED and not job.started:
                 raise Violation(Invariant.JOB_LOST, f"{job.name} is reported as started, but was not")
-            if report.id in gone:
+            if report.result is not RunResult.STARTED and report.id in gone:
                 job.gone = True
                 self._check_removal(job, report)
 

@@ -34,9 +34,9 @@ class SteppedKeeper(Keeper):
     """The keeper, driven by the world's events."""
 
     def __init__(self, process: Process, jobs: JobsWorld, here: Surroundings, reconciler: JobReconciler) -> None:
-        super().__init__(here, reconciler, lambda: self._client)
         self._process, self._jobs = process, jobs
-        self._client = WitnessedJobs(jobs.server, jobs.witness)
+        self._client = client = WitnessedJobs(jobs.server, jobs.witness)
+        super().__init__(here, reconciler, lambda: client)
         self._client.watch(0.0)  # subscribes
         self._stepped: Turn | None = None
         self._woken = False

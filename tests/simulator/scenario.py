@@ -169,6 +169,12 @@ class Scenario:
     """Names of workers that are not started again once they have ended."""
 
     @property
+    def ends(self) -> list[float]:
+        """When its faults are over."""
+        hosts = self.jobs.faults if self.jobs is not None else ()
+        return [fault.at + fault.seconds for fault in self.faults] + [fault.at + fault.seconds for fault in hosts]
+
+    @property
     def hash(self) -> str:
         """The document's identifier of how keys are mapped."""
         return HASH if self.placement is None else self.placement.keyspace.hash_name

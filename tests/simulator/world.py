@@ -159,8 +159,7 @@ class World:
         with _silence():
             self.run(TROUBLE)
             self._end_trouble()
-            faults = (*self.scenario.faults, *(self.scenario.jobs.faults if self.scenario.jobs is not None else ()))
-            quiet = max([TROUBLE, *(fault.at + fault.seconds for fault in faults)])
+            quiet = max([TROUBLE, *self.scenario.ends])
             self.run(quiet)
             # A single worker that runs one task at a time may have to do all the work.
             work = sum(task.seconds * (len(task.ends) + 1) for task in self.scenario.tasks)

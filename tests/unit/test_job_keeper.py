@@ -24,7 +24,17 @@ from celery_sticky.keys import Slot
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
 from celery_sticky.stores.flow import run_flow
-from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, DispatchOutcome, JobState, NewJob, SlotJobs
+from celery_sticky.stores.jobs import (
+    SEEN_RECORDS,
+    STOPPED,
+    Admission,
+    DispatchOutcome,
+    JobState,
+    NewJob,
+    Report,
+    RunResult,
+    SlotJobs,
+)
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 
 SLOTS, KEYS = 4, 8
@@ -424,6 +434,20 @@ def test_a_start_is_written_down_again_where_a_failover_has_lost_it(server: Memo
     run(worker)
     (record,) = worker.store.records()
     assert (record.state, record.fresh, len(worker.host.world.starts)) == (JobState.RUNNING, False, 1)
+
+
+def test_a_running_job_is_recorded_as_running_also_when_an_old_request_arrives_late(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    for late in (RunResult.FAILED, None):
+        if late is None:
+            worker.store.reserve(0, 1, "a", ["id"])
+        else:
+            worker.store.settle(0, 1, [Report("id", late, "no")], (), outcome_ttl=60)
+        assert state(worker) != "running"
+        run(worker)
+        assert state(worker) == "running" and len(worker.host.world.starts) == 1
 
 
 def test_a_job_starts_under_the_membership_its_slot_was_opened_in_or_not_at_all(server: MemoryJobServer) -> None:

@@ -143,9 +143,7 @@ RULES = [
     ),
     rule("the host dies with its worker", JobHosts, "die_with_parent", lambda self: None, breaks={Invariant.TWO_RUNS}),
     rule("a stale epoch reserves and settles nothing", MemoryJobs, "_fenced", anybody, breaks={Invariant.JOB_LOST}),
-    rule(
-        "a lower epoch does not open", MemoryJobs, "open", open_under_any_epoch, breaks={Invariant.STALE_START}
-    ),
+    rule("a lower epoch does not open", MemoryJobs, "open", open_under_any_epoch, breaks={Invariant.STALE_START}),
     rule(
         "drained is only what does not run",
         JobReconciler,

@@ -31,6 +31,10 @@ from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import JobRecord, JobState, Report, Reserved, RunResult, SlotJobs
 
 
+STARTED = (JobState.RUNNING, JobState.STOPPING)
+"""States of a job that has started and is not to start again."""
+
+
 class JobReconciler:
     """The jobs of one keyspace that this worker owns."""
 
@@ -165,10 +169,10 @@ class JobReconciler:
             self._agenda.add(slot)
 
     def _tell_again(self, held: HeldSlot) -> None:
-        """Report a start again whose record lost it in a failover of the store."""
+        """Report a start again whose record does not show it: after a failover, or a request that arrived late."""
         for job, run in held.runs.items():
             record = held.wanted.get(job)
-            lost = record is not None and record.id == run.record.id and record.fresh
+            lost = record is not None and record.id == run.record.id and (record.fresh or record.state not in STARTED)
             if lost and run.stage is RunStage.RUNNING and not held.reports:
                 self.runs.report(run, RunResult.STARTED)
 

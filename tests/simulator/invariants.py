@@ -67,7 +67,7 @@ class Invariant(StrEnum):
     STALE_START = "stale-start"
     """A task started under a lower epoch than one before in its slot; or of its key, where keys are placed."""
     FORMER_TENURE = "former-tenure"
-    """The broker carried out a request of a tenure other than the fence's."""
+    """The broker, or the job store, carried out a request of a tenure other than the fence's."""
     NEEDLESS_EVICTION = "needless-eviction"
     """A member was evicted that met no fault, or was evicted too early."""
     UNBALANCED_PLAN = "unbalanced-plan"

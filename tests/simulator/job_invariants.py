@@ -63,6 +63,8 @@ class JobWitness:
         self._running: dict[int, list[HostedJob]] = defaultdict(list)
         """Key -> runs."""
         self._epochs: dict[Slot, int] = {}
+        """The highest epoch of a run."""
+        self._fences: dict[Slot, int] = {}
 
     # -- the store -----------------------------------------------------------------------------
 
@@ -79,6 +81,17 @@ class JobWitness:
     def notes(self, job_id: str, note: str) -> None:
         """The store has accepted a notification."""
         self.dispatched[job_id].notes[note] = None
+
+    def opens(self, slot: Slot, epoch: int) -> None:
+        """The store has fenced the records of a slot."""
+        if epoch < (fence := self._fences.get(slot, 0)):
+            raise Violation(Invariant.FENCE_BACK, f"slot {slot}: {epoch} after {fence}")
+        self._fences[slot] = epoch
+
+    def writes(self, slot: Slot, epoch: int) -> None:
+        """The store has carried out a write under this epoch."""
+        if epoch != (fence := self._fences.get(slot)):
+            raise Violation(Invariant.FORMER_TENURE, f"slot {slot}: a write under {epoch}, the fence is {fence}")
 
     def drops(self, notes: Collection[str]) -> None:
         """A keeper removes notifications because their jobs have them."""

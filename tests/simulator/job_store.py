@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import Admission, DispatchOutcome, Fate, JobRecord, NewJob, Report
+from celery_sticky.stores.jobs import Admission, DispatchOutcome, Fate, JobRecord, NewJob, Report, Reserved
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 from simulator.job_invariants import JobWitness
 from simulator.terms import KEYSPACE
@@ -41,6 +41,17 @@ class WitnessedJobs(MemoryJobs):
             self._witness.notes(record.id, self._space().at(slot).notes[-1].id)
         return fate
 
+    def open(self, slot: Slot, epoch: int) -> None:
+        """Fence the records of a slot."""
+        super().open(slot, epoch)
+        self._witness.opens(slot, epoch)
+
+    def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
+        """Reserve starts."""
+        reserved = super().reserve(slot, epoch, worker, ids, known=known)
+        self._witness.writes(slot, epoch)
+        return reserved
+
     def settle(
         self,
         slot: Slot,
@@ -55,6 +66,7 @@ class WitnessedJobs(MemoryJobs):
         before = [record for report in reports if (record := self._space().records.get(report.id)) is not None]
         waiting = {note.id for note in self._space().at(slot).notes}
         revision = super().settle(slot, epoch, reports, notes, outcome_ttl=outcome_ttl, known=known)
+        self._witness.writes(slot, epoch)
         self._witness.drops(waiting & set(notes))
         self._witness.settles(reports, [record for record in before if record.id not in self._space().records])
         return revision

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 TIMEOUTS = JobTimeouts(START_TIMEOUT, STOP_TIMEOUT, MAX_ATTEMPTS)
 
+WRITES = ("open", "reserve", "settle")
+"""Requests at which faults strike."""
+
 Turn = Flow[JobStore, float]
 
 
@@ -100,10 +103,10 @@ class SteppedKeeper(Keeper):
         self._go_on_in(1e-4 if self._woken else pause + 1e-4)
 
     def _make(self, turn: Turn, request: Callable[[JobStore], object]) -> None:
-        process = self._process
+        process, writes = self._process, str(request) in WRITES
 
         def take_in(answer: object) -> None:
-            if process.passes(Point.KEEPER_ANSWERED):
+            if writes and process.passes(Point.KEEPER_ANSWERED):
                 process.outcome(partial(take_in, answer))
             else:
                 self._carry_on(turn, answer)
@@ -116,7 +119,7 @@ class SteppedKeeper(Keeper):
             )
 
         # A process paused while sending has either sent its request already, or sends it when it resumes.
-        if process.passes(Point.KEEPER_ASKED) and process.rng.random() < 0.5:
+        if writes and process.passes(Point.KEEPER_ASKED) and process.rng.random() < 0.5:
             process.outcome(send)
         else:
             send()

@@ -74,8 +74,8 @@ class Point(StrEnum):
     ENDED = "as a task ends"
     PLACEMENT_STORE_ASKED = "as its placer asks the placement store"
     DIRECTORY_ANSWERED = "as its placer is answered"
-    KEEPER_ASKED = "as its keeper asks the job store"
-    KEEPER_ANSWERED = "as its keeper is answered"
+    KEEPER_ASKED = "as its keeper writes to the job store"
+    KEEPER_ANSWERED = "as its keeper's write is answered"
 
 
 PLAIN_POINTS, PLACED_POINTS = tuple(Point)[:-4], tuple(Point)[:-2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from simulator.job_host import JobHosts, SimulatedHost
 
 from celery_sticky.jobs.keeper.flow import KeeperFlow
 from celery_sticky.jobs.keeper.held import DrainedSlot, HeldSlot, JobRun, RunStage, job_key
-from celery_sticky.jobs.keeper.poller import Poller
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.settling import Settling
 from celery_sticky.keys import Slot
 from celery_sticky.stores.flow import Flow
-from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, JobStore, Note, Report, Reserved, RunResult
+from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, JobStore, Note, Reserved, RunResult
 from celery_sticky.stores.memory.job_records import Keyspace
 from celery_sticky.stores.memory.jobs import MemoryJobs
 
@@ -142,8 +140,10 @@ RULES = [
         breaks={Invariant.TWO_RUNS},
     ),
     rule("the host dies with its worker", JobHosts, "die_with_parent", lambda self: None, breaks={Invariant.TWO_RUNS}),
-    rule("a stale epoch reserves and settles nothing", MemoryJobs, "_fenced", anybody, breaks={Invariant.JOB_LOST}),
-    rule("a lower epoch does not open", MemoryJobs, "open", open_under_any_epoch, breaks={Invariant.STALE_START}),
+    rule(
+        "a stale epoch reserves and settles nothing", MemoryJobs, "_fenced", anybody, breaks={Invariant.FORMER_TENURE}
+    ),
+    rule("a lower epoch does not open", MemoryJobs, "open", open_under_any_epoch, breaks={Invariant.FENCE_BACK}),
     rule(
         "drained is only what does not run",
         JobReconciler,

@@ -127,7 +127,8 @@ RULES = [
         SimulatedHost,
         "_may_start",
         lambda self, start: True,
-        breaks={Invariant.TWO_RUNS},
+        breaks={Invariant.TWO_RUNS, Invariant.STALE_START, Invariant.RUN_AFTER_END},
+        first=151,
     ),
     rule(
         "the host ends with trust",
@@ -141,7 +142,11 @@ RULES = [
     ),
     rule("the host dies with its worker", JobHosts, "die_with_parent", lambda self: None, breaks={Invariant.TWO_RUNS}),
     rule(
-        "a stale epoch reserves and settles nothing", MemoryJobs, "_fenced", anybody, breaks={Invariant.FORMER_TENURE}
+        "an epoch that is not the fence writes nothing",
+        MemoryJobs,
+        "_fenced",
+        anybody,
+        breaks={Invariant.FORMER_TENURE},
     ),
     rule("a lower epoch does not open", MemoryJobs, "open", open_under_any_epoch, breaks={Invariant.FENCE_BACK}),
     rule(
@@ -174,7 +179,7 @@ RULES = [
         JobReconciler,
         "_look_after",
         stop_only_what_is_unwanted,
-        breaks={Invariant.NOT_STOPPED, Invariant.NOT_RUNNING},
+        breaks={Invariant.NOT_STOPPED, Invariant.NOTE_ELSEWHERE},
     ),
     rule(
         "a job that does not stop ends its host",

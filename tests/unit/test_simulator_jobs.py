@@ -13,7 +13,7 @@ from simulator.run import live_seeds
 from simulator.scenario import JOB_KINDS, JOB_POINTS, draw
 from simulator.shrink import Failure, shrink
 
-SEEDS, BATCH = 300, 50
+SEEDS, BATCH = 200, 25
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent.parent)}
 

@@ -25,7 +25,7 @@ EVERY = 60.0
 @click.option("--seconds", default=float("inf"), help="Stop after so long, however many seeds are left.")
 @click.option("--seed", type=int, help="Only this one, with its trace.")
 @click.option("--placed/--plain", default=None, help="Placed or plain keyspaces; default: as each seed says.")
-@click.option("--jobs", is_flag=True, help="Worlds with jobs, in plain keyspaces.")
+@click.option("--jobs", is_flag=True, help="Worlds with jobs, in plain keyspaces if not --placed.")
 @click.option("--scale", is_flag=True, help="Instead: figures of a keyspace of 1,000 members and 16,384 slots.")
 def main(
     seeds: int,
@@ -82,7 +82,7 @@ def _report(failure: Failure) -> int:
     click.echo(f"seed {failure.scenario.seed} broke {failure.invariant}; cutting it down …")
     click.echo(str(shrink(failure)))
     world = "--plain" if failure.scenario.placement is None else "--placed"
-    world = "--jobs" if failure.scenario.jobs is not None else world
+    world += " --jobs" if failure.scenario.jobs is not None else ""
     click.echo(f"again: make simulate SIMULATE_ARGS='{world} --seed {failure.scenario.seed}'")
     return 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -177,20 +177,24 @@ class JobWitness:
 
     # -- what must hold in the end -------------------------------------------------------------
 
-    def disorder(self, records: Collection[JobRecord]) -> tuple[Invariant, str] | None:
-        """Return what is not in order yet, given all records of the store."""
+    def disorder(
+        self, records: Collection[JobRecord], owner: Callable[[int], str | None]
+    ) -> tuple[Invariant, str] | None:
+        """Return what is not in order yet, given all records of the store, and the worker where a key belongs."""
         running = {run.start.id: run for run in self.running}
         wanted = {record.id for record in records if not self.dispatched[record.id].stopped}
         for job_id, job in self.dispatched.items():
-            if not job.gone and not job.stopped and job_id not in running:
-                return Invariant.NOT_RUNNING, f"{job.name} does not run"
+            if not job.gone and not job.stopped:
+                where = running[job_id].process.name if job_id in running else None
+                if where != (wanted_at := owner(job.call.key)):
+                    return Invariant.NOT_RUNNING, f"{job.name} runs in {where}, not in {wanted_at}"
             if (job.gone or job.stopped) and (job_id in running or not job.gone):
                 return Invariant.NOT_STOPPED, f"{job.name} is still there"
         for record in records:
-            run = running[record.id]
-            if (record.state, record.fresh, record.worker, record.epoch) != run.as_recorded:
+            run = running.get(record.id)
+            if run is not None and (record.state, record.fresh, record.worker, record.epoch) != run.as_recorded:
                 return Invariant.NOT_RUNNING, f"{run} is recorded as {record}"
-        for job_id in wanted:
+        for job_id in wanted & running.keys():
             if left := self.dispatched[job_id].notes.keys() - self.dispatched[job_id].taken.keys():
                 return Invariant.NOTE_LOST, f"{self.dispatched[job_id].name} still has not {sorted(left)}"
         return None

@@ -44,12 +44,13 @@ class WitnessedJobs(MemoryJobs):
     def open(self, slot: Slot, epoch: int) -> None:
         """Fence the records of a slot."""
         super().open(slot, epoch)
-        self._witness.opens(slot, epoch)
+        if isinstance(slot, int):
+            self._witness.opens(slot, epoch)
 
     def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
         """Reserve starts."""
         reserved = super().reserve(slot, epoch, worker, ids, known=known)
-        self._witness.writes(slot, epoch)
+        self._writes(slot, epoch)
         return reserved
 
     def settle(
@@ -66,10 +67,14 @@ class WitnessedJobs(MemoryJobs):
         before = [record for report in reports if (record := self._space().records.get(report.id)) is not None]
         waiting = {note.id for note in self._space().at(slot).notes}
         revision = super().settle(slot, epoch, reports, notes, outcome_ttl=outcome_ttl, known=known)
-        self._witness.writes(slot, epoch)
+        self._writes(slot, epoch)
         self._witness.drops(waiting & set(notes))
         self._witness.settles(reports, [record for record in before if record.id not in self._space().records])
         return revision
+
+    def _writes(self, slot: Slot, epoch: int) -> None:
+        if isinstance(slot, int):  # the fence of a place goes with its last record
+            self._witness.writes(slot, epoch)
 
     def _record(self, slot: Slot, name: str, key: str) -> JobRecord | None:
         return self._space().find(slot, name, key)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import Fenced, StoreUnavailable
-from celery_sticky.keys import Slot
+from celery_sticky.keys import WORKER_QUEUE, Slot, job_place
 from celery_sticky.stores.jobs import JobStore, NewJob
 from celery_sticky.stores.memory.jobs import MemoryJobServer
 from simulator.invariants import Invariant
@@ -45,7 +45,12 @@ class JobsWorld:
 
     def slot(self, key: int) -> Slot:
         """Return where the records of a job are."""
-        return key % self._world.scenario.slots
+        return key % self._world.scenario.slots if self._world.placed is None else job_place(str(key))
+
+    @property
+    def keys(self) -> Collection[str]:
+        """The keys that have jobs."""
+        return {record.key for record in self._client.records()}
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -101,7 +106,15 @@ class JobsWorld:
 
     def disorder(self) -> tuple[Invariant, str] | None:
         """Return what is not in order yet."""
-        return self.witness.disorder(self._client.records())
+        return self.witness.disorder(self._client.records(), self._owner)
+
+    def _owner(self, key: int) -> str | None:
+        """Return the worker in which the jobs of a key are to run; None: in no worker."""
+        slot = self.slot(key) if self._world.placed is None else self._world.placed.place_of(key)
+        if isinstance(slot, str):
+            return slot.removeprefix(WORKER_QUEUE)
+        owners = [process.name for process in self._world.processes if process.alive and slot in process.held]
+        return owners[0] if owners else None
 
 
 def _ask(call: Call, slot: Slot, store: JobStore) -> object:

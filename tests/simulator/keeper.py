@@ -14,6 +14,7 @@ from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.slots import SharedSlots
 from celery_sticky.keys import Slot
 from celery_sticky.ownership.events import Drained, Event, HostDown, Opened
+from celery_sticky.placement.placed_jobs import PlacedJobs
 from celery_sticky.stores.flow import Flow
 from celery_sticky.stores.jobs import JobStore
 from simulator.job_host import STEP, JobHosts
@@ -141,9 +142,13 @@ class ProcessJobs:
             lambda: process.clock,
             poll=JOB_POLL,
             outcome_ttl=OUTCOME_TTL,
+            placer=_ToPlacer(self, process.placer.jobs) if process.placer is not None else None,
         )
-        reconciler = JobReconciler(TIMEOUTS, keyspace=KEYSPACE, suspects=self.hosts.suspects)
+        placed = process.placer is not None
+        reconciler = JobReconciler(TIMEOUTS, keyspace=KEYSPACE, suspects=self.hosts.suspects, placed=placed)
         self.keeper = self.hosts.keeper = SteppedKeeper(process, jobs, here, reconciler)
+        if process.placer is not None:
+            process.placer.jobs.keeper = self.keeper
         self.slots = SharedSlots(process.courier, self.keeper, lambda _: self.membership, process.tell)
         process.tell(HostDown())
         self.hosts.begin()
@@ -166,8 +171,12 @@ class ProcessJobs:
 
     def _report(self, event: Event) -> None:
         if isinstance(event, Drained):
-            self._witness.drained(self._process, event.slot)
+            self.drained(event.slot)
         self._process.tell(event)
+
+    def drained(self, slot: Slot) -> None:
+        """The keeper says that nothing of a slot is left here."""
+        self._witness.drained(self._process, slot)
 
     def trust_changed(self) -> None:
         """The lease may have ended early: the host sees that a moment later."""
@@ -177,3 +186,16 @@ class ProcessJobs:
         """The worker is dead, and its host with it."""
         self.hosts.die_with_parent()
         self.keeper.disconnect()
+
+
+class _ToPlacer:
+    """Passes on what the keeper tells the placer, and shows it to the witness."""
+
+    def __init__(self, jobs: ProcessJobs, placer: PlacedJobs) -> None:
+        self._jobs, self._placer = jobs, placer
+        self.wanted, self.listed = placer.wanted, placer.listed
+
+    def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
+        """See `Placer.drained`."""
+        self._jobs.drained(place)
+        self._placer.drained(place, epoch, vacant=vacant)

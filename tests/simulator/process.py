@@ -216,9 +216,9 @@ class Process:
 
     def _publish(self) -> None:
         machine = self.machine
-        self._tell_placer()
         if machine.phase is Phase.IN and machine.incarnation != self.joined_as:
             self.joined_as = machine.incarnation
+        self._tell_placer()
         trust = (machine.trust_until, machine.phase)
         if trust != self._trust:
             self._trust = trust

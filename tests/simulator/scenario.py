@@ -190,18 +190,24 @@ def draw(
 ) -> Scenario:
     """Return the scenario of a seed, with faults of these kinds. `placed` None: the seed chooses."""
     if jobs:
-        return _draw_with_jobs(seed, kinds, deaf=deaf)
+        drawn = _draw_with_jobs(seed, kinds, JOB_POINTS if not placed else tuple(Point), deaf=deaf)
+        return _place(drawn) if placed else drawn
     placed = seed % PLACED_EVERY == 1 if placed is None else placed
     scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not placed else PLACED_POINTS, deaf=deaf)
     if Kind.BROKER_BACK in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_broker_faults(Random(f"broker {seed}"))))
     if Kind.HANG in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_hangs(Random(f"hang {seed}"), scenario.names)))
-    if not placed:
-        return scenario
-    rng = Random(f"directed {seed}")
+    return _place(scenario) if placed else scenario
+
+
+def _place(scenario: Scenario) -> Scenario:
+    """Return the scenario with a placed keyspace."""
+    rng = Random(f"directed {scenario.seed}")
     placement = rng.choice(WAYS)
     keys = {task.key for task in scenario.tasks}
+    if scenario.jobs is not None:
+        keys |= {call.key for call in scenario.jobs.calls}
     pins = draw_pins(rng, scenario.names, keys, TROUBLE) if placement.pins else ()
     # A store that lost its data no longer knows which workers have worker queues.
     forgets = any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in scenario.faults)
@@ -209,9 +215,9 @@ def draw(
     return replace(scenario, placement=placement, pins=pins, away=away)
 
 
-def _draw_with_jobs(seed: int, kinds: Collection[Kind], *, deaf: bool) -> Scenario:
+def _draw_with_jobs(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, deaf: bool) -> Scenario:
     kinds = [kind for kind in kinds if kind in JOB_KINDS]
-    scenario = _draw_plain(seed, kinds, JOB_POINTS, deaf=deaf)
+    scenario = _draw_plain(seed, kinds, points, deaf=deaf)
     # Tasks are drawn in other worlds; here a few of them are in the way of a handover.
     tasks, jobs = scenario.tasks[::TASKS_BESIDE_JOBS], draw_jobs(seed, scenario.names, scenario.slots, TROUBLE)
     return replace(scenario, tasks=tasks, jobs=jobs)

@@ -935,7 +935,7 @@ def test_a_place_that_may_have_changed_is_looked_at_again_before_it_is_let_go() 
     reconciler.open(PLACE, 77, 1)
     reconciler.fenced(PLACE)
     reconciler.seen(PLACE, SlotJobs(0, (), ()))
-    assert reconciler.changed([PLACE, "=other"]) == {PLACE}
+    assert reconciler.changed([PLACE, "=other"]) == [PLACE]
     reconciler.reconcile(boottime(), lambda _: True)
     assert reconciler.take_drained() == []
     reconciler.seen(PLACE, SlotJobs(0, (), ()))

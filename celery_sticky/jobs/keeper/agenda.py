@@ -16,28 +16,29 @@ class Agenda:
     """The slots to reconcile."""
 
     def __init__(self) -> None:
-        self._due: set[Slot] = set()
+        self._due: dict[Slot, None] = {}
+        """In order of arrival."""
         self._timers: list[tuple[float, int, Slot]] = []
         self._timed = count()
 
     def add(self, slot: Slot) -> None:
         """Reconcile a slot next time."""
-        self._due.add(slot)
+        self._due[slot] = None
 
     def update(self, slots: Iterable[Slot]) -> None:
         """Reconcile these slots next time."""
-        self._due.update(slots)
+        self._due.update(dict.fromkeys(slots))
 
     def add_at(self, at: float, slot: Slot) -> None:
         """Reconcile a slot at this time."""
         heappush(self._timers, (at, next(self._timed), slot))
 
-    def take(self, now: float) -> set[Slot]:
-        """Return, once, the slots that are due."""
+    def take(self, now: float) -> list[Slot]:
+        """Return, once, the slots that are due, in order of arrival."""
         while self._timers and self._timers[0][0] <= now:
-            self._due.add(heappop(self._timers)[2])
-        due, self._due = self._due, set()
-        return due
+            self.add(heappop(self._timers)[2])
+        due, self._due = self._due, {}
+        return list(due)
 
     @property
     def next_at(self) -> float:

@@ -33,7 +33,7 @@ class Poller:
         self._keyspace, self._reconciler, self._backoff = keyspace, reconciler, backoff
         self._poll, self._listed = poll, listed
         self._next = 0.0
-        self._due: set[Slot] = set()
+        self._due: dict[Slot, None] = {}
         """Slots that changed: to be looked at before the next regular poll."""
         self._rest: dict[Slot, None] = {}
         """Slots that may have changed: to be looked at after those that did, in order of arrival."""
@@ -43,7 +43,7 @@ class Poller:
 
     def add(self, slots: Iterable[Slot]) -> None:
         """Note that something changed in these slots."""
-        self._due.update(slots)
+        self._due.update(dict.fromkeys(slots))
 
     def next_at(self, now: float) -> float:
         """Return when to look again."""
@@ -56,9 +56,9 @@ class Poller:
             yield from self._list_places()
             self._rest.update(dict.fromkeys(self._reconciler.numbers()))
             self._next = now + self._poll
-        self._due.update(self._backoff.due())
+        self.add(self._backoff.due())
         order = (*self._rest, *self._due) if self._rest_first else (*self._due, *self._rest)
-        aside = {slot for slot in order if self._backoff.has(slot)}
+        aside = dict.fromkeys(slot for slot in order if self._backoff.has(slot))
         known = self._reconciler.known(slot for slot in order if slot not in aside)
         left = (yield from self._look_at_some(known)) if known else set[Slot]()
         self._rest_first = next(iter(self._rest), None) in left

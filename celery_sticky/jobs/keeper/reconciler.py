@@ -30,7 +30,6 @@ from celery_sticky.jobs.wire import Message, Stop
 from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import JobRecord, JobState, Report, Reserved, RunResult, SlotJobs
 
-
 STARTED = (JobState.RUNNING, JobState.STOPPING)
 """States of a job that has started and is not to start again."""
 
@@ -51,7 +50,7 @@ class JobReconciler:
         self._timeouts, self._placed = timeouts, placed
         self._misplaced = misplaced.as_plain(keyspace)
         self._suspects = suspects or Suspects()
-        self._kept_back: set[Slot] = set()
+        self._kept_back: dict[Slot, None] = {}
         """Slots with starts that must wait for starts of other jobs."""
         self._ask_at = float("inf")
         self._built_in = built_in or {}
@@ -59,7 +58,7 @@ class JobReconciler:
         self._agenda = Agenda()
         self.settling = Settling(self._held)
         self.runs = Runs(keyspace, timeouts, self._suspects, refs or count(1), self._held, self.settling, self._agenda)
-        self._unopened: set[Slot] = set()
+        self._unopened: dict[Slot, None] = {}
         self._says: list[Message] = []
         self._drained: list[DrainedSlot] = []
         self.host_up = False
@@ -80,7 +79,7 @@ class JobReconciler:
             held.membership, held.vacant = membership, False
         held.tasks_drained |= isinstance(slot, str)
         held.idle = idle
-        self._unopened.add(slot)
+        self._unopened[slot] = None
         self._agenda.add(slot)
 
     def stop(self, slot: Slot) -> None:
@@ -118,7 +117,7 @@ class JobReconciler:
         """Return slot and epoch of the records to fence."""
         found = [(slot, held) for slot in self._unopened if (held := self._held.get(slot)) is not None]
         found = [(slot, held) for slot, held in found if not (held.opened or held.stopping)]
-        self._unopened = {slot for slot, _ in found}
+        self._unopened = dict.fromkeys(slot for slot, _ in found)
         return [(slot, held.epoch) for slot, held in found]
 
     def fenced(self, slot: Slot) -> None:
@@ -131,12 +130,12 @@ class JobReconciler:
         """Note that the slot's records are fenced for another epoch: fence them again, if we still may."""
         if (held := self._held.get(slot)) is not None:
             held.opened = False
-            self._unopened.add(slot)
+            self._unopened[slot] = None
             self._agenda.add(slot)  # a slot that is stopping is not fenced again: its pending reports are void
 
-    def changed(self, slots: Iterable[Slot]) -> set[Slot]:
+    def changed(self, slots: Iterable[Slot]) -> list[Slot]:
         """Return those of the changed slots that are ours, to look at."""
-        ours = {slot for slot in slots if slot in self._held}
+        ours = [slot for slot in slots if slot in self._held]
         for slot in ours:
             self._held[slot].vacant = False  # as far as we know
         return ours
@@ -316,7 +315,7 @@ class JobReconciler:
         last_chance = record.fresh and 0 < record.attempt >= self._timeouts.max_attempts - LONE_STARTS
         at = self._suspects.ask(self.runs.who(record), now, last_chance=last_chance)
         if at > now:
-            self._kept_back.add(record.slot)
+            self._kept_back[record.slot] = None
             self._ask_at = min(self._ask_at, at)
         return at <= now
 

@@ -10,7 +10,6 @@ from celery_sticky.errors import StoreUnavailable
 from celery_sticky.membership.member import Snapshot
 from celery_sticky.ownership.events import Event, ViewChanged
 from celery_sticky.placement.flow import Flow, Request
-from celery_sticky.placement.placed_jobs import PlacedJobs
 from celery_sticky.placement.placer import BROKEN_PAUSE
 from celery_sticky.placement.state import PlacementState
 from celery_sticky.stores.placement import PinMoved
@@ -44,7 +43,7 @@ class SteppedPlacer:
             wake=self.wake,
             clock=lambda: process.clock,
         )
-        self.jobs: PlacedJobs = self._state.jobs
+        self.jobs = self._state.jobs
         self._flow: Flow[float] | None = None
         self._woken = False
         self._heard: list[PinMoved] = []

@@ -84,7 +84,7 @@ class Process:
         self._trust: tuple[float, Phase] = (float("-inf"), Phase.OUT)
         self._view: View | None = None
         self._told = Snapshot()
-        self.jobs = ProcessJobs(self, world.jobs) if world.jobs is not None else None
+        self.jobs: ProcessJobs | None = ProcessJobs(self, world.jobs) if world.jobs is not None else None
         self._slots = self.jobs.slots if self.jobs is not None else self.courier
 
     def _config(self, dead_incarnation: str) -> MemberConfig:

@@ -15,12 +15,16 @@ from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.settling import Settling
 from celery_sticky.keys import Slot
+from celery_sticky.placement.job_keys import Changes, JobKeys, KeyStage
+from celery_sticky.placement.placed_jobs import PlacedJobs
+from celery_sticky.placement.rules import Duty
 from celery_sticky.stores.flow import Flow
 from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, JobStore, Note, Reserved, RunResult
 from celery_sticky.stores.memory.job_records import Keyspace
 from celery_sticky.stores.memory.jobs import MemoryJobs
 
 reconcile, look_after, may_start = JobReconciler.reconcile, JobReconciler._look_after, JobReconciler._may_start
+change, drained = JobKeys._change, JobKeys.drained
 to_notify, on_ended, numbers = Settling.to_notify, Runs._on_ended, JobReconciler.numbers
 
 # -- The keeper without … ----------------------------------------------------------------------
@@ -223,3 +227,72 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_without_the_rule_its_promise_is_broken(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     broken_without(rule, monkeypatch, placed=False, jobs=True)
+
+
+# -- Where keys are placed, without … ------------------------------------------------------------
+
+
+def give_back_what_runs(self: JobKeys, key: str, job: Any, duty: Duty, changes: Changes) -> None:
+    if job.stage is KeyStage.OPEN and duty is not job.duty and not job.gone:
+        changes.stop.append(key)
+        changes.leave.append(key)
+        self._set(key, job, KeyStage.OUT)
+    else:
+        change(self, key, job, duty, changes)
+
+
+def keep_what_is_vacant(self: JobKeys, key: str, token: int, now: float, *, vacant: bool) -> bool:
+    return not vacant and drained(self, key, token, now, vacant=vacant)
+
+
+PLACED_RULES = [
+    rule(
+        "a key is given back when its jobs have stopped",
+        JobKeys,
+        "_change",
+        give_back_what_runs,
+        breaks={Invariant.TWO_RUNS},
+    ),
+    rule(
+        "keys are reviewed when members change",
+        JobKeys,
+        "review",
+        lambda self: None,
+        breaks={Invariant.NOT_RUNNING},
+    ),
+    rule(
+        "a key without jobs is given back",
+        JobKeys,
+        "drained",
+        keep_what_is_vacant,
+        breaks={Invariant.NOT_GIVEN_BACK},
+    ),
+    rule(
+        "places of which no signal told are looked for",
+        PlacedJobs,
+        "listed",
+        lambda self, places: None,
+        breaks={Invariant.NOT_RUNNING},
+        deaf=True,
+    ),
+    rule(
+        "drained is only what does not run",
+        JobReconciler,
+        "_end",
+        end_although_it_runs,
+        breaks={Invariant.DRAINED_EARLY},
+    ),
+    rule(
+        "pins are swept for changes",
+        JobKeys,
+        "sweep",
+        lambda self, most: None,
+        breaks={Invariant.NOT_RUNNING},
+        deaf=True,
+    ),
+]
+
+
+@pytest.mark.parametrize("rule", PLACED_RULES, ids=str)
+def test_where_keys_are_placed_too(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_without(rule, monkeypatch, placed=True, jobs=True)

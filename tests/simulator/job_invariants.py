@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import JobRecord, Report, RunResult
+from celery_sticky.stores.jobs import JobRecord, JobState, Report, RunResult
+from celery_sticky.stores.memory.job_records import Keyspace
 from simulator.invariants import Invariant, Violation
 from simulator.jobs_scenario import Call, Life
 
@@ -38,6 +39,8 @@ class Dispatched:
     """A client has stopped it."""
     gone: bool = False
     """The store has removed its record."""
+    gone_back: bool = False
+    """The store lost something; what it knew of this job before, and has done since, shows nothing."""
     notes: dict[str, None] = field(default_factory=dict)
     """Notifications that the store has accepted for it."""
     taken: dict[str, None] = field(default_factory=dict)
@@ -72,7 +75,7 @@ class JobWitness:
         """The store has admitted a dispatch, perhaps in the place of one that was to stop."""
         if replaced is not None:
             self.dispatched[replaced].gone = True
-        self.dispatched[job_id] = Dispatched(self._calls[job_id])
+        self.dispatched[job_id] = Dispatched(self._calls[job_id], gone_back=job_id in self.dispatched)
 
     def stops(self, job_id: str, *, gone: bool) -> None:
         """The store was told that a job is no longer wanted."""
@@ -96,7 +99,7 @@ class JobWitness:
     def drops(self, notes: Collection[str]) -> None:
         """A keeper removes notifications because their jobs have them."""
         for job in self.dispatched.values():
-            if lost := (job.notes.keys() & set(notes)) - job.taken.keys():
+            if not job.gone_back and (lost := (job.notes.keys() & set(notes)) - job.taken.keys()):
                 raise Violation(Invariant.NOTE_LOST, f"{job.name} never had {sorted(lost)}")
 
     def settles(self, reports: Sequence[Report], removed: Collection[JobRecord]) -> None:
@@ -104,14 +107,14 @@ class JobWitness:
         gone = {record.id for record in removed}
         for report in reports:
             job = self.dispatched[report.id]
-            if report.result is RunResult.STARTED and not job.started:
+            if report.result is RunResult.STARTED and not (job.started or job.gone_back):
                 raise Violation(Invariant.JOB_LOST, f"{job.name} is reported as started, but was not")
             if report.result is not RunResult.STARTED and report.id in gone:
                 job.gone = True
                 self._check_removal(job, report)
 
     def _check_removal(self, job: Dispatched, report: Report) -> None:
-        if job.stopped or (report.result is RunResult.ENDED and job.ended):
+        if job.stopped or job.gone_back or (report.result is RunResult.ENDED and job.ended):
             return
         if report.result is RunResult.ENDED:
             raise Violation(Invariant.JOB_LOST, f"{job.name} is removed as ended: it neither ended nor was stopped")
@@ -124,6 +127,16 @@ class JobWitness:
         elif not job.failed:
             raise Violation(Invariant.JOB_LOST, f"{job.name} is removed as failed: {report.error}")
 
+    def goes_back(self, written: Keyspace) -> None:
+        """The store lost all data, or goes on with older data: this."""
+        for job_id, job in self.dispatched.items():
+            record = written.records.get(job_id)
+            job.gone, job.gone_back = record is None, True
+            job.stopped = record is not None and record.state is JobState.STOPPING
+            notes = written.at(record.slot).notes if record is not None else ()
+            job.notes = {note.id: None for note in notes if note.key == str(job.call.key)}
+        self._fences = {slot: at.epoch for slot, at in written.slots.items() if isinstance(slot, int)}
+
     # -- job hosts -----------------------------------------------------------------------------
 
     def begins(self, run: HostedJob) -> None:
@@ -131,7 +144,7 @@ class JobWitness:
         job = self.dispatched[run.start.id]
         job.runs += 1
         self.begun += 1
-        if job.gone:
+        if job.gone and not job.gone_back:
             raise Violation(Invariant.RUN_AFTER_END, str(run))
         highest = self._epochs.setdefault(run.slot, run.start.epoch)
         if run.start.epoch < highest:
@@ -158,6 +171,9 @@ class JobWitness:
     def takes(self, run: HostedJob, note: str) -> None:
         """A run has a notification."""
         job = self.dispatched[run.start.id]
+        if job.gone_back:
+            job.taken[note] = None
+            return
         if note not in job.notes:
             raise Violation(Invariant.NOTE_ELSEWHERE, f"{run} has {note}")
         if note not in job.taken and any(later > note for later in job.taken):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import Admission, DispatchOutcome, Fate, JobRecord, NewJob, Report, Reserved
+from celery_sticky.stores.memory.job_records import Keyspace
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 from simulator.job_invariants import JobWitness
 from simulator.terms import KEYSPACE
@@ -71,6 +72,10 @@ class WitnessedJobs(MemoryJobs):
         self._witness.drops(waiting & set(notes))
         self._witness.settles(reports, [record for record in before if record.id not in self._space().records])
         return revision
+
+    def written(self) -> Keyspace:
+        """Return all that is stored."""
+        return self._space()
 
     def _writes(self, slot: Slot, epoch: int) -> None:
         if isinstance(slot, int):  # the fence of a place goes with its last record

@@ -15,7 +15,7 @@ from simulator.invariants import Invariant
 from simulator.job_invariants import JobWitness
 from simulator.job_store import WitnessedJobs
 from simulator.jobs_scenario import NAME, Call, Fault, Jobs, Verb
-from simulator.terms import OUTCOME_TTL
+from simulator.terms import EPOCH, OUTCOME_TTL
 
 if TYPE_CHECKING:
     from simulator.keeper import SteppedKeeper
@@ -37,7 +37,9 @@ class JobsWorld:
         calm = not (scenario.faults or jobs.faults or scenario.losses or scenario.deaf)
         self.witness = JobWitness({_id(call): call for call in jobs.calls}, calm=calm)
         self.server = MemoryJobServer()
+        self.server.clock = lambda: EPOCH + world.now
         self._client = WitnessedJobs(self.server, self.witness)
+        self.copy()
         for call in jobs.calls:
             world.at(call.at, partial(self._call, call))
         for fault in jobs.faults:
@@ -103,6 +105,19 @@ class JobsWorld:
                 self._world.struck += 1
                 process.failed = True
                 process.jobs.hosts.strike(fault)
+
+    def copy(self) -> None:
+        """Update the older data that the store fails over to."""
+        self._backup = self.server.snapshot()
+
+    def lose(self, *, all_of_it: bool) -> None:
+        """Have the store lose its data, or go back to the older data."""
+        if all_of_it:
+            self.server.wipe()
+        else:
+            self.server.roll_back(self._backup)
+            self.server.restart()
+        self.witness.goes_back(self._client.written())
 
     def disorder(self) -> tuple[Invariant, str] | None:
         """Return what is not in order yet."""

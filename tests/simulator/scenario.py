@@ -51,8 +51,6 @@ BROKER_GOES_BACK = 0.2
 """The share of worlds whose broker fails over to older data, in addition to their other faults."""
 LOOP_HANGS = 0.2
 """The share of worlds in which the loop of a worker hangs."""
-JOB_KINDS = tuple(kind for kind in LIKELY if kind not in (Kind.WIPE, Kind.FAIL_OVER))
-"""Those of worlds with jobs: their store loses nothing."""
 TASKS_BESIDE_JOBS = 4
 """Where there are jobs, one task in this many is sent."""
 LENGTHS = (0.5, 3.0, 9.0, 13.0, 20.0)
@@ -216,7 +214,6 @@ def _place(scenario: Scenario) -> Scenario:
 
 
 def _draw_with_jobs(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, deaf: bool) -> Scenario:
-    kinds = [kind for kind in kinds if kind in JOB_KINDS]
     scenario = _draw_plain(seed, kinds, points, deaf=deaf)
     # Tasks are drawn in other worlds; here a few of them are in the way of a handover.
     tasks, jobs = scenario.tasks[::TASKS_BESIDE_JOBS], draw_jobs(seed, scenario.names, scenario.slots, TROUBLE)

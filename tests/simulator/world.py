@@ -99,12 +99,16 @@ class World:
         if self.placed is not None:
             for pin in scenario.pins:
                 self.at(pin.at, partial(self.placed.pin, pin))
-            if any(fault.kind is Kind.FAIL_OVER for fault in scenario.faults):
-                self.after(COPIED_EVERY, self._copy)
+
+        loses = any(fault.kind is Kind.FAIL_OVER for fault in scenario.faults)
+        if loses and (self.placed is not None or self.jobs is not None):
+            self.after(COPIED_EVERY, self._copy)
 
     def _copy(self) -> None:
         """Update the older data that a store fails over to."""
         self._backup = self.server.snapshot()
+        if self.jobs is not None:
+            self.jobs.copy()
         if self.now < TROUBLE:
             self.after(COPIED_EVERY, self._copy)
 
@@ -208,6 +212,8 @@ class World:
                     self.after(self.rng.uniform(0, 0.2), partial(self.start, f"j{number}"))
             case Kind.WIPE:
                 self.server.wipe()
+                if self.jobs is not None:
+                    self.jobs.lose(all_of_it=True)
             case Kind.RESTART:
                 self.server.restart()
                 if self.jobs is not None:
@@ -215,10 +221,14 @@ class World:
             case Kind.FAIL_OVER:
                 self.server.roll_back(self._backup)
                 self.server.restart()
+                if self.jobs is not None:
+                    self.jobs.lose(all_of_it=False)
             case Kind.BROKER_BACK:
                 self._broker_goes_back()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
             self._backup = self.server.snapshot()
+            if self.jobs is not None:
+                self.jobs.copy()
             self._look_up()
 
     # -- a request and its answer --------------------------------------------------------------

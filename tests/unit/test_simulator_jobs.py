@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from simulator.jobs_scenario import HostFault, Life, Verb
 from simulator.run import live_seeds
-from simulator.scenario import JOB_KINDS, JOB_POINTS, draw
+from simulator.scenario import JOB_POINTS, LIKELY, draw
 from simulator.shrink import Failure, shrink
 
 SEEDS, BATCH = 200, 25
@@ -33,7 +33,7 @@ def test_everything_that_may_happen_to_jobs_is_drawn() -> None:
     assert {life for world in worlds for call in world.calls for life in call.lives} == set(Life)
     assert {call.verb for world in worlds for call in world.calls} == set(Verb)
     faults = [fault for scenario in scenarios for fault in scenario.faults]
-    assert {fault.kind for fault in faults} == set(JOB_KINDS)
+    assert {fault.kind for fault in faults} == set(LIKELY)
     assert {fault.point for fault in faults} == set(JOB_POINTS)
 
 

@@ -25,6 +25,8 @@ class Life(StrEnum):
 
 
 LIVES = (Life.LIVES,) * 12 + (Life.FAILS,) * 2 + tuple(Life)
+KILLINGS = 6
+"""How often a job kills its host that does so again and again; at its start, it is given up before."""
 SECONDS = (0.0, 0.01, 0.3, 1.0, 3.0)
 
 
@@ -102,7 +104,8 @@ def _when(rng: Random, trouble: float) -> float:
 def _call(rng: Random, at: float, number: int, keys: int) -> Call:
     verb = rng.choices(tuple(Verb), (6, 2, 3))[0]
     key, seconds = rng.randrange(keys), rng.choice(SECONDS) * rng.uniform(0.5, 1.0)
-    lives = tuple(rng.choice(LIVES) for _ in range(2))
+    killer = (rng.choice((Life.KILLS_AT_START, Life.KILLS)),) * KILLINGS
+    lives = killer if rng.random() < 0.06 else tuple(rng.choice(LIVES) for _ in range(2))
     return Call(at, number, verb, key, lives, seconds) if verb is Verb.DISPATCH else Call(at, number, verb, key)
 
 

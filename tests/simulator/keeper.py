@@ -20,13 +20,13 @@ from celery_sticky.stores.jobs import JobStore
 from simulator.job_host import STEP, JobHosts
 from simulator.job_store import WitnessedJobs
 from simulator.scenario import Point
-from simulator.terms import JOB_POLL, KEYSPACE, MAX_ATTEMPTS, OUTCOME_TTL, START_TIMEOUT, STOP_TIMEOUT
+from simulator.terms import JOB_POLL, KEYSPACE, MAX_STARTS, OUTCOME_TTL, START_TIMEOUT, STOP_TIMEOUT
 
 if TYPE_CHECKING:
     from simulator.jobs_world import JobsWorld
     from simulator.process import Process
 
-TIMEOUTS = JobTimeouts(START_TIMEOUT, STOP_TIMEOUT, MAX_ATTEMPTS)
+TIMEOUTS = JobTimeouts(START_TIMEOUT, STOP_TIMEOUT, MAX_STARTS)
 
 WRITES = ("open", "reserve", "settle")
 """Requests at which faults strike."""

@@ -19,7 +19,7 @@ LOOP_TIMEOUT = 4.0
 TIMEOUT = 2.0
 """How long a client waits for a server, in seconds."""
 MAX_WAITING, MAX_ATTEMPTS = 4096, 5
-START_TIMEOUT, STOP_TIMEOUT, JOB_POLL, OUTCOME_TTL = 4.0, 2.0, 5.0, 600.0
+START_TIMEOUT, STOP_TIMEOUT, JOB_POLL, OUTCOME_TTL, MAX_STARTS = 4.0, 2.0, 5.0, 600.0, 3
 """Of jobs."""
 EPOCH = 1e6
 """The wall clock at the start of the world."""

@@ -14,6 +14,7 @@ from celery_sticky.jobs.keeper.held import DrainedSlot, HeldSlot, JobRun, RunSta
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.settling import Settling
+from celery_sticky.jobs.keeper.suspects import LONE_STARTS, Charge, Suspects
 from celery_sticky.keys import Slot
 from celery_sticky.placement.job_keys import Changes, JobKeys, KeyStage
 from celery_sticky.placement.placed_jobs import PlacedJobs
@@ -220,6 +221,17 @@ RULES = [
         look_at_nothing_unasked,
         breaks={Invariant.NOT_RUNNING, Invariant.NOT_STOPPED},
         deaf=True,
+    ),
+    rule(
+        "jobs that may have ended the host are tried apart",
+        Suspects,
+        "ask",
+        lambda self, who, now, last_chance: now,
+        Suspects,
+        "charged",
+        lambda self, who: Charge(LONE_STARTS, LONE_STARTS, 0.0),
+        breaks={Invariant.INNOCENT_GIVEN_UP},
+        first=37,
     ),
 ]
 

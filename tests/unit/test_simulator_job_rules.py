@@ -14,6 +14,7 @@ from celery_sticky.jobs.keeper.held import DrainedSlot, HeldSlot, JobRun, RunSta
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.settling import Settling
+from celery_sticky.jobs.keeper.starts import Starts
 from celery_sticky.jobs.keeper.suspects import LONE_STARTS, Charge, Suspects
 from celery_sticky.keys import Slot
 from celery_sticky.placement.job_keys import Changes, JobKeys, KeyStage
@@ -24,7 +25,7 @@ from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, JobStore, No
 from celery_sticky.stores.memory.job_records import Keyspace
 from celery_sticky.stores.memory.jobs import MemoryJobs
 
-reconcile, look_after, may_start = JobReconciler.reconcile, JobReconciler._look_after, JobReconciler._may_start
+reconcile, look_after, may_start = JobReconciler.reconcile, JobReconciler._look_after, Starts._may_start
 change, drained = JobKeys._change, JobKeys.drained
 to_notify, on_ended, numbers = Settling.to_notify, Runs._on_ended, JobReconciler.numbers
 
@@ -88,12 +89,8 @@ def wait_for_any_start(self: JobReconciler, held: HeldSlot, run: JobRun, record:
     look_after(self, held, run, record, now)
 
 
-def leave_what_is_to_stop(self: JobReconciler, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
+def leave_what_is_to_stop(self: Starts, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
     return record.state is not JobState.STOPPING and may_start(self, slot, held, record, now)
-
-
-def start_what_is_to_stop(self: JobReconciler, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
-    return record.state is JobState.STOPPING or may_start(self, slot, held, record, now)
 
 
 def report_a_moved_run_as_ended(self: Runs, run: JobRun, error: str, now: float) -> None:
@@ -133,7 +130,7 @@ RULES = [
         "_may_start",
         lambda self, start: True,
         breaks={Invariant.TWO_RUNS, Invariant.STALE_START, Invariant.RUN_AFTER_END},
-        first=151,
+        first=235,
     ),
     rule(
         "the host ends with trust",
@@ -202,7 +199,7 @@ RULES = [
     ),
     rule(
         "what is to stop is removed by the next owner",
-        JobReconciler,
+        Starts,
         "_may_start",
         leave_what_is_to_stop,
         breaks={Invariant.NOT_STOPPED},

@@ -8,7 +8,6 @@ The next look repairs anything that got lost. `now` is in seconds on one clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 
 from celery_sticky.jobs import misplaced
@@ -20,15 +19,15 @@ from celery_sticky.jobs.keeper.held import (
     JobRun,
     JobTimeouts,
     RunStage,
-    is_built_in,
     job_key,
 )
-from celery_sticky.jobs.keeper.runs import Runs, given_up
+from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.settling import Settling
-from celery_sticky.jobs.keeper.suspects import LONE_STARTS, Suspects
+from celery_sticky.jobs.keeper.starts import Starts
+from celery_sticky.jobs.keeper.suspects import Suspects
 from celery_sticky.jobs.wire import Message, Stop
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import JobRecord, JobState, Report, Reserved, RunResult, SlotJobs
+from celery_sticky.stores.jobs import JobRecord, JobState, Reserved, RunResult, SlotJobs
 
 STARTED = (JobState.RUNNING, JobState.STOPPING)
 """States of a job that has started and is not to start again."""
@@ -47,17 +46,15 @@ class JobReconciler:
         built_in: Mapping[int, Sequence[JobRecord]] | None = None,
         placed: bool = False,
     ) -> None:
-        self._timeouts, self._placed = timeouts, placed
-        self._misplaced = misplaced.as_plain(keyspace)
-        self._suspects = suspects or Suspects()
-        self._kept_back: dict[Slot, None] = {}
-        """Slots with starts that must wait for starts of other jobs."""
-        self._ask_at = float("inf")
+        suspects = suspects or Suspects()
+        self._timeouts = timeouts
         self._built_in = built_in or {}
         self._held: dict[Slot, HeldSlot] = {}
         self._agenda = Agenda()
         self.settling = Settling(self._held)
-        self.runs = Runs(keyspace, timeouts, self._suspects, refs or count(1), self._held, self.settling, self._agenda)
+        self.runs = Runs(keyspace, timeouts, suspects, refs or count(1), self._held, self.settling, self._agenda)
+        why = misplaced.as_plain(keyspace) if placed else ""
+        self._starts = Starts(timeouts, suspects, self.runs, self.settling, self._agenda, why)
         self._unopened: dict[Slot, None] = {}
         self._says: list[Message] = []
         self._drained: list[DrainedSlot] = []
@@ -217,7 +214,7 @@ class JobReconciler:
 
         `may_start` returns whether a membership is trusted. Return slots that could not be reserved with `again`.
         """
-        self._ask_at = float("inf")
+        self._starts.take_kept_back()
         reserves: dict[Slot, list[str]] = {}
         for slot in self._agenda.take(now):
             held = self._held.get(slot)
@@ -226,8 +223,6 @@ class JobReconciler:
         wait = [slot for slot in reserves if not may_start(self._held[slot].membership)]
         self.waiting = bool(wait)
         self.again(wait)
-        self.again(self._kept_back)
-        self._kept_back.clear()
         return {slot: ids for slot, ids in reserves.items() if slot not in wait}
 
     def again(self, slots: Iterable[Slot]) -> None:
@@ -244,21 +239,8 @@ class JobReconciler:
 
     def reserved(self, slot: Slot, reserved: Reserved, now: float) -> list[tuple[JobRun, int]]:
         """Take in reserved starts; return the runs to start, with their attempts."""
-        held, attempts = self._held.get(slot), reserved.attempts
-        if held is None or held.stopping:
-            return []
-        held.revision = reserved.revision or held.revision
-        runs = []
-        for record in held.wanted.values():
-            attempt = attempts.get(record.id)
-            if attempt is None:
-                continue
-            if record.fresh and attempt > 2 * self._timeouts.max_attempts:
-                # It was not given up earlier because it kills whole workers, so each new worker knows nothing of it.
-                self.settling.report(slot, Report(record.id, RunResult.FAILED, given_up(attempt - 1)))
-            else:
-                runs.append((self.runs.begin(slot, held, replace(record, attempt=attempt), now), attempt))
-        return runs
+        held = self._held.get(slot)
+        return [] if held is None or held.stopping else self._starts.reserved(slot, held, reserved, now)
 
     def take_says(self) -> list[Message]:
         """Return, once, the messages to send to the host."""
@@ -267,7 +249,7 @@ class JobReconciler:
 
     def wake_at(self) -> float | None:
         """Return when to reconcile again, unless something happens before."""
-        at = min(self._agenda.next_at, self._ask_at)
+        at = min(self._agenda.next_at, self._starts.ask_at)
         return None if at == float("inf") else at
 
     def _reconcile(self, slot: Slot, held: HeldSlot, now: float) -> list[str]:
@@ -278,8 +260,7 @@ class JobReconciler:
             return []
         if held.reports or self.overdue or not (held.opened and self.host_up):
             return []  # some reports are not stored yet, so the records are older than our knowledge
-        idle = [record for job, record in held.wanted.items() if job not in held.runs]
-        return [record.id for record in idle if self._may_start(slot, held, record, now)]
+        return self._starts.due(slot, held, now)
 
     def _look_after(self, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float) -> None:
         limit = {RunStage.STARTING: self._timeouts.start_timeout, RunStage.STOPPING: self._timeouts.stop_timeout}.get(
@@ -295,29 +276,6 @@ class JobReconciler:
             run.stage, run.since = RunStage.STOPPING, now
             self._says.append(Stop(run.ref))
             self._agenda.add_at(now + self._timeouts.stop_timeout, run.slot)
-
-    def _may_start(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
-        if record.state is JobState.STOPPING:
-            # The worker that ran it gave the slot away or died.
-            self.settling.report(slot, Report(record.id, RunResult.ENDED))
-            return False
-        if self._placed and isinstance(slot, int) and not is_built_in(record.id):
-            # The sender took the keyspace for a plain one, so nobody here has claimed the key.
-            if record.fresh or record.error != self._misplaced:
-                self.settling.report(slot, Report(record.id, RunResult.FAILED, self._misplaced))
-            return False
-        if held.idle:
-            if not record.fresh and record.error != held.idle:  # a failed report would remove a fresh record
-                self.settling.report(slot, Report(record.id, RunResult.FAILED, held.idle))
-            return False
-        if now < held.failures.get(record.id, (0, 0.0))[1]:
-            return False
-        last_chance = record.fresh and 0 < record.attempt >= self._timeouts.max_attempts - LONE_STARTS
-        at = self._suspects.ask(self.runs.who(record), now, last_chance=last_chance)
-        if at > now:
-            self._kept_back[record.slot] = None
-            self._ask_at = min(self._ask_at, at)
-        return at <= now
 
     def _end(self, slot: Slot, held: HeldSlot) -> None:
         if held.tasks_drained and not held.runs and not (held.opened and (held.reports or held.noted)):

@@ -17,7 +17,7 @@ from celery_sticky.ownership.events import Drained, Event, HostDown, Opened
 from celery_sticky.placement.placed_jobs import PlacedJobs
 from celery_sticky.stores.flow import Flow
 from celery_sticky.stores.jobs import JobStore
-from simulator.job_host import STEP, JobHosts
+from simulator.job_hosts import STEP, JobHosts
 from simulator.job_store import WitnessedJobs
 from simulator.scenario import Point
 from simulator.terms import JOB_POLL, KEYSPACE, MAX_STARTS, OUTCOME_TTL, START_TIMEOUT, STOP_TIMEOUT

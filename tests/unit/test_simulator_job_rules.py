@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from harness.rules import Rule, broken_without, rule
 from simulator.invariants import Invariant
-from simulator.job_host import JobHosts, SimulatedHost
+from simulator.job_host import SimulatedHost
+from simulator.job_hosts import JobHosts
 
 from celery_sticky.jobs.keeper.flow import KeeperFlow
 from celery_sticky.jobs.keeper.held import DrainedSlot, HeldSlot, JobRun, RunStage, job_key

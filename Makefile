@@ -25,7 +25,7 @@ test: $(STAMP) ## All tests (TEST_ARGS="-k name"); those of real workers under f
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m system $(TEST_ARGS) || { last=$$?; [ $$last -eq 5 ] || status=$$last; }; \
 	exit $$status
 
-simulate: $(STAMP) ## Workers, store and broker under random faults and virtual time (SEEDS=2000, SIMULATE_ARGS="--seed 7")
+simulate: $(STAMP) ## Workers, store and broker under random faults and virtual time (SEEDS=2000, SIMULATE_ARGS="--jobs" or "--seed 7")
 	@PYTHONPATH=tests $(BIN)/python -m simulator --seeds $(or $(SEEDS),2000) $(SIMULATE_ARGS)
 
 check: $(STAMP) ## Style, words, sizes, types, import contracts, and that the wheel works alone

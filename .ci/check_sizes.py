@@ -13,8 +13,6 @@ ONE_IDEA = {
     "celery_sticky/delivery/key_claims.py": "which keys of placed keyspaces this worker may run",
     "celery_sticky/delivery/state.py": "the slots of a worker, from the opening to the last confirmed disposition",
     "celery_sticky/jobs/client.py": "what an app calls for its jobs",
-    "celery_sticky/jobs/keeper/keeper.py": "what any thread may ask of the keeper, and its thread",
-    "celery_sticky/jobs/keeper/reconciler.py": "wanted and running jobs compared: pure state",
     "celery_sticky/ownership/machine.py": "one member's state machine: events in, effects out",
     "celery_sticky/settings.py": "every setting, with its check and its description",
     "celery_sticky/testing/queue_fence_contract.py": "the half of the queue contract about openings and fences",

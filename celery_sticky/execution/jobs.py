@@ -12,6 +12,7 @@ from typing import Any
 from celery_sticky.drivers import open_job_store
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.job_host import app_name, host_command
+from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.process import HostProcess
@@ -20,6 +21,7 @@ from celery_sticky.jobs.keeper.slots import SharedSlots
 from celery_sticky.jobs.keeper.supervisor import REMEDY, Supervisor
 from celery_sticky.jobs.keeper.suspects import Suspects
 from celery_sticky.membership.flow import Slots
+from celery_sticky.membership.lease import boottime
 from celery_sticky.ownership.events import Event, HostDown
 
 logger = logging.getLogger("celery_sticky.jobs")
@@ -36,7 +38,7 @@ class WorkerJobs:
     def __init__(self, context: WorkerContext, keepers: Mapping[str, Keeper], supervisor: Supervisor) -> None:
         self._context, self._keepers, self._supervisor = context, keepers, supervisor
         self._slots = {
-            name: SharedSlots(context.courier, keeper, context.lease, partial(_post, context, name))
+            name: SharedSlots(context.courier, keeper, context.lease.membership, partial(_post, context, name))
             for name, keeper in keepers.items()
         }
 
@@ -109,20 +111,24 @@ def _make_keeper(
     timeouts = JobTimeouts(settings.job_start_timeout, settings.job_stop_timeout, settings.max_attempts)
     where, built_in = wiring.store_at, wiring.declared.built_in(keyspace, context.keyspaces[keyspace])
     placer = context.placers.get(keyspace)
-    keeper = Keeper(
+    here = Surroundings(
         keyspace,
         context.hostname,
-        JobReconciler(
-            timeouts, keyspace=keyspace, suspects=suspects, refs=refs, built_in=built_in, placed=placer is not None
-        ),
-        partial(open_job_store, where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.io_timeout),
         supervisor,
-        context.lease,
+        partial(context.lease.trusted, keyspace),
         partial(_post, context, keyspace),
+        boottime,
         poll=settings.job_poll,
         outcome_ttl=settings.job_outcome_ttl,
         placer=placer.jobs if placer is not None else None,
     )
+    reconciler = JobReconciler(
+        timeouts, keyspace=keyspace, suspects=suspects, refs=refs, built_in=built_in, placed=placer is not None
+    )
+    open_store = partial(
+        open_job_store, where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.io_timeout
+    )
+    keeper = Keeper(here, reconciler, open_store)
     if placer is not None:
         placer.jobs.keeper = keeper
     return keeper

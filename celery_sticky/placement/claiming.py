@@ -11,9 +11,10 @@ from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import worker_queue
 from celery_sticky.ownership.view import View
-from celery_sticky.placement.flow import Courier, Flow, ask
+from celery_sticky.placement.flow import Courier, Flow
 from celery_sticky.placement.placed_jobs import PlacedJobs
 from celery_sticky.placement.rules import KeyPlan, Scene
+from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import Answer, PlacementStore, Said, Wish
 
 logger = logging.getLogger("celery_sticky.placer")

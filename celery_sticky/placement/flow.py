@@ -1,44 +1,19 @@
-"""The flows of a placer: how its parts send requests to the placement store; and the courier as a placer sees it.
-
-The arguments of a request are fixed when it is yielded, however late it is sent.
-"""
+"""The flows of a placer, whose requests go to the placement store; and the courier as a placer sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import SlotId
+from celery_sticky.stores import flow
 from celery_sticky.stores.placement import PlacementStore
 
 Answer = TypeVar("Answer")
-Given = TypeVarTuple("Given")
 
-Request = Callable[[PlacementStore], object]
-Flow = Generator[Request, Any, Answer]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request to the placement store: one of its methods with arguments."""
-
-    verb: str
-    given: tuple[Any, ...]
-
-    def __call__(self, placement_store: PlacementStore) -> object:
-        """Make the request."""
-        return getattr(placement_store, self.verb)(*self.given)
-
-    def __str__(self) -> str:
-        return self.verb
-
-
-def ask(verb: Callable[[Any, *Given], Answer], *given: *Given) -> Generator[Request, Any, Answer]:
-    """Make one request to the placement store; `verb` is a method of `PlacementStore`."""
-    answer: Answer = yield Asked(verb.__name__, given)
-    return answer
+Request = flow.Request[PlacementStore]
+Flow = flow.Flow[PlacementStore, Answer]
 
 
 class Courier(Protocol):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from celery_sticky.placement.flow import Flow, ask
+from celery_sticky.placement.flow import Flow
+from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import START, PlacementStore
 
 LOOK_EVERY = 5.0

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import Slot, job_place, key_of
-from celery_sticky.placement.flow import Courier, Flow, ask
+from celery_sticky.placement.flow import Courier, Flow
 from celery_sticky.placement.job_keys import JobKeys
 from celery_sticky.placement.rules import Duty, KeyPlan, Scene
+from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import Answer, Look, PlacementStore, Said, Version
 
 logger = logging.getLogger("celery_sticky.placer")

@@ -20,12 +20,13 @@ from celery_sticky.ownership.events import Drained, Event, OpenRefused, WorkerQu
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.placement.claiming import PAUSE, Decisions, Heartbeats
-from celery_sticky.placement.flow import Courier, Flow, ask
+from celery_sticky.placement.flow import Courier, Flow
 from celery_sticky.placement.lost_pins import LostPins
 from celery_sticky.placement.placed_jobs import PlacedJobs
 from celery_sticky.placement.rules import Scene
 from celery_sticky.placement.worker_queues import WorkerQueues
 from celery_sticky.queues.base import SlotQueues
+from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import NO_VERSION, PinMoved, PlacementStore
 
 IDLE = 5.0

@@ -31,8 +31,8 @@ class Rule:
     def __str__(self) -> str:
         return self.name
 
-    def scenario(self, seed: int, *, placed: bool) -> Scenario:
-        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, placed=placed)
+    def scenario(self, seed: int, *, placed: bool, jobs: bool) -> Scenario:
+        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, placed=placed, jobs=jobs)
         return drawn if self.losses is None else replace(drawn, losses=self.losses)
 
 
@@ -41,13 +41,13 @@ def rule(name: str, *without: Any, breaks: Collection[Invariant], **options: Any
     return Rule(name, three, frozenset(breaks), **options)
 
 
-def broken_without(rule: Rule, monkeypatch: pytest.MonkeyPatch, *, placed: bool) -> None:
+def broken_without(rule: Rule, monkeypatch: pytest.MonkeyPatch, *, placed: bool, jobs: bool = False) -> None:
     """See that in some world without the rule one of its promises is broken."""
     for part, name, instead in rule.without:
         monkeypatch.setattr(part, name, instead)
     broken = set[Invariant]()
     for seed in range(rule.first, rule.first + SEEDS):
-        outcome = live(rule.scenario(seed, placed=placed))
+        outcome = live(rule.scenario(seed, placed=placed, jobs=jobs))
         if isinstance(outcome, Failure):
             broken.add(outcome.invariant)
         if broken & rule.breaks:

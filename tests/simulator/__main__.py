@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import click
 
 from simulator.run import Totals, cores, live_all
 from simulator.scale import measure
-from simulator.scenario import draw
+from simulator.scenario import Scenario, draw
 from simulator.shrink import Failure, live, shrink
 
 EVERY = 60.0
@@ -19,35 +21,46 @@ EVERY = 60.0
 @click.command()
 @click.option("--seeds", default=2000, show_default=True, help="How many seeds.")
 @click.option("--first", default=0, show_default=True, help="The first of them.")
-@click.option("--jobs", default=cores(), help="Processes; all cores if not given.")
+@click.option("--processes", default=cores(), help="How many processes; one for each core if not given.")
 @click.option("--seconds", default=float("inf"), help="Stop after so long, however many seeds are left.")
 @click.option("--seed", type=int, help="Only this one, with its trace.")
 @click.option("--placed/--plain", default=None, help="Placed or plain keyspaces; default: as each seed says.")
+@click.option("--jobs", is_flag=True, help="Worlds with jobs, in plain keyspaces if not --placed.")
 @click.option("--scale", is_flag=True, help="Instead: figures of a keyspace of 1,000 members and 16,384 slots.")
-def main(seeds: int, first: int, jobs: int, seconds: float, seed: int | None, placed: bool | None, scale: bool) -> None:
+def main(
+    seeds: int,
+    first: int,
+    processes: int,
+    seconds: float,
+    seed: int | None,
+    placed: bool | None,
+    jobs: bool,
+    scale: bool,
+) -> None:
     """Simulate workers, a store and a broker under random faults; exit with 1 if a promise was broken."""
+    scenario = partial(draw, placed=placed, jobs=jobs)
     if scale:
         for line in measure():
             click.echo(line)
     elif seed is not None:
-        sys.exit(_replay(seed, placed))
+        sys.exit(_replay(scenario(seed)))
     else:
-        sys.exit(_simulate(first, seeds, jobs, seconds, placed))
+        sys.exit(_simulate(first, seeds, processes, seconds, scenario))
 
 
-def _replay(seed: int, placed: bool | None) -> int:
-    outcome = live(draw(seed, placed=placed))
+def _replay(scenario: Scenario) -> int:
+    outcome = live(scenario)
     if isinstance(outcome, Failure):
         return _report(outcome)
     click.echo("\n".join(outcome.lines(len(outcome.trace))))
-    click.echo(f"seed {seed}: no promise was broken in {outcome.now:.1f} s")
+    click.echo(f"seed {scenario.seed}: no promise was broken in {outcome.now:.1f} s")
     return 0
 
 
-def _simulate(first: int, seeds: int, jobs: int, seconds: float, placed: bool | None) -> int:
+def _simulate(first: int, seeds: int, processes: int, seconds: float, scenario: Callable[[int], Scenario]) -> int:
     begun = told = time.monotonic()
     totals = Totals()
-    for totals, failure in live_all(first, seeds, jobs, seconds, placed=placed):
+    for totals, failure in live_all(first, seeds, processes, seconds, scenario):
         if failure is not None:
             return _report(failure)
         if time.monotonic() > told + EVERY:
@@ -69,6 +82,7 @@ def _report(failure: Failure) -> int:
     click.echo(f"seed {failure.scenario.seed} broke {failure.invariant}; cutting it down …")
     click.echo(str(shrink(failure)))
     world = "--plain" if failure.scenario.placement is None else "--placed"
+    world += " --jobs" if failure.scenario.jobs is not None else ""
     click.echo(f"again: make simulate SIMULATE_ARGS='{world} --seed {failure.scenario.seed}'")
     return 1
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import RefusedToStart, StickyError, StoreUnavailable
-from celery_sticky.membership.flow import Flow, Pause, Prepare, Request, Surroundings, Watch
+from celery_sticky.membership.flow import Flow, Pause, Prepare, Request, Slots, Surroundings, Watch
 from celery_sticky.membership.state import MembershipState
 from celery_sticky.ownership.events import Event
 from celery_sticky.ownership.machine import Machine, MemberConfig
@@ -30,7 +30,7 @@ STEP = 0.25
 class SteppedMember:
     """Does the same as `membership.member.Member` and its clerk, in the same order."""
 
-    def __init__(self, process: Process, config: MemberConfig) -> None:
+    def __init__(self, process: Process, config: MemberConfig, slots: Slots) -> None:
         self._process, self._world = process, process.world
         self.machine = Machine(config, process.clock)
         self.store = WitnessedStore(process)
@@ -38,18 +38,18 @@ class SteppedMember:
         self.held = frozenset[int]()
         """The slots that are open here or may be."""
         self._inbox: deque[Event] = deque()
-        self._state = MembershipState(self._surroundings(), self.machine, self._inbox)
+        self._state = MembershipState(self._surroundings(slots), self.machine, self._inbox)
         self._flow: Flow[None] = self._state.turn()
         self._view: View | None = None
         self._heard: list[Signal] = []
         self._watching = self._woken = self._cut = False
         self._alarm = 0
 
-    def _surroundings(self) -> Surroundings:
+    def _surroundings(self, slots: Slots) -> Surroundings:
         process = self._process
         return Surroundings(
             KEYSPACE,
-            process.courier,
+            slots,
             self.lease,
             self.application,
             lambda: process.clock,
@@ -198,6 +198,8 @@ class SimulatedLease:
     def __init__(self, process: Process) -> None:
         self._process = process
         self.until = NEVER
+        self.membership = 0
+        """The number of the newest membership."""
 
     @property
     def trusted(self) -> bool:
@@ -206,9 +208,12 @@ class SimulatedLease:
 
     def grant(self, _: str, until: float, membership: int) -> None:
         """See `Lease.grant`."""
-        self.until = until
+        process = self._process
+        self.until, self.membership = until, membership
         if until == NEVER:
-            self._process.world.after(self._process.rng.uniform(0, STEP), self._process.pool.look_at_the_lease)
+            process.world.after(process.rng.uniform(0, STEP), process.pool.look_at_the_lease)
+            if process.jobs is not None:
+                process.jobs.trust_changed()
 
     def mark(self, keyspace: str, slot: int, *, open_here: bool) -> None:
         """See `Lease.mark`."""

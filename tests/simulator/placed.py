@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import NotAMember, StoreUnavailable
-from celery_sticky.keys import slot_for, worker_queue
+from celery_sticky.keys import Slot, slot_for, worker_queue
 from celery_sticky.message import Stamp
 from celery_sticky.placement.flow import Request
 from celery_sticky.stores.memory.store import PlacementRecords
@@ -32,10 +32,15 @@ class Placed:
     def __init__(self, world: World, placement: PlacementSetup) -> None:
         self._world, scenario = world, world.scenario
         self.keyspace, self.slots = placement.keyspace, scenario.slots
-        keys = sorted({str(task.key) for task in scenario.tasks} | {str(pin.key) for pin in scenario.pins})
+        jobs = scenario.jobs.calls if scenario.jobs is not None else ()
+        keys = sorted(
+            {str(call.key) for call in jobs}
+            | {str(task.key) for task in scenario.tasks}
+            | {str(pin.key) for pin in scenario.pins}
+        )
         self._lookup = PlacementLookup(world.server, self.keyspace, self.slots, keys)
         calm = not (scenario.faults or scenario.losses or scenario.broker_losses or scenario.deaf)
-        self.witness = PlacedWitness(self.slots, self._lookup, calm=calm)
+        self.witness = PlacedWitness(self.slots, self._lookup, calm=calm, tends=scenario.jobs is not None)
         self._senders = [Sender(world, self.keyspace, number) for number in range(SENDERS)]
 
     def stamp(self, key: int) -> Stamp:
@@ -45,6 +50,10 @@ class Placed:
     def send(self, task: Task) -> None:
         """Let one of the senders send a task."""
         self._senders[(task.key + task.n) % SENDERS].send(task)
+
+    def place_of(self, key: int) -> Slot | None:
+        """Return the queue of a key; None: the key has no place."""
+        return self._lookup.of(str(key))
 
     def pin(self, pin: Pin) -> None:
         """Let a worker pin a key."""
@@ -90,7 +99,8 @@ class Placed:
                 return Invariant.NOT_OWNED, f"the worker queue of {process.origin} is fenced for {fence}"
         records = self._world.server.records
         book, members = records.placement_stores.get(KEYSPACE, PlacementRecords()), records.heartbeats.get(KEYSPACE, {})
-        if kept := {key: holder for key, (_, holder) in book.claims.items() if holder in members}:
+        jobs = self._world.jobs.keys if self._world.jobs is not None else ()
+        if kept := {key: holder for key, (_, holder) in book.claims.items() if holder in members and key not in jobs}:
             return Invariant.NOT_GIVEN_BACK, f"{kept} are claimed"
         return self._untold(living, book)
 

@@ -37,12 +37,13 @@ class SteppedPlacer:
             process.name,
             process.world.connect,
             process.courier,
-            membership=lambda: 0,
+            membership=lambda: process.jobs.membership if process.jobs is not None else 0,
             report=partial(process.report, KEYSPACE),
             pins_lost=self._lost,
             wake=self.wake,
             clock=lambda: process.clock,
         )
+        self.jobs = self._state.jobs
         self._flow: Flow[float] | None = None
         self._woken = False
         self._heard: list[PinMoved] = []

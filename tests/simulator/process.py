@@ -11,6 +11,7 @@ from celery_sticky.ownership.events import Drained, Event, LeaveAsked, LoopAnswe
 from celery_sticky.ownership.machine import Machine, MemberConfig, Phase
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE
 from simulator.courier import WatchedCourier
+from simulator.keeper import ProcessJobs
 from simulator.member import SteppedMember
 from simulator.placer import SteppedPlacer
 from simulator.pool import Pool
@@ -35,7 +36,9 @@ class Process:
         self.pool = Pool(self, world.scenario.concurrency)
         self.courier = WatchedCourier(self)
         self.placer = SteppedPlacer(self, world.placed) if world.placed is not None else None
-        self.member = SteppedMember(self, self._config(dead_incarnation))
+        self.jobs: ProcessJobs | None = ProcessJobs(self, world.jobs) if world.jobs is not None else None
+        slots = self.jobs.slots if self.jobs is not None else self.courier
+        self.member = SteppedMember(self, self._config(dead_incarnation), slots)
         self.alive = True
         self.failed = False
         """Whether anything has ever befallen it."""
@@ -45,6 +48,8 @@ class Process:
         """Until then its loop starts nothing, and hears of no end."""
         self.store_cut_until = self.broker_cut_until = 0.0
         self._armed: list[Fault] = []
+        if self.jobs is not None:
+            self.jobs.start()
 
     def _config(self, dead_incarnation: str) -> MemberConfig:
         scenario = self.world.scenario
@@ -134,8 +139,12 @@ class Process:
         of_queue = isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str)
         if self.placer is not None and of_queue:
             self.placer.report(event)
-        else:
-            self.member.post(event, wakes=partial(self.later, self.rng.uniform(0, 0.01)))
+        elif self.jobs is None or not self.jobs.takes(event):
+            self.tell(event)
+
+    def tell(self, event: Event) -> None:
+        """Tell the member what was seen: its thread takes that in a moment later."""
+        self.member.post(event, wakes=partial(self.later, self.rng.uniform(0, 0.01)))
 
     def learns_of_claims(self) -> None:
         """Its claims, or the lease that they rest on, may have changed."""
@@ -192,6 +201,8 @@ class Process:
                 if fault.kind is Kind.PAUSE:
                     self.frozen_until = max(self.frozen_until, until)
                     self.world.at(self.frozen_until, self.pool.thaw)
+                    if self.jobs is not None:
+                        self.world.at(self.frozen_until, self.jobs.hosts.thaw)
             case Kind.CRASH:
                 dead = self.machine.incarnation if fault.proof else ""
                 self.die()
@@ -225,4 +236,6 @@ class Process:
             self.member.close()
             if self.placer is not None:
                 self.placer.close()
+            if self.jobs is not None:
+                self.jobs.die()
             self.pool.die_with_parent()

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from functools import partial
 
 from simulator.scenario import Scenario, draw
 from simulator.shrink import Failure, live
@@ -47,19 +46,20 @@ def live_seeds(
         if isinstance(outcome, Failure):
             return totals, outcome
         witness = outcome.witness
-        counted = (1, outcome.events, outcome.struck, len(outcome.tasks), witness.begun, len(witness.evicted))
+        begun = witness.begun + (outcome.jobs.witness.begun if outcome.jobs is not None else 0)
+        counted = (1, outcome.events, outcome.struck, len(outcome.tasks), begun, len(witness.evicted))
         totals.add(Totals(*counted, outcome.now))
     return totals, None
 
 
 def live_all(
-    first: int, seeds: int, jobs: int, seconds: float = float("inf"), *, placed: bool | None = None
+    first: int, seeds: int, processes: int, seconds: float, scenario: Callable[[int], Scenario]
 ) -> Iterator[tuple[Totals, Failure | None]]:
-    """Live through seeds in `jobs` processes, for at most `seconds`; yield totals so far after each batch."""
+    """Live through seeds in so many processes, for at most `seconds`; yield totals so far after each batch."""
     totals, until = Totals(), time.monotonic() + seconds
     batches = [range(at, min(at + BATCH, first + seeds)) for at in range(first, first + seeds, BATCH)]
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        for counted, failure in pool.imap_unordered(_Batch(until, placed), batches):
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        for counted, failure in pool.imap_unordered(_Batch(until, scenario), batches):
             totals.add(counted)
             yield totals, failure
 
@@ -67,10 +67,10 @@ def live_all(
 @dataclass(frozen=True)
 class _Batch:
     until: float
-    placed: bool | None
+    scenario: Callable[[int], Scenario]
 
     def __call__(self, seeds: range) -> tuple[Totals, Failure | None]:
-        return live_seeds(seeds, partial(draw, placed=self.placed), until=self.until)
+        return live_seeds(seeds, self.scenario, until=self.until)
 
 
 def cores() -> int:

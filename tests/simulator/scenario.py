@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
+from simulator.jobs_scenario import Jobs, draw_jobs
 from simulator.placing import WAYS, Pin, PlacementSetup, draw_pins
 from simulator.terms import HASH
 
@@ -54,6 +55,8 @@ LOOP_HANGS = 0.2
 """The share of worlds in which the loop of a worker hangs."""
 SLOT_BREAKS = 0.2
 """The share of worlds in which the records of a slot are unusable for a while."""
+TASKS_BESIDE_JOBS = 4
+"""Where there are jobs, one task in this many is sent."""
 LENGTHS = (0.5, 3.0, 9.0, 13.0, 20.0)
 """Typical lengths of faults, in seconds: the lease is 10 s, its margin 2 s."""
 
@@ -73,9 +76,12 @@ class Point(StrEnum):
     ENDED = "as a task ends"
     PLACEMENT_STORE_ASKED = "as its placer asks the placement store"
     DIRECTORY_ANSWERED = "as its placer is answered"
+    KEEPER_ASKED = "as its keeper writes to the job store"
+    KEEPER_ANSWERED = "as its keeper's write is answered"
 
 
-PLAIN_POINTS = tuple(Point)[:-2]
+PLAIN_POINTS, PLACED_POINTS = tuple(Point)[:-4], tuple(Point)[:-2]
+JOB_POINTS = (*PLAIN_POINTS, Point.KEEPER_ASKED, Point.KEEPER_ANSWERED)
 
 
 class Ending(StrEnum):
@@ -159,8 +165,16 @@ class Scenario:
     placement: PlacementSetup | None = None
     """None: the keyspace is not placed."""
     pins: tuple[Pin, ...] = ()
+    jobs: Jobs | None = None
+    """None: it has no jobs, and its workers no keepers."""
     away: str = ""
     """Names of workers that are not started again once they have ended."""
+
+    @property
+    def ends(self) -> list[float]:
+        """When its faults are over."""
+        hosts = self.jobs.faults if self.jobs is not None else ()
+        return [fault.at + fault.seconds for fault in self.faults] + [fault.at + fault.seconds for fault in hosts]
 
     @property
     def hash(self) -> str:
@@ -169,27 +183,47 @@ class Scenario:
 
 
 def draw(
-    seed: int, *, kinds: Collection[Kind] = tuple(Kind), deaf: bool = False, placed: bool | None = None
+    seed: int,
+    *,
+    kinds: Collection[Kind] = tuple(Kind),
+    deaf: bool = False,
+    placed: bool | None = None,
+    jobs: bool = False,
 ) -> Scenario:
     """Return the scenario of a seed, with faults of these kinds. `placed` None: the seed chooses."""
+    if jobs:
+        drawn = _draw_with_jobs(seed, kinds, JOB_POINTS if not placed else tuple(Point), deaf=deaf)
+        return _place(drawn) if placed else drawn
     placed = seed % PLACED_EVERY == 1 if placed is None else placed
-    scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not placed else tuple(Point), deaf=deaf)
+    scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not placed else PLACED_POINTS, deaf=deaf)
     if Kind.BROKER_BACK in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_broker_faults(Random(f"broker {seed}"))))
     if Kind.HANG in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_hangs(Random(f"hang {seed}"), scenario.names)))
     if Kind.BROKEN in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_breaks(Random(f"broken {seed}"), scenario.slots)))
-    if not placed:
-        return scenario
-    rng = Random(f"directed {seed}")
+    return _place(scenario) if placed else scenario
+
+
+def _place(scenario: Scenario) -> Scenario:
+    """Return the scenario with a placed keyspace."""
+    rng = Random(f"directed {scenario.seed}")
     placement = rng.choice(WAYS)
     keys = {task.key for task in scenario.tasks}
+    if scenario.jobs is not None:
+        keys |= {call.key for call in scenario.jobs.calls}
     pins = draw_pins(rng, scenario.names, keys, TROUBLE) if placement.pins else ()
     # A store that lost its data no longer knows which workers have worker queues.
     forgets = any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in scenario.faults)
     away = rng.choice(scenario.names[1:]) if rng.random() < 0.4 and not forgets else ""
     return replace(scenario, placement=placement, pins=pins, away=away)
+
+
+def _draw_with_jobs(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, deaf: bool) -> Scenario:
+    scenario = _draw_plain(seed, kinds, points, deaf=deaf)
+    # Tasks are drawn in other worlds; here a few of them are in the way of a handover.
+    tasks, jobs = scenario.tasks[::TASKS_BESIDE_JOBS], draw_jobs(seed, scenario.names, scenario.slots, TROUBLE)
+    return replace(scenario, tasks=tasks, jobs=jobs)
 
 
 def _draw_plain(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, deaf: bool) -> Scenario:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from traceback import format_exception
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from simulator.invariants import Invariant, Violation
+from simulator.jobs_scenario import Jobs
 from simulator.scenario import Scenario
 from simulator.world import World
 
@@ -34,12 +35,15 @@ class Failure:
         head = f"seed {scenario.seed}, at {self.at:.3f} s: {self.text}"
         world = f"workers {', '.join(scenario.names)}; {scenario.slots} slots; losses {scenario.losses:.0%} of requests"
         faults = [f"  fault {fault}" for fault in scenario.faults]
+        jobs = scenario.jobs or Jobs()
+        faults += [f"  fault {fault}" for fault in jobs.faults]
+        calls = [f"  call  {call}" for call in jobs.calls]
         tasks = [f"  task  {task}" for task in scenario.tasks]
         pins = [f"  pin   {pin}" for pin in scenario.pins]
         placed = [f"keys are placed by {scenario.placement}"] if scenario.placement is not None else []
         placed += [f"{scenario.away} is not started again"] if scenario.away else []
         trace = ["trace:", *(f"  {line}" for line in self.trace)]
-        return "\n".join([head, world, *placed, *faults, *pins, *tasks, *trace])
+        return "\n".join([head, world, *placed, *faults, *pins, *tasks, *calls, *trace])
 
 
 def live(scenario: Scenario) -> World | Failure:
@@ -72,11 +76,18 @@ def shrink(failure: Failure, most: int = LIVES) -> Failure:
     fails(replace(found.scenario, losses=0.0, broker_losses=0.0))
     _reduce(found.scenario.faults, lambda faults: fails(replace(found.scenario, faults=faults)))
     _reduce(found.scenario.pins, lambda pins: fails(replace(found.scenario, pins=pins)))
+    if (jobs := found.scenario.jobs) is not None:
+        _reduce(jobs.faults, lambda faults: fails(_with_jobs(found.scenario, faults=faults)))
+        _reduce(jobs.calls, lambda calls: fails(_with_jobs(found.scenario, calls=calls)))
     _reduce(found.scenario.tasks, lambda tasks: fails(replace(found.scenario, tasks=tasks)))
     _reduce(found.scenario.faults, lambda faults: fails(replace(found.scenario, faults=faults)))
     while len(found.scenario.names) > 1 and fails(replace(found.scenario, names=found.scenario.names[:-1])):
         pass
     return found
+
+
+def _with_jobs(scenario: Scenario, **changes: Any) -> Scenario:
+    return replace(scenario, jobs=replace(scenario.jobs or Jobs(), **changes))
 
 
 def _reduce(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> None:

@@ -19,5 +19,7 @@ LOOP_TIMEOUT = 4.0
 TIMEOUT = 2.0
 """How long a client waits for a server, in seconds."""
 MAX_WAITING, MAX_WAITING_BYTES, MAX_ATTEMPTS, DEAD_LIMIT = 4096, 64 * 1024 * 1024, 5, 2
+START_TIMEOUT, STOP_TIMEOUT, JOB_POLL, OUTCOME_TTL, MAX_STARTS = 4.0, 2.0, 5.0, 600.0, 3
+"""Of jobs."""
 EPOCH = 1e6
 """The wall clock at the start of the world."""

@@ -24,9 +24,10 @@ PROMPT = 0.5
 class PlacedWitness(Witness):
     """Checks every step of a world with a placed keyspace."""
 
-    def __init__(self, slots: int, lookup: PlacementLookup, *, calm: bool) -> None:
+    def __init__(self, slots: int, lookup: PlacementLookup, *, calm: bool, tends: bool) -> None:
+        """`tends`: keys without a place are claimed by the owner of their slot, who removes jobs that are to stop."""
         super().__init__(slots)
-        self._lookup, self._calm = lookup, calm
+        self._lookup, self._calm, self._tends = lookup, calm, tends
         self._granted: dict[str, tuple[int, str]] = {}
         self._begun: dict[tuple[int, int], list[_Begun]] = defaultdict(list)
         """By key and priority."""
@@ -39,7 +40,7 @@ class PlacedWitness(Witness):
             raise Violation(broken, f"key {key}: token {token} for {incarnation} after {before} for {holder}")
         self._granted[key] = token, incarnation
         place = self._lookup.of(key)
-        if place is None or (isinstance(place, str) and place != worker_queue(worker)):
+        if (place is None and not self._tends) or (isinstance(place, str) and place != worker_queue(worker)):
             where = str(place).removeprefix(WORKER_QUEUE) if place else "nowhere"
             raise Violation(Invariant.MISDIRECTED, f"key {key} belongs to {where}: {incarnation} has claimed it")
 

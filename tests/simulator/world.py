@@ -25,6 +25,7 @@ from celery_sticky.stores.base import Store
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from simulator.broker import Broker, WitnessedQueues
 from simulator.invariants import Invariant, Violation, Witness
+from simulator.jobs_world import JobsWorld
 from simulator.placed import Placed
 from simulator.pool import envelope
 from simulator.process import Process
@@ -80,6 +81,7 @@ class World:
         self._numbers = count()
         self._out_until = 0.0
         self._beaten: dict[str, float] = {}
+        self.jobs = JobsWorld(self, scenario.jobs) if scenario.jobs is not None else None
         self._plan()
         self._backup = self.server.snapshot()
         self._copy_broker()
@@ -100,12 +102,16 @@ class World:
         if self.placed is not None:
             for pin in scenario.pins:
                 self.at(pin.at, partial(self.placed.pin, pin))
-            if any(fault.kind is Kind.FAIL_OVER for fault in scenario.faults):
-                self.after(COPIED_EVERY, self._copy)
+
+        loses = any(fault.kind is Kind.FAIL_OVER for fault in scenario.faults)
+        if loses and (self.placed is not None or self.jobs is not None):
+            self.after(COPIED_EVERY, self._copy)
 
     def _copy(self) -> None:
         """Update the older data that a store fails over to."""
         self._backup = self.server.snapshot()
+        if self.jobs is not None:
+            self.jobs.copy()
         if self.now < TROUBLE:
             self.after(COPIED_EVERY, self._copy)
 
@@ -160,7 +166,7 @@ class World:
         with _silence():
             self.run(TROUBLE)
             self._end_trouble()
-            quiet = max([TROUBLE, *(fault.at + fault.seconds for fault in self.scenario.faults)])
+            quiet = max([TROUBLE, *self.scenario.ends])
             self.run(quiet)
             # A single worker that runs one task at a time may have to do all the work.
             work = sum(task.seconds * (len(task.ends) + 1) for task in self.scenario.tasks)
@@ -201,23 +207,33 @@ class World:
                 self._out_until = max(self._out_until, self.now + fault.seconds)
             case Kind.DEAF:
                 self.server.cut()
+                if self.jobs is not None:
+                    self.jobs.server.cut()
             case Kind.JOIN:
                 for number in range(fault.number):
                     self._names[f"j{number}"] = None
                     self.after(self.rng.uniform(0, 0.2), partial(self.start, f"j{number}"))
             case Kind.WIPE:
                 self.server.wipe()
+                if self.jobs is not None:
+                    self.jobs.lose(all_of_it=True)
             case Kind.RESTART:
                 self.server.restart()
+                if self.jobs is not None:
+                    self.jobs.server.restart()
             case Kind.FAIL_OVER:
                 self.server.roll_back(self._backup)
                 self.server.restart()
+                if self.jobs is not None:
+                    self.jobs.lose(all_of_it=False)
             case Kind.BROKEN:
                 self.broker.unusable[fault.number] = self.now + fault.seconds
             case Kind.BROKER_BACK:
                 self._broker_goes_back()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
             self._backup = self.server.snapshot()
+            if self.jobs is not None:
+                self.jobs.copy()
             self._look_up()
 
     # -- a request and its answer --------------------------------------------------------------
@@ -320,7 +336,7 @@ class World:
         """Check that a worker being killed after it was told to leave did not have enough time to leave."""
         scenario, pool = self.scenario, process.pool
         others = [fault for fault in scenario.faults if fault.kind is not Kind.LEAVE]
-        calm = not (others or scenario.losses or scenario.broker_losses)
+        calm = scenario.jobs is None and not (others or scenario.losses or scenario.broker_losses)
         idle = not pool.busy and self.now - pool.ended_at > LEAVES_IN
         if calm and idle and not process.failed and process.machine.phase is not Phase.LEFT:
             raise Violation(Invariant.NOT_LEFT, f"{process.origin} has not left")
@@ -371,6 +387,8 @@ class World:
                 return Invariant.NOT_OWNED, text
         if left := self.witness.left:
             return Invariant.NOT_DRAINED, f"{left} are left"
+        if self.jobs is not None and (found := self.jobs.disorder()) is not None:
+            return found
         return self.placed.disorder(living) if self.placed is not None else None
 
     def _unowned(self, process: Process, view: View) -> str | None:

@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 from harness.fake_host import FakeHost, World
 
 from celery_sticky.errors import StoreUnavailable
-from celery_sticky.jobs.keeper import keeper as keeper_module
+from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts, built_in_job
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
@@ -22,7 +23,18 @@ from celery_sticky.jobs.wire import Ended, Notify, Start, Stop
 from celery_sticky.keys import Slot
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
-from celery_sticky.stores.jobs import SEEN_RECORDS, STOPPED, Admission, DispatchOutcome, JobState, NewJob, SlotJobs
+from celery_sticky.stores.flow import serve
+from celery_sticky.stores.jobs import (
+    SEEN_RECORDS,
+    STOPPED,
+    Admission,
+    DispatchOutcome,
+    JobState,
+    NewJob,
+    Report,
+    RunResult,
+    SlotJobs,
+)
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 
 SLOTS, KEYS = 4, 8
@@ -39,7 +51,6 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(Clock, "now", 1000.0)
-    monkeypatch.setattr(keeper_module, "boottime", lambda: Clock.now)
     return Clock()
 
 
@@ -106,18 +117,19 @@ class Worker:
         self.drained: set[int] = set()
         self.reports: list[Event] = []
         self.placer = Placer()
-        self.keeper = Keeper(
+        here = Surroundings(
             "ks",
             name,
-            JobReconciler(timeouts, suspects=self.host.suspects, **built_in),
-            lambda: self.store,
             self.host,
-            self.lease,
+            partial(self.lease.trusted, "ks"),
             self._report,
+            lambda: Clock.now,
             poll=poll,
             outcome_ttl=60.0,
             placer=None if plain else self.placer,
         )
+        reconciler = JobReconciler(timeouts, suspects=self.host.suspects, **built_in)
+        self.keeper = Keeper(here, reconciler, lambda: self.store)
         self.host.keeper = self.keeper
         self.host.boot()
 
@@ -130,7 +142,10 @@ class Worker:
     def work(self) -> None:
         Clock.now += 0.1
         self.keeper.heed(self.store.watch(0.0))
-        self.keeper.work(self.store)
+        self.turn()
+
+    def turn(self) -> None:
+        serve(self.keeper.turn(), self.store)
 
 
 class Cluster:
@@ -404,7 +419,7 @@ def test_while_the_store_is_away_jobs_are_stopped_all_the_same(server: MemoryJob
     worker.keeper.stop(0)
     server.stop()
     with pytest.raises(StoreUnavailable):
-        worker.keeper.work(worker.store)
+        worker.turn()
     assert worker.host.inbox == deque([Stop(1)])
 
 
@@ -419,6 +434,20 @@ def test_a_start_is_written_down_again_where_a_failover_has_lost_it(server: Memo
     run(worker)
     (record,) = worker.store.records()
     assert (record.state, record.fresh, len(worker.host.world.starts)) == (JobState.RUNNING, False, 1)
+
+
+def test_a_running_job_is_recorded_as_running_also_when_an_old_request_arrives_late(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    for late in (RunResult.FAILED, None):
+        if late is None:
+            worker.store.reserve(0, 1, "a", ["id"])
+        else:
+            worker.store.settle(0, 1, [Report("id", late, "no")], (), outcome_ttl=60)
+        assert state(worker) != "running"
+        run(worker)
+        assert state(worker) == "running" and len(worker.host.world.starts) == 1
 
 
 def test_a_job_starts_under_the_membership_its_slot_was_opened_in_or_not_at_all(server: MemoryJobServer) -> None:
@@ -441,7 +470,7 @@ def test_an_overdue_host_is_killed_once_and_also_while_the_store_is_away(server:
     server.stop()
     for _ in range(3):
         with suppress(StoreUnavailable):
-            worker.keeper.work(worker.store)
+            worker.turn()
     assert kills == [1]
 
 
@@ -640,7 +669,7 @@ def test_an_opening_that_crosses_a_stop_neither_keeps_the_slot_nor_starts_its_jo
             slots.report(Drained(0))
 
     worker = Worker("a", server, World())
-    slots = SharedSlots(Courier(), worker.keeper, worker.lease, lambda _: None)
+    slots = SharedSlots(Courier(), worker.keeper, worker.lease.membership, lambda _: None)
     admit(worker)
     slots.open(("ks", 0), 1, "a-0")
     slots.stop(("ks", 0))
@@ -906,7 +935,7 @@ def test_a_place_that_may_have_changed_is_looked_at_again_before_it_is_let_go() 
     reconciler.open(PLACE, 77, 1)
     reconciler.fenced(PLACE)
     reconciler.seen(PLACE, SlotJobs(0, (), ()))
-    assert reconciler.changed([PLACE, "=other"]) == {PLACE}
+    assert reconciler.changed([PLACE, "=other"]) == [PLACE]
     reconciler.reconcile(boottime(), lambda _: True)
     assert reconciler.take_drained() == []
     reconciler.seen(PLACE, SlotJobs(0, (), ()))
@@ -921,7 +950,7 @@ def test_what_signals_have_lost_the_next_look_finds(server: MemoryJobServer) -> 
     other.admit(NewJob("job", "x", "=x", "x", b"1"), max_queued=9, outcome_ttl=9)
     worker.store.watch(0.0)  # lost
     for _ in range(6):
-        worker.keeper.work(worker.store)
+        worker.turn()
         while worker.host.inbox:
             worker.host.step()
     heard = worker.placer.take()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from harness.fake_host import FakeHost, World
 
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.errors import NotAMember, NotPinned, NoWorker, StoreUnavailable
+from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
@@ -25,6 +27,7 @@ from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, MemberState, View
 from celery_sticky.placement.placer import Placer
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.stores.flow import serve
 from celery_sticky.stores.jobs import Admission, JobPlaces, JobState, NewJob, Reserved, SlotJobs
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
@@ -56,11 +59,9 @@ class Clock:
         return self.now
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("celery_sticky.jobs.keeper.keeper.boottime", clock)
-    return clock
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 class Faults:
@@ -184,18 +185,19 @@ class Node:
         )
         self.courier.placer = self.placer
         self.host = FakeHost(name, cluster.world, cluster.clock)
-        self.keeper = Keeper(
+        here = Surroundings(
             "ks",
             name,
-            JobReconciler(TERMS, keyspace="ks", suspects=self.host.suspects),
-            lambda: self.store,
             self.host,
-            self.lease,
+            partial(self.lease.trusted, "ks"),
             lambda event: None,
+            cluster.clock,
             poll=0.0 if cluster.deaf else NEVER,
             outcome_ttl=60.0,
             placer=self.placer.jobs,
         )
+        reconciler = JobReconciler(TERMS, keyspace="ks", suspects=self.host.suspects)
+        self.keeper = Keeper(here, reconciler, lambda: self.store)
         self.placer.jobs.keeper = self.keeper
         self.host.keeper = self.keeper
         self.host.boot()
@@ -231,7 +233,7 @@ class Node:
     def work(self) -> None:
         with suppress(StoreUnavailable):
             self.keeper.heed(self.store.watch(0.0))
-            self.keeper.work(self.store)
+            serve(self.keeper.turn(), self.store)
 
     def worker_queue(self) -> None:
         with suppress(StoreUnavailable):

@@ -17,7 +17,7 @@ from simulator.invariants import Invariant, Violation, Witness
 from simulator.member import NEVER, SimulatedLease
 from simulator.placing import WAYS
 from simulator.run import Totals, live_seeds
-from simulator.scenario import PLAIN_POINTS, Kind, Point, draw
+from simulator.scenario import PLACED_POINTS, PLAIN_POINTS, Kind, draw
 from simulator.shrink import Failure, live, shrink
 from simulator.world import World
 
@@ -111,7 +111,7 @@ def test_every_kind_of_fault_is_drawn(placed: bool) -> None:
     scenarios = [draw(seed, placed=placed) for seed in range(200)]
     assert {fault.kind for scenario in scenarios for fault in scenario.faults} == set(Kind)
     points = {fault.point for scenario in scenarios for fault in scenario.faults}
-    assert points == set(Point if placed else PLAIN_POINTS)
+    assert points == set(PLACED_POINTS if placed else PLAIN_POINTS)
 
 
 def test_every_fourth_world_directs_its_keys_in_one_of_all_ways() -> None:
@@ -196,7 +196,7 @@ BROKEN = """
 from celery_sticky.ownership import changes
 from simulator.__main__ import main
 changes.plan = lambda view: tuple(min(view.members, default=None) for _ in range(view.slots))
-main(["--seeds", "60", "--jobs", "2"])
+main(["--seeds", "60", "--processes", "2"])
 """
 
 

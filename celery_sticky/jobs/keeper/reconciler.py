@@ -8,11 +8,10 @@ The next look repairs anything that got lost. `now` is in seconds on one clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from heapq import heappop, heappush
 from itertools import count
 
 from celery_sticky.jobs import misplaced
+from celery_sticky.jobs.keeper.agenda import Agenda
 from celery_sticky.jobs.keeper.held import (
     DrainedSlot,
     HeldSlot,
@@ -20,17 +19,18 @@ from celery_sticky.jobs.keeper.held import (
     JobRun,
     JobTimeouts,
     RunStage,
-    is_built_in,
     job_key,
 )
+from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.settling import Settling
-from celery_sticky.jobs.keeper.suspects import LONE_STARTS, Suspects, Who
-from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Started, Stop
+from celery_sticky.jobs.keeper.starts import Starts
+from celery_sticky.jobs.keeper.suspects import Suspects
+from celery_sticky.jobs.wire import Message, Stop
 from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, Report, Reserved, RunResult, SlotJobs
+from celery_sticky.stores.jobs import JobRecord, JobState, Reserved, RunResult, SlotJobs
 
-RETRY_FIRST, RETRY_LAST = 1.0, 60.0
-"""Seconds until a job that failed is started again: first and maximum; the pause doubles."""
+STARTED = (JobState.RUNNING, JobState.STOPPING)
+"""States of a job that has started and is not to start again."""
 
 
 class JobReconciler:
@@ -38,7 +38,7 @@ class JobReconciler:
 
     def __init__(
         self,
-        memberships: JobTimeouts,
+        timeouts: JobTimeouts,
         *,
         keyspace: str = "",
         suspects: Suspects | None = None,
@@ -46,24 +46,16 @@ class JobReconciler:
         built_in: Mapping[int, Sequence[JobRecord]] | None = None,
         placed: bool = False,
     ) -> None:
-        self._terms, self._keyspace, self._placed = memberships, keyspace, placed
-        self._misplaced = misplaced.as_plain(keyspace)
-        self._suspects = suspects or Suspects()
-        self._kept_back: set[Slot] = set()
-        """Slots with starts that must wait for starts of other jobs."""
-        self._ask_at = float("inf")
-        self._refs = refs or count(1)
+        suspects = suspects or Suspects()
+        self._timeouts = timeouts
         self._built_in = built_in or {}
         self._held: dict[Slot, HeldSlot] = {}
+        self._agenda = Agenda()
         self.settling = Settling(self._held)
-        self._runs: dict[int, JobRun] = {}
-        self._relied: dict[int, int] = {}
-        """Membership number -> runs."""
-        # There may be very many key places, so slots with work are recorded here instead of searched for.
-        self._dirty: set[Slot] = set()
-        self._unopened: set[Slot] = set()
-        self._timers: list[tuple[float, int, Slot]] = []
-        self._timed = count()
+        self.runs = Runs(keyspace, timeouts, suspects, refs or count(1), self._held, self.settling, self._agenda)
+        why = misplaced.as_plain(keyspace) if placed else ""
+        self._starts = Starts(timeouts, suspects, self.runs, self.settling, self._agenda, why)
+        self._unopened: dict[Slot, None] = {}
         self._says: list[Message] = []
         self._drained: list[DrainedSlot] = []
         self.host_up = False
@@ -84,15 +76,15 @@ class JobReconciler:
             held.membership, held.vacant = membership, False
         held.tasks_drained |= isinstance(slot, str)
         held.idle = idle
-        self._unopened.add(slot)
-        self._dirty.add(slot)
+        self._unopened[slot] = None
+        self._agenda.add(slot)
 
     def stop(self, slot: Slot) -> None:
         """Give the slot away: stop its runs. `take_drained` returns it when nothing is left."""
         held = self._held.get(slot)
         if held is not None:
             held.stopping = True
-            self._dirty.add(slot)
+            self._agenda.add(slot)
 
     def tasks_drained(self, slot: int) -> None:
         """Note that none of the slot's tasks is left here."""
@@ -101,15 +93,14 @@ class JobReconciler:
             self._drained.append(DrainedSlot(slot))
         else:
             held.tasks_drained = True
-            self._dirty.add(slot)
+            self._agenda.add(slot)
 
     def close(self, slot: Slot) -> None:
         """Drop the slot, which another worker already has: none of its runs may continue."""
         held = self._held.pop(slot, None)
         self._drained = [drained for drained in self._drained if drained.slot != slot]
         if held is not None and held.runs:
-            for run in held.runs.values():
-                self._forget(run)
+            self.runs.drop(held)
             self.overdue = True
 
     def take_drained(self) -> list[DrainedSlot]:
@@ -123,25 +114,25 @@ class JobReconciler:
         """Return slot and epoch of the records to fence."""
         found = [(slot, held) for slot in self._unopened if (held := self._held.get(slot)) is not None]
         found = [(slot, held) for slot, held in found if not (held.opened or held.stopping)]
-        self._unopened = {slot for slot, _ in found}
+        self._unopened = dict.fromkeys(slot for slot, _ in found)
         return [(slot, held.epoch) for slot, held in found]
 
     def fenced(self, slot: Slot) -> None:
         """Note that the slot's records are fenced for our epoch."""
         self._held[slot].opened = True
         self._held[slot].revision = 0
-        self._dirty.add(slot)
+        self._agenda.add(slot)
 
     def unfenced(self, slot: Slot) -> None:
         """Note that the slot's records are fenced for another epoch: fence them again, if we still may."""
         if (held := self._held.get(slot)) is not None:
             held.opened = False
-            self._unopened.add(slot)
-            self._dirty.add(slot)  # a slot that is stopping is not fenced again: its pending reports are void
+            self._unopened[slot] = None
+            self._agenda.add(slot)  # a slot that is stopping is not fenced again: its pending reports are void
 
-    def changed(self, slots: Iterable[Slot]) -> set[Slot]:
+    def changed(self, slots: Iterable[Slot]) -> list[Slot]:
         """Return those of the changed slots that are ours, to look at."""
-        ours = {slot for slot in slots if slot in self._held}
+        ours = [slot for slot in slots if slot in self._held]
         for slot in ours:
             self._held[slot].vacant = False  # as far as we know
         return ours
@@ -171,15 +162,15 @@ class JobReconciler:
             self._forget_old(held)
             self._tell_again(held)
             self.settling.look(slot)
-            self._dirty.add(slot)
+            self._agenda.add(slot)
 
     def _tell_again(self, held: HeldSlot) -> None:
-        """Report a start again whose record lost it in a failover of the store."""
+        """Report a start again whose record does not show it: after a failover, or a request that arrived late."""
         for job, run in held.runs.items():
             record = held.wanted.get(job)
-            lost = record is not None and record.id == run.record.id and record.fresh
+            lost = record is not None and record.id == run.record.id and (record.fresh or record.state not in STARTED)
             if lost and run.stage is RunStage.RUNNING and not held.reports:
-                self._report(run, RunResult.STARTED)
+                self.runs.report(run, RunResult.STARTED)
 
     def _with_built_in(self, slot: Slot, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
         built_in = self._built_in.get(slot, ()) if isinstance(slot, int) else ()
@@ -200,90 +191,20 @@ class JobReconciler:
     def host_started(self) -> None:
         """Note that the host has started and nothing runs in it."""
         self.host_up = True
-        self._dirty.update(self._held)
+        self._agenda.update(self._held)
 
     def host_ended(self, now: float) -> None:
         """Take in the end of the host and of all its runs. Wanted jobs start again in the next host."""
         self.host_up = self.overdue = False
         self._says.clear()
-        for slot, held in self._held.items():
-            for run in held.runs.values():
-                self._forget(run)
-                self._on_lost(held, run, now)
-            held.runs.clear()
-            self._dirty.add(slot)
-
-    def _on_lost(self, held: HeldSlot, run: JobRun, now: float) -> None:
-        """Handle a run that ended with its host."""
-        if run.late and held.epoch == run.epoch and not held.stopping:
-            self._on_failed(held, run, self._too_late, now)
-        elif charge := self._suspects.charged(self._who(run.record)):
-            held.failures[run.record.id] = charge.count, charge.until
-            self._set_timer(charge.until, run.slot)
-            if run.started or not run.record.fresh:
-                self._report(run, RunResult.FAILED, f"the job host died {charge.count} times when it was tried alone")
-            elif run.record.attempt >= self._terms.max_attempts and charge.lone >= LONE_STARTS:
-                self._report(run, RunResult.FAILED, _kills(run.record.attempt))
-
-    def heard(self, message: Message, now: float) -> None:
-        """Take in a message of the host about a run."""
-        match message:
-            case Started(ref) if run := self._runs.get(ref):
-                self._on_started(run, now)
-            case Failed(ref, error) if run := self._runs.get(ref):
-                self._on_ended(run, error or "its start failed", now)
-            case Ended(ref, error) if run := self._runs.get(ref):
-                self._on_ended(run, error, now)
-            case Noted(ref, note) if run := self._runs.get(ref):
-                self.settling.noted(run.slot, note)
-
-    def _on_started(self, run: JobRun, now: float) -> None:
-        if run.stage is RunStage.STARTING:
-            run.stage, run.since, run.started = RunStage.RUNNING, now, True
-            self._suspects.started(self._who(run.record))
-            self._report(run, RunResult.STARTED)
-            self.settling.look(run.slot)
-            self._dirty.add(run.slot)
-
-    def _on_ended(self, run: JobRun, error: str, now: float) -> None:
-        held = self._held[run.slot]
-        self._forget(run)
-        del held.runs[job_key(run.record)]
-        self._dirty.add(run.slot)
-        if run.late:
-            error = self._too_late
-        elif run.stage is RunStage.STOPPING:
-            error = ""
-            if held.stopping or held.epoch != run.epoch:
-                return  # the job is still wanted: elsewhere, or here again
-        if error:
-            self._on_failed(held, run, error, now)
-        else:
-            self._report(run, RunResult.ENDED, "" if run.started else STOPPED)
-
-    @property
-    def _too_late(self) -> str:
-        return f"its start took longer than {self._terms.start_timeout:g} s"
-
-    def _on_failed(self, held: HeldSlot, run: JobRun, error: str, now: float) -> None:
-        job_id = run.record.id
-        settled = run.stage is RunStage.RUNNING and now >= run.since + RETRY_LAST
-        failures = 1 if settled else held.failures.get(job_id, (0, 0.0))[0] + 1
-        at = now + min(RETRY_FIRST * 2.0 ** min(failures - 1, 10), RETRY_LAST)
-        held.failures[job_id] = (failures, at)
-        self._set_timer(at, run.slot)
-        self._report(run, RunResult.FAILED, error)
-
-    def _report(self, run: JobRun, result: RunResult, error: str = "") -> None:
-        if not is_built_in(run.record.id):
-            self.settling.report(run.slot, Report(run.record.id, result, error))
+        self.runs.host_ended(now)
 
     def settled(self, slot: Slot, reports: int, notes: int, revision: int) -> bool:
         """Take in that reports and notes were stored; see `Settling.settled`."""
         held = self._held.get(slot)
         if held is None:
             return False
-        self._dirty.add(slot)
+        self._agenda.add(slot)
         return self.settling.settled(held, reports, notes, revision)
 
     # -- actions -------------------------------------------------------------------------------
@@ -293,25 +214,20 @@ class JobReconciler:
 
         `may_start` returns whether a membership is trusted. Return slots that could not be reserved with `again`.
         """
-        while self._timers and self._timers[0][0] <= now:
-            self._dirty.add(heappop(self._timers)[2])
-        dirty, self._dirty = self._dirty, set()
-        self._ask_at = float("inf")
+        self._starts.take_kept_back()
         reserves: dict[Slot, list[str]] = {}
-        for slot in dirty:
+        for slot in self._agenda.take(now):
             held = self._held.get(slot)
             if held is not None and (ids := self._reconcile(slot, held, now)):
                 reserves[slot] = ids
         wait = [slot for slot in reserves if not may_start(self._held[slot].membership)]
         self.waiting = bool(wait)
         self.again(wait)
-        self.again(self._kept_back)
-        self._kept_back.clear()
         return {slot: ids for slot, ids in reserves.items() if slot not in wait}
 
     def again(self, slots: Iterable[Slot]) -> None:
         """Re-check these slots: their work could not be done."""
-        self._dirty.update(slots)
+        self._agenda.update(slots)
 
     def epoch(self, slot: Slot) -> int:
         """Return the epoch under which a slot is held."""
@@ -323,21 +239,8 @@ class JobReconciler:
 
     def reserved(self, slot: Slot, reserved: Reserved, now: float) -> list[tuple[JobRun, int]]:
         """Take in reserved starts; return the runs to start, with their attempts."""
-        held, attempts = self._held.get(slot), reserved.attempts
-        if held is None or held.stopping:
-            return []
-        held.revision = reserved.revision or held.revision
-        runs = []
-        for record in held.wanted.values():
-            attempt = attempts.get(record.id)
-            if attempt is None:
-                continue
-            if record.fresh and attempt > 2 * self._terms.max_attempts:
-                # It was not given up earlier because it kills whole workers, so each new worker knows nothing of it.
-                self.settling.report(slot, Report(record.id, RunResult.FAILED, _kills(attempt - 1)))
-            else:
-                runs.append((self._begin(slot, held, replace(record, attempt=attempt), now), attempt))
-        return runs
+        held = self._held.get(slot)
+        return [] if held is None or held.stopping else self._starts.reserved(slot, held, reserved, now)
 
     def take_says(self) -> list[Message]:
         """Return, once, the messages to send to the host."""
@@ -346,33 +249,8 @@ class JobReconciler:
 
     def wake_at(self) -> float | None:
         """Return when to reconcile again, unless something happens before."""
-        at = min(self._timers[0][0], self._ask_at) if self._timers else self._ask_at
+        at = min(self._agenda.next_at, self._starts.ask_at)
         return None if at == float("inf") else at
-
-    def runs(self) -> list[JobRun]:
-        """Return the runs."""
-        return list(self._runs.values())
-
-    def memberships(self) -> list[int]:
-        """Return the numbers of the memberships that runs rely on. Any thread may ask, and often does."""
-        return list(self._relied)
-
-    def _begin(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> JobRun:
-        membership = held.membership
-        run = JobRun(next(self._refs), slot, record, held.epoch, membership, now)
-        held.wanted[job_key(record)] = record
-        held.runs[job_key(record)] = self._runs[run.ref] = run
-        self._suspects.began(self._who(record), now)
-        self._relied[membership] = self._relied.get(membership, 0) + 1
-        self._set_timer(now + self._terms.start_timeout, slot)
-        return run
-
-    def _forget(self, run: JobRun) -> None:
-        del self._runs[run.ref]
-        self._suspects.ended(self._who(run.record))
-        self._relied[run.membership] -= 1
-        if not self._relied[run.membership]:
-            del self._relied[run.membership]
 
     def _reconcile(self, slot: Slot, held: HeldSlot, now: float) -> list[str]:
         for job, run in held.runs.items():
@@ -382,11 +260,10 @@ class JobReconciler:
             return []
         if held.reports or self.overdue or not (held.opened and self.host_up):
             return []  # some reports are not stored yet, so the records are older than our knowledge
-        idle = [record for job, record in held.wanted.items() if job not in held.runs]
-        return [record.id for record in idle if self._may_start(slot, held, record, now)]
+        return self._starts.due(slot, held, now)
 
     def _look_after(self, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float) -> None:
-        limit = {RunStage.STARTING: self._terms.start_timeout, RunStage.STOPPING: self._terms.stop_timeout}.get(
+        limit = {RunStage.STARTING: self._timeouts.start_timeout, RunStage.STOPPING: self._timeouts.stop_timeout}.get(
             run.stage
         )
         timed_out = limit is not None and now >= run.since + limit
@@ -398,42 +275,9 @@ class JobReconciler:
             run.late = timed_out
             run.stage, run.since = RunStage.STOPPING, now
             self._says.append(Stop(run.ref))
-            self._set_timer(now + self._terms.stop_timeout, run.slot)
-
-    def _may_start(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
-        if record.state is JobState.STOPPING:
-            # The worker that ran it gave the slot away or died.
-            self.settling.report(slot, Report(record.id, RunResult.ENDED))
-            return False
-        if self._placed and isinstance(slot, int) and not is_built_in(record.id):
-            # The sender took the keyspace for a plain one, so nobody here has claimed the key.
-            if record.fresh or record.error != self._misplaced:
-                self.settling.report(slot, Report(record.id, RunResult.FAILED, self._misplaced))
-            return False
-        if held.idle:
-            if not record.fresh and record.error != held.idle:  # a failed report would remove a fresh record
-                self.settling.report(slot, Report(record.id, RunResult.FAILED, held.idle))
-            return False
-        if now < held.failures.get(record.id, (0, 0.0))[1]:
-            return False
-        last_chance = record.fresh and 0 < record.attempt >= self._terms.max_attempts - LONE_STARTS
-        at = self._suspects.ask(self._who(record), now, last_chance=last_chance)
-        if at > now:
-            self._kept_back.add(record.slot)
-            self._ask_at = min(self._ask_at, at)
-        return at <= now
-
-    def _who(self, record: JobRecord) -> Who:
-        return self._keyspace, record.id
+            self._agenda.add_at(now + self._timeouts.stop_timeout, run.slot)
 
     def _end(self, slot: Slot, held: HeldSlot) -> None:
         if held.tasks_drained and not held.runs and not (held.opened and (held.reports or held.noted)):
             del self._held[slot]
             self._drained.append(DrainedSlot(slot, held.epoch, held.vacant))
-
-    def _set_timer(self, at: float, slot: Slot) -> None:
-        heappush(self._timers, (at, next(self._timed), slot))
-
-
-def _kills(starts: int) -> str:
-    return f"{starts} starts ended without a result: the job kills the process it starts in"

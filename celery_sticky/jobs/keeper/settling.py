@@ -18,30 +18,30 @@ class Settling:
 
     def __init__(self, held: Mapping[Slot, HeldSlot]) -> None:
         self._held = held
-        self._unsettled: set[Slot] = set()
+        self._unsettled: dict[Slot, None] = {}
         """Slots with reports, or with delivered notes."""
-        self._noting: set[Slot] = set()
+        self._noting: dict[Slot, None] = {}
         """Slots with notes that may be handed over."""
 
     def report(self, slot: Slot, report: Report) -> None:
         """Queue a run result for storing."""
         self._held[slot].reports.append(report)
-        self._unsettled.add(slot)
+        self._unsettled[slot] = None
 
     def noted(self, slot: Slot, note: str) -> None:
         """Queue a note for removal from the store, because the job has it."""
         self._held[slot].noted.append(note)
-        self._unsettled.add(slot)
+        self._unsettled[slot] = None
 
     def look(self, slot: Slot) -> None:
         """Note that there may be notes for runs of this slot."""
-        self._noting.add(slot)
+        self._noting[slot] = None
 
     def to_settle(self) -> list[tuple[Slot, int, list[Report], list[str]]]:
         """Return slot, epoch, reports and delivered notes of the slots that have any."""
         found = [(slot, held) for slot in self._unsettled if (held := self._held.get(slot)) is not None]
         found = [(slot, held) for slot, held in found if held.reports or held.noted]
-        self._unsettled = {slot for slot, _ in found}
+        self._unsettled = dict.fromkeys(slot for slot, _ in found)
         return [(slot, held.epoch, held.reports[:], held.noted[:]) for slot, held in found if held.opened]
 
     def settled(self, held: HeldSlot, reports: int, notes: int, revision: int) -> bool:
@@ -64,7 +64,7 @@ class Settling:
     def to_notify(self) -> list[tuple[JobRun, Note]]:
         """Return the notes to hand over now, each with its run, and mark them as handed over."""
         found = []
-        noting, self._noting = self._noting, set()
+        noting, self._noting = self._noting, {}
         for held in (self._held[slot] for slot in noting if slot in self._held):
             for note in held.notes:
                 run = held.runs.get((note.name, note.key))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.keys import SlotId
 from celery_sticky.membership.flow import Slots
-from celery_sticky.membership.lease import Lease
 from celery_sticky.ownership.events import Drained, Event, Opened
 
 
@@ -18,14 +17,17 @@ class SharedSlots:
     when neither tasks nor jobs are left.
     """
 
-    def __init__(self, courier: Slots, keeper: Keeper, lease: Lease, post: Callable[[Event], None]) -> None:
-        self._courier, self._keeper, self._lease, self._post = courier, keeper, lease, post
-        self._terms: dict[int, int] = {}
+    def __init__(
+        self, courier: Slots, keeper: Keeper, membership: Callable[[str], int], post: Callable[[Event], None]
+    ) -> None:
+        """`membership` returns the number of a keyspace's newest membership."""
+        self._courier, self._keeper, self._membership, self._post = courier, keeper, membership, post
+        self._memberships: dict[int, int] = {}
 
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """See `Slots.open`."""
         # Read in the member's thread: when the courier reports `Opened`, another membership may already have begun.
-        self._terms[_number(slot)] = self._lease.membership(slot[0])
+        self._memberships[_number(slot)] = self._membership(slot[0])
         self._courier.open(slot, epoch, incarnation)
 
     def stop(self, slot: SlotId) -> None:
@@ -45,7 +47,7 @@ class SharedSlots:
                 self._keeper.tasks_drained(slot)
                 return
             case Opened(int(slot), epoch):
-                self._keeper.open(slot, epoch, self._terms[slot])
+                self._keeper.open(slot, epoch, self._memberships[slot])
         self._post(event)
 
 

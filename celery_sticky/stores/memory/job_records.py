@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from celery_sticky.keys import Slot
@@ -43,6 +44,8 @@ class SlotRecords:
 class Keyspace:
     """Everything that a server stores for one keyspace."""
 
+    clock: Callable[[], float]
+    """Returns seconds since the Unix epoch."""
     records: dict[str, JobRecord] = field(default_factory=dict)
     """By id."""
     slots: dict[Slot, SlotRecords] = field(default_factory=dict)
@@ -52,8 +55,6 @@ class Keyspace:
     """By id."""
     ticks: dict[str, int] = field(default_factory=dict)
     closed: bool = False
-    noted: int = 0
-    """The number of notes so far."""
 
     def at(self, slot: Slot) -> SlotRecords:
         """Return what is stored for a slot; for a key's place without records nothing is kept."""
@@ -65,7 +66,7 @@ class Keyspace:
         written = self.at(slot)
         # All places of keys share one counter, because a forgotten place may come back.
         last = self.places_revision if isinstance(slot, str) else written.revision
-        written.revision = max(last + 1, time.time_ns() // 1000)
+        written.revision = max(last + 1, int(self.clock() * 1e6))
         if isinstance(slot, str):
             self.places_revision = written.revision
         return written.revision
@@ -83,7 +84,7 @@ class Keyspace:
     def add(self, job: NewJob, outcome_ttl: float) -> None:
         """Store a wanted job."""
         self.dispatches[job.id] = Dispatch(job, outcome_ttl)
-        self.put(_queued(job))
+        self.put(_queued(job, self.clock()))
 
     def put(self, record: JobRecord) -> None:
         """Store a record, replacing an older one with its id."""
@@ -131,7 +132,7 @@ class Keyspace:
             del self.dispatches[job_id]
 
 
-def _queued(job: NewJob) -> JobRecord:
+def _queued(job: NewJob, now: float) -> JobRecord:
     return JobRecord(
         name=job.name,
         key=job.key,
@@ -144,6 +145,6 @@ def _queued(job: NewJob) -> JobRecord:
         epoch=0,
         worker="",
         error="",
-        created=time.time(),
+        created=now,
         version=0,
     )

@@ -38,7 +38,7 @@ class MemoryJobServer(Server[Keyspaces, Slot]):
     """The state that the job stores of one process share."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: defaultdict(Keyspace))
+        super().__init__(lambda: defaultdict(lambda: Keyspace(lambda: self.clock())))
 
 
 _servers: dict[tuple[str, str], MemoryJobServer] = {}
@@ -106,9 +106,7 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             written = space.at(slot)
             if len([note for note in written.notes if (note.name, note.key) == (name, key)]) >= limit:
                 return Fate.FULL
-            space.noted += 1
-            written.notes.append(Note(f"{space.noted:016d}", name, key, payload))
-            space.revise(slot)
+            written.notes.append(Note(f"{space.revise(slot):016d}", name, key, payload))
             self._server.signal(self._keyspace, slot)
             return Fate.SENT
 

@@ -14,7 +14,7 @@ if "-m" in sys.orig_argv:  # the workers, and the command that starts them
         """Give the slot away and stop nothing."""
         held = reconciler._held.pop(slot, None)
         for run in held.runs.values() if held else ():
-            reconciler._runs.pop(run.ref, None)
+            reconciler.runs._runs.pop(run.ref, None)
         if held is not None and held.tasks_drained:
             reconciler.tasks_drained(slot)  # of a slot that is not held: it counts as drained
 

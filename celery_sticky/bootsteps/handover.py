@@ -65,7 +65,7 @@ class Handover(bootsteps.StartStopStep):
         _finish(context.placers.values(), STOP_TIMEOUT)
         context.courier.shutdown(STOP_TIMEOUT)
         context.results.finish(STOP_TIMEOUT)
-        context.watch.stop()
+        context.trust_watch.stop()
         if not all(done):
             logger.warning("sticky: not every slot was given away; the rest moves when the lease has expired")
 

@@ -13,14 +13,12 @@ from celery import bootsteps, signals
 
 from celery_sticky.errors import StickyError
 from celery_sticky.execution.assembly import make_context
-from celery_sticky.execution.children import Children
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.forced import force
 from celery_sticky.execution.interrupts import Interrupts
 from celery_sticky.execution.server_warnings import warn_of_servers
 from celery_sticky.ownership.events import BrokerDown
 from celery_sticky.platform.native import share_with_threads
-from celery_sticky.settings import OnLeaseLoss
 from celery_sticky.signals import pins_lost, slots_gained, slots_lost
 
 logger = logging.getLogger("celery_sticky")
@@ -43,17 +41,14 @@ class Membership(bootsteps.StartStopStep):
         if self.enabled:
             worker.sticky = self._context = _make_context(worker, sticky_keyspaces)
             force(worker.app.tasks, self._context.tasks.all())
-            self._context.watch = self._make_watch(self._context, worker)
+            self._guard(worker.app.tasks)
 
-    def _make_watch(self, context: WorkerContext, worker: Any) -> Children | Interrupts:
-        ends_tasks = context.settings.on_lease_loss is OnLeaseLoss.TERMINATE
-        if context.has_processes:
-            return Children(context, worker.app.tasks, ends_tasks=ends_tasks)
-        interrupts = Interrupts(context, green=worker.pool_cls.is_green, ends_tasks=ends_tasks)
-        for name, task in worker.app.tasks.items():
-            if not name.startswith("celery."):  # a message may bring its own key to a task without one
-                interrupts.guard(task)
-        return interrupts
+    def _guard(self, tasks: Any) -> None:
+        watch = self._context.trust_watch
+        if isinstance(watch, Interrupts):
+            for name, task in tasks.items():
+                if not name.startswith("celery."):  # a message may bring its own key to a task without one
+                    watch.guard(task)
 
     def create(self, worker: Any) -> Membership:
         """Return the service that is started and stopped: this step."""
@@ -66,7 +61,7 @@ class Membership(bootsteps.StartStopStep):
         signals.worker_shutting_down.connect(self._leave, weak=False)
         self._leave_before_cold_shutdown(worker)
         share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
-        self._context.watch.start()
+        self._context.trust_watch.start()
         warn_of_servers(self._context.servers, self._context.settings.io_timeout)
         if self._context.loop_watch is not None:
             self._context.loop_watch.start()

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from kombu import Connection
 
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.flow import CourierConfig
@@ -19,13 +21,18 @@ from celery_sticky.delivery.line import ThreadedLine
 from celery_sticky.drivers import open_placement_store, open_queues, open_store
 from celery_sticky.errors import StickyError
 from celery_sticky.execution.body import runs_task
+from celery_sticky.execution.children import Children
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.hooks import WorkerHooks
-from celery_sticky.execution.jobs import make_jobs
+from celery_sticky.execution.interrupts import Interrupts
+from celery_sticky.execution.jobs import Around, WorkerJobs, make_jobs
 from celery_sticky.execution.places import waits_for_task
 from celery_sticky.execution.refusals import Refusals
+from celery_sticky.execution.results import Results
+from celery_sticky.execution.run import TaskRun
 from celery_sticky.execution.servers import check_servers, keeps_in_process
 from celery_sticky.instrumentation.logs import log_owner_changes
+from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.membership.lease import Lease
 from celery_sticky.membership.loop_watch import LoopWatch
@@ -36,7 +43,7 @@ from celery_sticky.ownership.machine import MemberConfig
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE
 from celery_sticky.placement.placer import Placer
 from celery_sticky.queues import SlotQueues
-from celery_sticky.settings import Settings, read_keyspaces
+from celery_sticky.settings import OnLeaseLoss, Settings, read_keyspaces
 from celery_sticky.signals import pins_lost
 from celery_sticky.stores.first_document import write_first
 
@@ -51,6 +58,8 @@ def make_context(worker: Any, chosen: Any) -> WorkerContext:
 
 
 class _Assembly:
+    """The parts as they are made. What one part tells another goes through here, when both are there."""
+
     def __init__(self, worker: Any, chosen: Any) -> None:
         wiring = worker.app.sticky_wiring
         self._worker, self._wiring, self._where = worker, wiring, wiring.store_at
@@ -58,41 +67,76 @@ class _Assembly:
         named = {spec.keyspace for spec in wiring.tasks.all().values()} | wiring.declared.keyspaces
         self._keyspaces = _keyspaces(self._settings, chosen, named)
         self._placed = [name for name in self._keyspaces if self._settings.placed_keyspace(name) is not None]
+        self._has_processes = issubclass(worker.pool_cls, PreforkPool)
+        with_jobs = [name for name in self._keyspaces if name in wiring.declared.keyspaces]
+        check_servers(worker, self._where, self._settings, self._placed, with_jobs)
+        self._in_process = keeps_in_process(self._where)
+        self._lease = Lease(self._keyspaces)
+        self._instruments = Instruments()
+        self._courier = self._make_courier()
+        self._placers: dict[str, Placer] = {}
+        self._members: dict[str, Member] = {}
+        self._jobs: WorkerJobs | None = None
 
     def make(self) -> WorkerContext:
-        worker, wiring = self._worker, self._wiring
-        jobs = [name for name in self._keyspaces if name in wiring.declared.keyspaces]
-        check_servers(worker, self._where, self._settings, self._placed, jobs)
-        self._in_process = keeps_in_process(self._where)
+        worker, wiring, settings = self._worker, self._wiring, self._settings
         if self._in_process:
             self._write_documents()
-        lease = Lease(self._keyspaces)
-        context = self._context = WorkerContext(
+        log_owner_changes(self._instruments)
+        for name in self._placed:
+            self._placers[name] = self._make_placer(name)
+        self._jobs = make_jobs(worker, self._around())
+        hooks, folder = WorkerHooks(worker), runtime_dir(settings.runtime_dir)
+        for name in self._keyspaces:
+            self._members[name] = self._make_member(name, hooks, folder)
+        results, runs = Results(), dict[int, TaskRun]()
+        wiring.lease, wiring.worker = self._lease, worker.hostname
+        return WorkerContext(
             hostname=worker.hostname,
-            settings=self._settings,
+            settings=settings,
             tasks=wiring.tasks,
             keyspaces=self._keyspaces,
-            lease=lease,
-            has_processes=issubclass(worker.pool_cls, PreforkPool),
-            courier=self._courier(lease),
+            has_processes=self._has_processes,
+            store_url=self._where.as_uri(),
+            servers=self._servers(),
+            lease=self._lease,
+            courier=self._courier,
+            members=self._members,
+            placers=self._placers,
+            jobs=self._jobs,
+            refusals=Refusals(worker.app, worker.hostname, results),
+            results=results,
+            loop_watch=self._make_loop_watch(),
+            trust_watch=self._make_trust_watch(runs),
+            runs=runs,
         )
-        log_owner_changes(context.instruments)
-        if self._settings.loop_timeout:
-            context.loop_watch = LoopWatch(self._settings.loop_timeout, self._report_loop, _is_busy)
-        context.refusals = Refusals(worker.app, worker.hostname, context.results)
-        context.store_url = self._where.as_uri()
-        broker = worker.app.connection_for_read()
-        context.servers = {"the broker": broker}
-        if broker.as_uri() != context.store_url:
-            context.servers = {**context.servers, "the store": self._where}
-        for name in self._placed:
-            context.placers[name] = self._placer(name)
-        context.jobs = make_jobs(worker, context)
-        hooks, self._folder = WorkerHooks(worker), runtime_dir(self._settings.runtime_dir)
-        for name in self._keyspaces:
-            context.members[name] = self._member(name, hooks)
-        wiring.lease, wiring.worker = lease, worker.hostname
-        return context
+
+    def _servers(self) -> Mapping[str, Connection]:
+        broker = self._worker.app.connection_for_read()
+        if broker.as_uri() == self._where.as_uri():
+            return {"the broker": broker}
+        return {"the broker": broker, "the store": self._where}
+
+    def _make_loop_watch(self) -> LoopWatch | None:
+        timeout = self._settings.loop_timeout
+        return LoopWatch(timeout, self._report_loop, _is_busy) if timeout else None
+
+    def _make_trust_watch(self, runs: Mapping[int, TaskRun]) -> Children | Interrupts:
+        ends_tasks = self._settings.on_lease_loss is OnLeaseLoss.TERMINATE
+        if self._has_processes:
+            return Children(self._lease, runs, self._worker.app.tasks, ends_tasks=ends_tasks)
+        return Interrupts(self._lease, green=self._worker.pool_cls.is_green, ends_tasks=ends_tasks)
+
+    def _around(self) -> Around:
+        return Around(
+            self._worker.hostname,
+            self._settings,
+            self._keyspaces,
+            self._lease,
+            self._courier,
+            self._placers,
+            self._post,
+        )
 
     def _write_documents(self) -> None:
         """Write the first documents: nobody has to wait for workers that a store in this process has forgotten."""
@@ -106,7 +150,7 @@ class _Assembly:
         connection = self._worker.app.connection_for_read()
         return open_queues(connection, prefix=settings.key_prefix, socket_timeout=settings.io_timeout)
 
-    def _courier(self, lease: Lease) -> Courier:
+    def _make_courier(self) -> Courier:
         settings = self._settings
         config = CourierConfig(
             keyspaces=tuple(self._keyspaces),
@@ -123,41 +167,44 @@ class _Assembly:
             ThreadedLine(self._connect),
             config,
             self._report,
-            lease.trusted,
-            lambda keyspace: self._context.placers[keyspace].wake(),
+            self._lease.trusted,
+            lambda keyspace: self._placers[keyspace].wake(),
         )
 
     def _report(self, keyspace: str, event: Event) -> None:
         """Pass on the courier's reports."""
         if isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str):
-            self._context.placers[keyspace].report(event)
-        elif self._context.jobs is not None:
-            self._context.jobs.report(keyspace, event)
+            self._placers[keyspace].report(event)
+        elif self._jobs is not None:
+            self._jobs.report(keyspace, event)
         else:
-            self._context.members[keyspace].post(event)
+            self._post(keyspace, event)
 
     def _report_loop(self, event: Event) -> None:
-        for member in self._context.members.values():
-            member.post(event)
+        for keyspace in self._keyspaces:
+            self._post(keyspace, event)
 
-    def _member(self, name: str, hooks: WorkerHooks) -> Member:
-        settings, context = self._settings, self._context
-        where = f"{context.store_url} {settings.key_prefix}"
+    def _post(self, keyspace: str, event: Event) -> None:
+        self._members[keyspace].post(event)
+
+    def _make_member(self, name: str, hooks: WorkerHooks, folder: Path | None) -> Member:
+        settings, hostname = self._settings, self._worker.hostname
+        where = f"{self._where.as_uri()} {settings.key_prefix}"
         if self._in_process:
             where += f" in process {os.getpid()}"  # other processes have a store of the same URL
-        name_lock = NameLock(self._folder, where, name, context.hostname)
+        name_lock = NameLock(folder, where, name, hostname)
         return Member(
             name,
             self._config(name),
             partial(open_store, self._where, name, prefix=settings.key_prefix, socket_timeout=settings.io_timeout),
-            context.jobs.slots(name) if context.jobs else context.courier,
-            context.lease,
+            self._jobs.slots(name) if self._jobs is not None else self._courier,
+            self._lease,
             name_lock,
             hooks,
             revoke_ttl=settings.revoke_ttl,
             revoke_limit=settings.revoke_limit,
-            placer=context.placers.get(name),
-            instruments=context.instruments,
+            placer=self._placers.get(name),
+            instruments=self._instruments,
         )
 
     def _config(self, keyspace: str) -> Callable[[str], MemberConfig]:
@@ -165,7 +212,7 @@ class _Assembly:
         origin = uuid.uuid4().hex[:12]
         return partial(
             _config_of,
-            name=self._context.hostname,
+            name=self._worker.hostname,
             origin=origin,
             slots=self._keyspaces[keyspace],
             hash=settings.hash_of(keyspace),
@@ -179,28 +226,25 @@ class _Assembly:
             jitter=int(origin, 16) % 1000 / 1000,
         )
 
-    def _placer(self, name: str) -> Placer:
-        settings, context = self._settings, self._context
+    def _make_placer(self, name: str) -> Placer:
+        settings, hostname = self._settings, self._worker.hostname
         keyspace = settings.placed_keyspace(name)
         assert keyspace is not None
 
-        def report(event: Event) -> None:
-            context.members[name].post(event)
-
         def tell_lost(keys: frozenset[str]) -> None:
-            pins_lost.send(sender=context.hostname, keyspace=name, keys=keys)
+            pins_lost.send(sender=hostname, keyspace=name, keys=keys)
 
         return Placer(
             keyspace,
             self._keyspaces[name],
-            context.hostname,
+            hostname,
             partial(
                 open_placement_store, self._where, name, prefix=settings.key_prefix, socket_timeout=settings.io_timeout
             ),
             self._connect,
-            context.courier,
-            context.lease,
-            report,
+            self._courier,
+            self._lease,
+            partial(self._post, name),
             tell_lost,
         )
 

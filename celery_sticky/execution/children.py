@@ -11,14 +11,18 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
 from celery_sticky.execution.body import guard_traces
-from celery_sticky.execution.context import WorkerContext
 from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.membership.lease import Lease
 from celery_sticky.platform.reaper import FAREWELL, hire, kill_group
+
+if TYPE_CHECKING:
+    from celery_sticky.execution.run import TaskRun
 
 logger = logging.getLogger("celery_sticky")
 
@@ -32,12 +36,13 @@ class Children:
     Without `ends_tasks`, a task that runs when the trust ends may go on, but none starts afterwards.
     """
 
-    def __init__(self, context: WorkerContext, tasks: Any, *, ends_tasks: bool) -> None:
+    def __init__(self, lease: Lease, runs: Mapping[int, TaskRun], tasks: Any, *, ends_tasks: bool) -> None:
+        """`runs`: those whose start is reserved and that have not ended."""
         self._ends_tasks = ends_tasks
-        self._context, self._tasks = context, tasks
+        self._lease, self._runs, self._tasks = lease, runs, tasks
         self._main = os.getpid()
         self._here: dict[str, Reliance] = {}
-        self._watch = Deadline(context.lease, self._relied_on_by_children, self._kill, grace=GRACE)
+        self._watch = Deadline(lease, self._relied_on_by_children, self._kill, grace=GRACE)
         if ends_tasks:
             _, self._reaper = hire()
             atexit.register(self._farewell)
@@ -75,15 +80,13 @@ class Children:
         self._tell_reaper(str(os.getpid()))
         # The kernel's parent-death signal is sent when the *thread* that forked us ends, and it is lost if the parent
         # died before we asked for it.
-        Deadline(
-            self._context.lease, self._relied_on_here, lambda _: kill_group(os.getpid()), parent=self._main
-        ).start()
+        Deadline(self._lease, self._relied_on_here, lambda _: kill_group(os.getpid()), parent=self._main).start()
 
     def _on_prerun(self, task_id: str, task: Any, **_: Any) -> None:
         if (sticky := task.request.sticky) is not None:
             reliance = (sticky["keyspace"], sticky["membership"])
             self._here[task_id] = reliance
-            if not self._context.lease.trusted(*reliance):
+            if not self._lease.trusted(*reliance):
                 kill_group(os.getpid())
 
     def _on_postrun(self, task_id: str, **_: Any) -> None:
@@ -95,10 +98,10 @@ class Children:
     # -- in the main process -------------------------------------------------------------------
 
     def _relied_on_by_children(self) -> list[Reliance]:
-        return [run.reliance for run in tuple(self._context.runs.values()) if run.pid]
+        return [run.reliance for run in tuple(self._runs.values()) if run.pid]
 
     def _kill(self, ended: Reliance) -> None:
-        for run in tuple(self._context.runs.values()):
+        for run in tuple(self._runs.values()):
             if run.reliance == ended and run.pid:
                 logger.error("sticky: the lease has ended; killing process %d, which runs %s", run.pid, run.request)
                 kill_group(run.pid)

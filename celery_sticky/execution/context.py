@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from kombu import Connection
 
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.execution.results import Results
-from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.membership.loop_watch import LoopWatch
@@ -17,8 +18,15 @@ from celery_sticky.placement.placer import Placer
 from celery_sticky.platform.reaper import Leaders
 from celery_sticky.settings import Settings
 
+if TYPE_CHECKING:
+    from celery_sticky.execution.children import Children
+    from celery_sticky.execution.interrupts import Interrupts
+    from celery_sticky.execution.jobs import WorkerJobs
+    from celery_sticky.execution.refusals import Refusals
+    from celery_sticky.execution.run import TaskRun
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, kw_only=True)
 class WorkerContext:
     """A worker's context in its keyspaces."""
 
@@ -27,31 +35,29 @@ class WorkerContext:
     tasks: KeyedTasks
     keyspaces: Mapping[str, int]
     """Name -> slots."""
-    lease: Lease
     has_processes: bool
     """Whether tasks run in their own processes, which can be killed."""
-    courier: Courier
-    instruments: Instruments = field(default_factory=Instruments)
-    """Who hears what has happened in this worker."""
-    members: dict[str, Member] = field(default_factory=dict)
-    jobs: Any = None
-    """The worker's jobs (`execution.jobs.WorkerJobs`); None if the app declares none."""
-    placers: dict[str, Placer] = field(default_factory=dict)
-    """The placers of the placed keyspaces."""
-    refusals: Any = None
-    """`execution.refusals.Refusals`: fails the tasks of messages that were buried before they started."""
-    results: Results = field(default_factory=Results)
-    """Writes results that a worker's loop must not wait for."""
-    loop_watch: LoopWatch | None = None
-    """Checks that Celery's loop responds; None if the loop is not watched."""
-    runs: dict[int, Any] = field(default_factory=dict)
-    """The runs whose start is reserved and that have not ended."""
-    store_url: str = ""
+    store_url: str
     """The URL of the store, without passwords."""
-    servers: Mapping[str, Any] = field(default_factory=dict)
+    servers: Mapping[str, Connection]
     """Role → the Kombu connection to the server; nothing is sent over it."""
-    watch: Any = None
-    """Ends tasks when the trust that they rely on ends (`Children` or `Interrupts`)."""
+    lease: Lease
+    courier: Courier
+    members: Mapping[str, Member]
+    placers: Mapping[str, Placer]
+    """The placers of the placed keyspaces."""
+    jobs: WorkerJobs | None
+    """None if the app declares no jobs."""
+    refusals: Refusals
+    """Fails the tasks of messages that were buried before they started."""
+    results: Results
+    """Writes results that a worker's loop must not wait for."""
+    loop_watch: LoopWatch | None
+    """Checks that Celery's loop responds; None if the loop is not watched."""
+    trust_watch: Children | Interrupts
+    """Ends tasks when the trust that they rely on ends."""
+    runs: dict[int, TaskRun]
+    """The runs whose start is reserved and that have not ended."""
     leaders: Leaders = field(default_factory=Leaders)
     """The processes of the pool that have run keyed tasks."""
     ending: bool = False

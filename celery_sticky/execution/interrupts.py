@@ -21,8 +21,8 @@ from typing import Any
 from celery.exceptions import Reject
 
 from celery_sticky.execution.body import entering
-from celery_sticky.execution.context import WorkerContext
 from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.membership.lease import Lease
 from celery_sticky.platform.native import start_thread
 
 logger = logging.getLogger("celery_sticky")
@@ -49,10 +49,10 @@ class Interrupts:
     Without `ends_tasks`, a task that runs when the trust ends may go on, but none starts afterwards.
     """
 
-    def __init__(self, context: WorkerContext, *, green: bool, ends_tasks: bool) -> None:
-        self._context, self._green, self._ends_tasks = context, green, ends_tasks
+    def __init__(self, lease: Lease, *, green: bool, ends_tasks: bool) -> None:
+        self._lease, self._green, self._ends_tasks = lease, green, ends_tasks
         self._here: dict[Any, Reliance] = {}
-        self._watch = Deadline(context.lease, lambda: list(self._here.values()), self._interrupt)
+        self._watch = Deadline(lease, lambda: list(self._here.values()), self._interrupt)
 
     def start(self) -> None:
         """Start watching."""
@@ -82,7 +82,7 @@ class Interrupts:
                 return body(*args, **kwargs)
             where = sys.modules["greenlet"].getcurrent() if self._green else threading.get_ident()
             reliance = (sticky["keyspace"], sticky["membership"])
-            if not self._context.lease.trusted(*reliance):
+            if not self._lease.trusted(*reliance):
                 raise LeaseLost()  # the process was stopped between reserving the start and starting
             self._here[where] = reliance
             try:
@@ -115,12 +115,7 @@ class Interrupts:
         # Runs in the main thread, between two bytecodes: its task is either registered or has ended.
         where = threading.get_ident()
         reliance = self._here.get(where)
-        if (
-            reliance is not None
-            and not self._context.lease.trusted(*reliance)
-            and frame is not None
-            and _may_raise(frame)
-        ):
+        if reliance is not None and not self._lease.trusted(*reliance) and frame is not None and _may_raise(frame):
             del self._here[where]
             raise LeaseLost()
 

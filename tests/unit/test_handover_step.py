@@ -48,7 +48,7 @@ def test_all_keyspaces_have_one_time_together_to_give_their_last_slots_away(
         jobs=SimpleNamespace(stop_timeout=jobs, finish=ended.append) if jobs else None,
         courier=SimpleNamespace(shutdown=ended.append),
         results=SimpleNamespace(finish=ended.append),
-        watch=SimpleNamespace(stop=lambda: None),
+        trust_watch=SimpleNamespace(stop=lambda: None),
     )
     step = Handover(SimpleNamespace(controller=SimpleNamespace(sticky=part)))
     step.shutdown(None)

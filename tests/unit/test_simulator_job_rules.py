@@ -9,6 +9,7 @@ from harness.rules import Rule, broken_without, rule
 from simulator.invariants import Invariant
 from simulator.job_host import SimulatedHost
 from simulator.job_hosts import JobHosts
+from simulator.scenario import Kind
 
 from celery_sticky.jobs.keeper.flow import KeeperFlow
 from celery_sticky.jobs.keeper.held import DrainedSlot, HeldSlot, JobRun, RunStage, job_key
@@ -184,6 +185,16 @@ RULES = [
         "host_ended",
         keep_the_runs_of_a_host_that_ended,
         breaks={Invariant.NOT_RUNNING},
+    ),
+    rule(
+        "a running job is recorded as running, whatever arrives late",
+        JobReconciler,
+        "_tell_again",
+        lambda self, held: None,
+        breaks={Invariant.NOT_RUNNING},
+        kinds=(Kind.LEAVE,),
+        losses=0.1,
+        first=21,
     ),
     rule(
         "nothing starts without a host",

@@ -153,7 +153,7 @@ class SimulatedHost:
             case Life.NO_START:
                 self._end(run, Failed(run.start.ref, "no"), failed=True)
             case Life.KILLS_AT_START:
-                self.die()
+                self._killed()
             case _:
                 run.started = self._witness.dispatched[run.start.id].started = True
                 self._say(Started(run.start.ref))
@@ -169,7 +169,11 @@ class SimulatedHost:
             case Life.FAILS:
                 self._end(run, Ended(run.start.ref, "fails"), failed=True)
             case Life.KILLS:
-                self.die()
+                self._killed()
+
+    def _killed(self) -> None:
+        self._witness.killed_at = self._world.now
+        self.die()
 
     def _stop(self, run: HostedJob) -> None:
         if not run.over and run.life is not Life.HANGS_AT_STOP:

@@ -11,7 +11,7 @@ from celery_sticky.keys import Slot
 from celery_sticky.stores.jobs import JobRecord, JobState, Report, RunResult
 from celery_sticky.stores.memory.job_records import Keyspace
 from simulator.invariants import Invariant, Violation
-from simulator.jobs_scenario import KILLINGS, Call, Life
+from simulator.jobs_scenario import Call, Life
 
 if TYPE_CHECKING:
     from simulator.job_host import HostedJob
@@ -61,6 +61,8 @@ class JobWitness:
         """By id."""
         self.begun = 0
         """The number of runs so far."""
+        self.killed_at = 0.0
+        """When a job last killed its host."""
         self._calm = calm
         """Whether nothing happens but what jobs do themselves."""
         self._running: dict[int, list[HostedJob]] = defaultdict(list)
@@ -202,8 +204,7 @@ class JobWitness:
         for job_id, job in self.dispatched.items():
             if not job.gone and not job.stopped:
                 where = running[job_id].process.name if job_id in running else None
-                waits = where is None and len(job.call.lives) == KILLINGS  # longer each time
-                if where != (wanted_at := owner(job.call.key)) and not waits:
+                if where != (wanted_at := owner(job.call.key)):
                     return Invariant.NOT_RUNNING, f"{job.name} runs in {where}, not in {wanted_at}"
             if (job.gone or job.stopped) and (job_id in running or not job.gone):
                 return Invariant.NOT_STOPPED, f"{job.name} is still there"

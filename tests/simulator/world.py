@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.instrumentation.registry import Instruments
+from celery_sticky.jobs.keeper.suspects import FORGET
 from celery_sticky.keys import Slot
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
@@ -171,7 +172,10 @@ class World:
             # A single worker that runs one task at a time may have to do all the work.
             work = sum(task.seconds * (len(task.ends) + 1) for task in self.scenario.tasks)
             while (disorder := self.disorder()) is not None:
-                if self.now > quiet + RECOVERY + work * (disorder[0] is Invariant.NOT_DRAINED):
+                until = quiet + RECOVERY + work * (disorder[0] is Invariant.NOT_DRAINED)
+                if self.jobs is not None and disorder[0] is Invariant.NOT_RUNNING:
+                    until = max(until, self.jobs.witness.killed_at + FORGET)  # those that may have done it wait
+                if self.now > until:
                     raise Violation(*disorder)
                 self.run(self.now + 0.5)
         return self

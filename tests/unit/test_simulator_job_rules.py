@@ -9,6 +9,7 @@ from harness.rules import Rule, broken_without, rule
 from simulator.invariants import Invariant
 from simulator.job_host import SimulatedHost
 from simulator.job_hosts import JobHosts
+from simulator.scenario import Kind
 
 from celery_sticky.jobs.keeper.flow import KeeperFlow
 from celery_sticky.jobs.keeper.held import DrainedSlot, HeldSlot, JobRun, RunStage, job_key
@@ -26,7 +27,6 @@ from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, JobStore, No
 from celery_sticky.stores.memory.job_records import Keyspace
 from celery_sticky.stores.memory.jobs import MemoryJobs
 
-reconcile_slot = JobReconciler._reconcile
 reconcile, look_after, may_start = JobReconciler.reconcile, JobReconciler._look_after, Starts._may_start
 change, drained = JobKeys._change, JobKeys.drained
 to_notify, on_ended, numbers = Settling.to_notify, Runs._on_ended, JobReconciler.numbers
@@ -71,13 +71,6 @@ def notify_what_starts(self: Settling) -> list[tuple[JobRun, Note]]:
 
 def keep_the_runs_of_a_host_that_ended(self: Runs, now: float) -> None:
     return None
-
-
-def start_without_a_host(self: JobReconciler, slot: Slot, held: HeldSlot, now: float) -> list[str]:
-    up, self.host_up = self.host_up, True
-    ids = reconcile_slot(self, slot, held, now)
-    self.host_up = up
-    return ids
 
 
 def stop_only_what_is_unwanted(
@@ -186,12 +179,14 @@ RULES = [
         breaks={Invariant.NOT_RUNNING},
     ),
     rule(
-        "nothing starts without a host",
+        "a running job is recorded as running, whatever arrives late",
         JobReconciler,
-        "_reconcile",
-        start_without_a_host,
+        "_tell_again",
+        lambda self, held: None,
         breaks={Invariant.NOT_RUNNING},
-        first=28,
+        kinds=(Kind.LEAVE,),
+        losses=0.1,
+        first=21,
     ),
     rule(
         "a run belongs to one dispatch",

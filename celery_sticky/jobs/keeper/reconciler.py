@@ -166,10 +166,12 @@ class JobReconciler:
 
     def _tell_again(self, held: HeldSlot) -> None:
         """Report a start again whose record does not show it: after a failover, or a request that arrived late."""
+        if held.reports:
+            return  # the records are older than these
         for job, run in held.runs.items():
             record = held.wanted.get(job)
             lost = record is not None and record.id == run.record.id and (record.fresh or record.state not in STARTED)
-            if lost and run.stage is RunStage.RUNNING and not held.reports:
+            if lost and run.stage is RunStage.RUNNING:
                 self.runs.report(run, RunResult.STARTED)
 
     def _with_built_in(self, slot: Slot, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:

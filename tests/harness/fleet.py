@@ -26,8 +26,8 @@ TESTS = Path(__file__).parent.parent
 class Fleet:
     """Workers of one app on one broker. All processes write to one history."""
 
-    def __init__(self, guard: Guard, placement_store: Path, config: AppConfig) -> None:
-        self._guard, self._placement_store, self.config = guard, placement_store, config
+    def __init__(self, guard: Guard, directory: Path, config: AppConfig) -> None:
+        self._guard, self._directory, self.config = guard, directory, config
         self.app: Celery = make_app(config)
         self.history = Recorder(config.history)
         self.workers: dict[str, WorkerProcess] = {}
@@ -43,12 +43,12 @@ class Fleet:
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
         """Start a worker with these options of `WorkerProcess`; with `ready`, wait until it is ready."""
-        assert name not in self.workers, f"there is a worker {name} already: call start() on it"
+        assert name not in self.workers, f"worker {name} exists already: call its start()"
         paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join(path for path in paths if path)
         environ = {"PYTHONPATH": path, **self.config.environ(), **options.pop("env", {})}
         options.setdefault("app", "harness.worker_app")
-        worker = WorkerProcess(self._guard, self._placement_store, name=name, env=environ, **options)
+        worker = WorkerProcess(self._guard, self._directory, name=name, env=environ, **options)
         self.workers[name] = worker
         worker.start()
         return worker.wait_ready() if ready else worker

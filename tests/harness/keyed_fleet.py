@@ -118,7 +118,7 @@ class KeyedFleet(Fleet):
         """Return the current ownership document."""
         return self.store.read().view
 
-    def wait_view(self, predicate: Any, timeout: float = 30.0, message: str = "the view is as wanted") -> View:
+    def wait_view(self, predicate: Any, timeout: float = 30.0, message: str = "the view is as expected") -> View:
         """Wait for a view that satisfies `predicate`, and return it."""
 
         def look() -> View | None:

@@ -35,20 +35,18 @@ class PlacedFleet(Fleet):
     """Workers that take part in one of the keyspaces of `placed_tasks`."""
 
     def __init__(
-        self, guard: Guard, placement_store: Path, broker: str, keyspace: str, *, jobs: bool = False, **settings: Any
+        self, guard: Guard, directory: Path, broker: str, keyspace: str, *, jobs: bool = False, **settings: Any
     ) -> None:
         self.has_jobs = jobs
         conf = {
             **CONF,
             **(JOB_CONF if jobs else {}),
-            "sticky_runtime_dir": str(placement_store / "run"),
+            "sticky_runtime_dir": str(directory / "run"),
             "task_ignore_result": False,
             **settings,
         }
         conf["sticky_slots"] = SLOTS
-        super().__init__(
-            guard, placement_store, AppConfig(broker, placement_store / "history.jsonl", broker, conf=conf)
-        )
+        super().__init__(guard, directory, AppConfig(broker, directory / "history.jsonl", broker, conf=conf))
         placed_tasks.register(self.app, self.config.history)
         self.keyspace = keyspace
         self._numbers: Counter[str] = Counter()

@@ -77,7 +77,7 @@ class PlacedJobs:
         for run in self.runs(*keys):
             before = last.get(run.start.key)
             if before is not None:
-                assert before.until <= run.start.at, f"two at a time: {before} and {run}"
+                assert before.until <= run.start.at, f"two runs overlap: {before} and {run}"
                 assert (before.start.epoch or 0) < (run.start.epoch or 0), f"not a higher token: {before}, {run}"
             last[run.start.key] = run
 

@@ -31,7 +31,7 @@ def standing_server(environ: Mapping[str, str]) -> str | None:
     if answers(url):
         return url
     if wanted or environ.get("CI"):
-        pytest.fail(f"no Redis answers on {url}, and this run must have one", pytrace=False)
+        pytest.fail(f"no Redis answers at {url}: start it, or set STICKY_TEST_REDIS=embedded", pytrace=False)
     return None
 
 

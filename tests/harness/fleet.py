@@ -87,7 +87,7 @@ class Fleet:
         )
 
     def judge(self) -> Judgement:
-        """Judge the history so far and the recorded deaths of workers."""
+        """Judge the history so far, with the recorded deaths of workers."""
         return judge(self.events(), self.deaths)
 
     @property

@@ -73,7 +73,7 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
 
 
 def write_slots() -> None:
-    """Record when slots come and go."""
+    """Record the slots that this worker gains and loses."""
     log = SlotLog(Path(os.environ[LOG]))
     slots_gained.connect(lambda sender, slots, **_: log.write("gained", sender, slots), weak=False)
     slots_lost.connect(lambda sender, slots, **_: log.write("lost", sender, slots), weak=False)

@@ -24,7 +24,7 @@ TIMEOUT = 120.0
 
 
 def run(server: Server, report: Report, *, quick: bool) -> None:
-    """Measure stock Celery and ours."""
+    """Measure stock Celery and celery-sticky."""
     size = 16 if quick else 64
     seen = {side: measure(server, side, size, 10.0 if quick else 20.0) for side in SIDES}
     table = Table(f"{size} worker processes ({SOLO.name}) on one server", ["", *SIDES])
@@ -32,7 +32,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
         table.rows.append([figure, *(seen[side].get(figure, "") for side in SIDES)])
     table.notes.append(
         "Gossip, mingle and heartbeats off on either side; 256 slots; default lease (10 s and a margin of 2 s). "
-        "Settled: every slot is with the member that should have it."
+        "Settled: every slot is owned by its target member."
     )
     report.tables.append(table)
     report.ratio("crowd_requests", float(seen["sticky"][REQUESTS]) / float(seen["stock"][REQUESTS]))
@@ -109,7 +109,7 @@ def events(server: Server, crowd: Crowd, workers: Sequence[Worker], log: Path) -
 
 
 class Crowd:
-    """The document, read repeatedly."""
+    """A keyspace of many members, observed through its document."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -64,7 +64,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
     bound = 30.0 if quick else 150.0
     table = Table(
         "The same event: 400 tasks of 30 ms, 12 keys, one worker process of two",
-        ["event", "worker", "every key goes on after, s", "out of order", "overlapping", "run twice", "missing"],
+        ["event", "worker", "all keys continue after, s", "out of order", "overlapping", "run twice", "missing"],
     )
     for event in EVENTS:
         pauses = {}
@@ -76,8 +76,8 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
         if event == TAKEOVER and pauses["sticky"] is not None:
             report.ratio("takeover", pauses["sticky"] / (pauses["stock"] or bound))
     table.notes.append(
-        "`acks_late` on either side. Stock: visibility timeout 6 s; sticky: lease 3 s, margin 0.5 s. Every key "
-        f"goes on: its oldest unfinished task has started. Missing: not ended {bound:.0f} s after the event."
+        "`acks_late` on either side. Stock: visibility timeout 6 s; sticky: lease 3 s, margin 0.5 s. A key "
+        f"continues when its oldest unfinished task has started. Missing: not ended {bound:.0f} s after the event."
     )
     report.tables.append(table)
 
@@ -173,7 +173,7 @@ def _started(recorder: Recorder) -> int:
 
 
 def _shared(events: Sequence[SlotEvent]) -> bool:
-    """Whether two workers own half of the slots each."""
+    """Return whether two workers own half of the slots each."""
     owner: dict[int, str] = {}
     for event in events:
         if event.what == "gained":

@@ -80,7 +80,7 @@ def measure(server: Server, backlog: int, *, rounds: int) -> Moves:
 
 
 def _stop(moves: Moves, log: SlotLog, goes: Worker, slots: Collection[int]) -> None:
-    time.sleep(1.0)  # both are busy, or both idle
+    time.sleep(1.0)  # until both workers are busy, or both idle
     since = time.monotonic_ns()
     goes.stop()
 
@@ -109,7 +109,7 @@ def _wait_slots(log: SlotLog, worker: Worker, name: str, slots: Collection[int] 
 
     wait_until(there, TIMEOUT, f"{name} has {count} slots")
     held = _held(log, name)
-    assert slots is None or held == slots, f"{name} has come back to other slots"
+    assert slots is None or held == slots, f"{name} owns other slots than before"
     return held
 
 

@@ -77,7 +77,7 @@ def deferred(server: Server, report: Report, counts: dict[str, int]) -> None:
 def _deferred_of(server: Server, side: str, pool: Pool, count: int) -> list[str]:
     with prepared(server, side) as app:
         if side == "stock":
-            due = time.time() + LEAD + count / 1000  # it takes them in one by one
+            due = time.time() + LEAD + count / 1000  # stock Celery fetches them one by one
             eta = datetime.fromtimestamp(due, UTC)
             for i in range(count):
                 app.tasks["noop"].apply_async((f"k{i % KEYS}",), eta=eta)

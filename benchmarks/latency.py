@@ -66,7 +66,7 @@ def _wait_stamps(worker: Worker, count: int) -> list[float]:
             return [int(line) / 1e6 for line in lines]
         worker.check_alive()
         time.sleep(0.02)
-    raise RuntimeError(f"tasks are missing:\n{worker.log.read_text()[-3000:]}")
+    raise RuntimeError(f"not all tasks ran within 60 s:\n{worker.log.read_text()[-3000:]}")
 
 
 def quantile(values: Sequence[float], q: float) -> float:

@@ -1,4 +1,4 @@
-"""What keys leave behind: a worker's memory over many tasks, and the keys left in Redis."""
+"""Memory that keys leave behind: a worker's memory over many tasks, and the keys that remain in Redis."""
 
 from __future__ import annotations
 

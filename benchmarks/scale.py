@@ -1,4 +1,4 @@
-"""What grows with a keyspace: server time per task, handover by messages in moved slots, workers, slots."""
+"""Costs that grow with a keyspace: server time per task, handover by messages in moved slots, workers, slots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(server: Server, report: Report, *, quick: bool) -> None:
 def cost(server: Server, report: Report, tasks: int) -> None:
     """Measure the server's processor time: it has one thread, so this bounds the tasks a second of all workers."""
     table = Table(
-        f"What a no-op task costs the server ({SOLO.name}, {KEYS} keys)",
+        f"Server time of a no-op task ({SOLO.name}, {KEYS} keys)",
         ["worker", "publish, CPU µs", "run, CPU µs", "one core is enough for, tasks/s"],
     )
     spent = {}

@@ -86,7 +86,7 @@ def measure(server: Server, cell: Cell, *, seconds: float, scale: float) -> tupl
         while (first := server.left(cell.side)) == backlog:
             worker.check_alive()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"nothing runs:\n{worker.log.read_text()[-3000:]}")
+                raise RuntimeError(f"no task ran in time:\n{worker.log.read_text()[-3000:]}")
             time.sleep(0.02)
         start, cpu = time.perf_counter(), worker.cpu()
         left = first

@@ -36,7 +36,7 @@ class Settings:
     """The settings; `Settings.slots` is `sticky_slots` in `app.conf`, and so on. Durations are in seconds."""
 
     store: str | None = None
-    """URL of the store; None: the broker, if that is Redis."""
+    """URL of the store; None: the broker, which then needs a driver that has a store."""
     slots: int = DEFAULT_SLOTS
     """Number of slots of a keyspace without a number of its own."""
     keyspaces: Mapping[str, int] | None = None

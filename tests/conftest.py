@@ -1,4 +1,4 @@
-"""Fixtures for every floor: real servers, and an environment free of the developer's own settings."""
+"""Fixtures for all tests: real servers, and an environment without the developer's own settings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from celery_sticky.testing.servers.valkey import ValkeyServer
 FLOORS = ("unit", "contract", "docs", "worker", "system")
 HERE = Path(__file__).parent
 
-# A loaded machine is no reason to fail; the rest stays as Hypothesis has it (with CI set: always the same examples).
+# No deadline: a loaded machine must not fail a test. With CI set, Hypothesis always tries the same examples.
 settings.register_profile("tests", settings(), deadline=None)
 settings.load_profile("tests")
 
-# An app made in a test must not read these, nor may a worker process inherit them.
+# The app of a test must not read these, and worker processes must not inherit them.
 for _name in [name for name in os.environ if name.startswith(("CELERY_", "STICKY_APP_"))]:
     del os.environ[_name]
 
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def guard() -> Iterator[Guard]:
-    """Kills what the tests started, however the tests end."""
+    """Kills the processes that the tests started, however the tests end."""
     guard = Guard()
     yield guard
     guard.close()
@@ -48,7 +48,7 @@ def guard() -> Iterator[Guard]:
 
 @pytest.fixture(scope="session")
 def redis_database(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a database on a server that is this session's alone: the standing one, or an embedded one."""
+    """The address of a database on a server that only this session uses: the running one, or an embedded one."""
     standing = standing_server(os.environ)
     if standing is not None:
         with claimed_database(standing) as address:

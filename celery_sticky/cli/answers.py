@@ -58,5 +58,5 @@ def beating(session: Session, before: Mapping[str, Reading], doubtful: Mapping[s
                 found |= {one for one in incarnations if heartbeats.get(one, -1) > old.get(one, -1)}
         if time.monotonic() >= deadline:
             break
-        time.sleep(LOOK_EVERY)
+        time.sleep(LOOK_EVERY)  # until the missing heartbeats may have arrived
     return found

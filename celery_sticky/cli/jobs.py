@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -21,14 +21,21 @@ from celery_sticky.keys import DEFAULT_KEYSPACE
 
 name_argument = click.argument("name")
 key_argument = click.argument("key")
-payload_option = click.option("--payload", metavar="JSON", default="null", show_default=True, help="The job's payload.")
-timeout_option = click.option(
-    "--timeout", type=float, metavar="SECONDS", help="How long to wait, instead of the setting's value."
-)
 one_keyspace_option = click.option(
     "--keyspace", metavar="NAME", help="The job's keyspace, if not the one it was declared with."
 )
 shut_keyspace_option = click.option("--keyspace", metavar="NAME", default=DEFAULT_KEYSPACE, show_default=True)
+
+
+def payload_option(owner: str) -> Callable[[Any], Any]:
+    """Return the option for the payload of a job or a notification."""
+    text = f"The {owner}'s payload."
+    return click.option("--payload", metavar="JSON", default="null", show_default=True, help=text)
+
+
+def timeout_option(setting: str) -> Callable[[Any], Any]:
+    """Return the option for a time that this setting determines otherwise."""
+    return click.option("--timeout", type=float, metavar="SECONDS", help=f"How long to wait; default: {setting}.")
 
 
 @click.group()
@@ -66,9 +73,9 @@ def get(ctx: click.Context, name: str, key: str, keyspace: str | None, as_json: 
 @jobs.command(cls=CeleryCommand)
 @name_argument
 @key_argument
-@payload_option
+@payload_option("job")
 @click.option("--id", "job_id", metavar="ID", help="Repeat the dispatch with this id.")
-@timeout_option
+@timeout_option("sticky_job_start_timeout")
 @one_keyspace_option
 @click.pass_context
 def dispatch(
@@ -88,7 +95,7 @@ def dispatch(
 @jobs.command(cls=CeleryCommand)
 @name_argument
 @key_argument
-@payload_option
+@payload_option("notification")
 @one_keyspace_option
 @click.pass_context
 def notify(ctx: click.Context, name: str, key: str, payload: str, keyspace: str | None) -> None:
@@ -116,7 +123,7 @@ def stop(ctx: click.Context, name: str, key: str, timeout: float, keyspace: str 
 
 @jobs.command(cls=CeleryCommand)
 @shut_keyspace_option
-@timeout_option
+@timeout_option("sticky_job_shutdown_timeout")
 @click.confirmation_option("--yes", prompt="Stop every job of this keyspace on every worker?", help="Do not ask.")
 @click.pass_context
 def shutdown(ctx: click.Context, keyspace: str, timeout: float | None) -> None:

@@ -47,7 +47,7 @@ class Deadline:
     def run(self) -> None:
         """Watch in this thread until `stop`."""
         while self._running:
-            time.sleep(self._look())
+            time.sleep(self._look())  # at most STEP, and not past the end of trust
 
     def _look(self) -> float:
         pause = STEP

@@ -80,7 +80,7 @@ class LoopWatch:
     def _run(self) -> None:
         sleep = original("time", "sleep")
         while self._running:
-            sleep(self._interval)
+            sleep(self._interval)  # until the next question to the loop
             try:
                 self._look()
             except Exception:

@@ -110,11 +110,11 @@ class Member:
         self.post(LeaveAsked())
         deadline = time.monotonic() + timeout
         while self.snapshot.phase not in (Phase.LEFT, Phase.REFUSED) and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # until the member has given everything away
         self._running = False
         self.post(Tick())
         while not self._ended and time.monotonic() < deadline + 1:
-            time.sleep(0.005)
+            time.sleep(0.005)  # until the thread has closed its store
         if self.snapshot.phase is Phase.LEFT:
             self._name_lock.release()
         return self.snapshot.phase is Phase.LEFT

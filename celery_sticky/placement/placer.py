@@ -70,7 +70,7 @@ class Placer:
         deadline = time.monotonic() + timeout
         while not self._ended and time.monotonic() < deadline:
             self.wake()
-            time.sleep(0.01)
+            time.sleep(0.01)  # until the thread has ended
 
     def wake(self) -> None:
         """Schedule a turn: there is something to decide."""

@@ -53,7 +53,7 @@ class _Line:
         with suppress(OSError):  # one end is gone, and the other one with it
             while data := source.recv(65536):
                 while self.silent and not self._dead:
-                    time.sleep(0.02)
+                    time.sleep(0.02)  # holds the data back until `silent` ends
                 if self._dead:
                     return
                 sink.sendall(data)

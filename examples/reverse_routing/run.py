@@ -125,12 +125,12 @@ def play(sender: Sender, clients: dict[str, Client], front_ends: dict[str, subpr
         clients[name].connect(at["two"])
     print("one is killed (SIGKILL), bob and cyd are at two")
     show(sender.send(CLIENTS, "still there"))
-    print("and what was sent to bob before he was at two")
+    print("the text that was sent to bob before he was at two")
     show(early)
 
     if not sender.refuses("gus"):
-        raise SystemExit("gus is nowhere, and could be sent to")
-    print("to gus, who is nowhere: refused")
+        raise SystemExit("gus is not connected, but a text to gus was accepted")
+    print("to gus, who is not connected: refused")
     time.sleep(0.5)  # time for texts that should not arrive
 
 

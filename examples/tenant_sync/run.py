@@ -58,10 +58,10 @@ def main(folder: Path) -> int:
         wait(
             "bob's sync has stopped, gus has one", lambda: synced().keys() == {"ada", "cyd", "dan", "eve", "fay", "gus"}
         )
-        show("bob has gone, gus has come")
+        show("bob was removed, gus was added")
         victim = synced()["ada"]
         workers[victim.partition("@")[0]].kill()
-        wait("the other one syncs them all", lambda: len(synced()) == 6 and victim not in synced().values())
+        wait("the other worker syncs all six", lambda: len(synced()) == 6 and victim not in synced().values())
         show(f"{victim} was killed (SIGKILL)")
     finally:
         for worker in workers.values():
@@ -76,7 +76,7 @@ def main(folder: Path) -> int:
 
 
 def judged(events: list) -> int:
-    """Print and return whether two syncs of a tenant ever overlapped; a killed sync has no end event."""
+    """Print how many syncs overlapped another of their tenant; return 1 if any did. A killed sync has no end event."""
     starts = [event for event in events if event.kind == "start"]
     ends = {event.run: event.at for event in events if event.kind == "end"}
     twice = [
@@ -85,7 +85,7 @@ def judged(events: list) -> int:
         for later in starts
         if later.key == earlier.key and earlier.at < later.at < ends.get(earlier.run, 0)
     ]
-    print(f"{len(starts)} syncs were started, {len(twice)} beside another of the same tenant")
+    print(f"{len(starts)} syncs were started, {len(twice)} while another of the same tenant ran")
     return 1 if twice else 0
 
 

@@ -1,4 +1,4 @@
-"""Fixtures for tests of what only a real server can show."""
+"""Fixtures for tests that need a real server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_sticky.testing.servers.valkey import ValkeyServer
 
 @pytest.fixture
 def server(valkey: Callable[..., ValkeyServer]) -> ValkeyServer:
-    """A server of the test's own."""
+    """A private server for one test."""
     return valkey()
 
 
@@ -25,5 +25,5 @@ def client(server: ValkeyServer) -> Iterator[Any]:
 
 @pytest.fixture
 def commands(client: Any) -> Callable[[], int]:
-    """Tells how many commands that server has taken so far."""
+    """Returns how many commands that server has processed so far."""
     return lambda: int(client.info("stats")["total_commands_processed"])

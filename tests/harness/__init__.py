@@ -1,1 +1,1 @@
-"""What worker and system tests drive: real servers and real worker processes, never left behind."""
+"""Real servers, worker processes and test apps for the worker and system tests; nothing outlives a test."""

@@ -1,4 +1,4 @@
-"""The app that test workers run, and that tests send with: the same tasks, configured from one small object."""
+"""The app that test workers run and tests send with; an `AppConfig` configures it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ NAMES = ("STICKY_APP_BROKER", "STICKY_APP_BACKEND", "STICKY_APP_CONF", "STICKY_A
 
 @dataclass(frozen=True, slots=True)
 class AppConfig:
-    """All that makes one test app differ from another; travels to worker processes in the environment."""
+    """The configuration of one test app. Worker processes receive it in their environment."""
 
     broker: str
     history: Path
     backend: str = ""
     conf: Mapping[str, Any] = field(default_factory=dict)
-    """Celery settings, `sticky_*` ones included."""
+    """Celery settings, including `sticky_*` settings."""
     keyed: bool = True
     """False leaves celery-sticky out: plain Celery."""
 
     def environ(self) -> dict[str, str]:
-        """Return the environment variables that say this."""
+        """Return the configuration as environment variables."""
         values = (self.broker, self.backend, json.dumps(dict(self.conf)), str(self.history), "1" if self.keyed else "")
         return dict(zip(NAMES, values, strict=True))
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> AppConfig:
-        """Read what `environ` wrote."""
+        """Read a configuration that `environ` wrote."""
         broker, backend, conf, history, keyed = (environ[name] for name in NAMES)
         return cls(broker, Path(history), backend, json.loads(conf), bool(keyed))
 

@@ -1,4 +1,4 @@
-"""A result backend that is away as long as a file says so. Its address: `away:///folder`."""
+"""A result backend that is unreachable while the file `away` is in its folder. Its address is `away:///folder`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from celery.backends.filesystem import FilesystemBackend
 
 
 class AwayBackend(FilesystemBackend):
-    """Keeps results in files, or raises what a client raises that cannot connect, and counts that in a file `tries`."""
+    """Keeps results in files. While it is away, each call raises an error and adds a byte to the file `tries`."""
 
     def __init__(self, url: str = "", **options: Any) -> None:
         self._flag = Path(url.removeprefix("away://")) / "away"
         super().__init__(url=url.replace("away://", "file://"), **options)
 
     def _do_directory_test(self, key: Any) -> None:
-        """Not at once: it may be away when it is made."""
+        """Skip the check: the backend may be away when it is created."""
 
     def _reach(self) -> None:
         if self._flag.exists():
@@ -27,7 +27,7 @@ class AwayBackend(FilesystemBackend):
             raise ConnectionError("the result backend is away")
 
     def on_task_call(self, producer: Any, task_id: str) -> Any:
-        """Have a worker that sends a task listen for its result, as Redis does."""
+        """Connect when a worker sends a task, as the Redis backend does to listen for the result."""
         if "STICKY_APP_HISTORY" in os.environ and not task_join_will_block():
             self._reach()
         return {}
@@ -43,5 +43,5 @@ class AwayBackend(FilesystemBackend):
         return super().set(key, value)
 
     def exception_safe_to_retry(self, exc: Exception) -> bool:
-        """Whether `result_backend_always_retry` repeats what raised this."""
+        """Return whether `result_backend_always_retry` repeats a call that raised this error."""
         return isinstance(exc, ConnectionError)

@@ -1,4 +1,4 @@
-"""Assembles a worker's context without a worker: what its start refuses, and nothing else."""
+"""Assembles a worker's context without a worker, for tests of what a start refuses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from celery_sticky.execution.assembly import make_context
 
 
 def assemble(app: Any, pool: str = "solo") -> None:
-    """Do what a worker of this app and pool does before it starts."""
+    """Assemble the context of a worker of this app and pool, as a worker does before it starts."""
     worker = SimpleNamespace(app=app, pool_cls=get_implementation(pool), hostname=f"{uuid.uuid4().hex}@here")
     make_context(worker, None)

@@ -1,4 +1,4 @@
-"""The app of a worker in which Celery's own parts raise: its events, or its pool. `STICKY_BREAKS` says which."""
+"""The app of a worker whose event dispatcher or pool raises. `STICKY_BREAKS` selects which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import kind_tasks
 from harness.app import make_worker_app
 
 TIMES = 12
-"""How often the pool refuses, and a message cannot be announced; other events fail for ever."""
+"""How many times the pool refuses a task, or `task-received` cannot be sent. Other task events always fail."""
 
 app = make_worker_app()
 kind_tasks.register(app, Path(os.environ["STICKY_APP_HISTORY"]))
@@ -23,7 +23,7 @@ send, apply_async = EventDispatcher.send, BasePool.apply_async
 
 
 def send_or_raise(dispatcher: Any, kind: str, *args: Any, **fields: Any) -> Any:
-    """Send no event of a task."""
+    """Raise for events of tasks; send all other events."""
     if kind.startswith("task-") and (kind != "task-received" or raised[kind] < TIMES):
         raised[kind] += 1
         raise ConnectionError("events cannot be sent")
@@ -31,7 +31,7 @@ def send_or_raise(dispatcher: Any, kind: str, *args: Any, **fields: Any) -> Any:
 
 
 def apply_or_raise(pool: Any, *args: Any, **options: Any) -> Any:
-    """Take no task, for a while."""
+    """Refuse the first `TIMES` tasks."""
     if raised["apply"] < TIMES:
         raised["apply"] += 1
         raise OSError("the pool takes nothing")

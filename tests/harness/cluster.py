@@ -1,4 +1,4 @@
-"""pytest-celery's nodes over local processes: what stands in for its Docker containers."""
+"""pytest-celery's nodes on local processes instead of Docker containers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.standing import answers
 
 
 class ServerContainer:
-    """A broker or result backend that is there already. It cannot be killed: others may use it."""
+    """A broker or result backend that runs already. It cannot be killed, because other tests may use it."""
 
     status = "running"
 
@@ -29,7 +29,7 @@ class ServerContainer:
 
     @property
     def celeryconfig(self) -> dict[str, str]:
-        """The address for the workers and for the tests: the same."""
+        """The address, which is the same for workers and tests."""
         return {"url": self.url, "host_url": self.url}
 
     def ready(self) -> bool:
@@ -37,14 +37,14 @@ class ServerContainer:
         return answers(self.url)
 
     def logs(self) -> str:
-        """A server that is not ours shows no log."""
+        """Return nothing: there is no log of a server that the tests did not start."""
         return ""
 
     def reload(self) -> None:
-        """There is no state to bring up to date."""
+        """Do nothing: there is no state to refresh."""
 
     def teardown(self) -> None:
-        """The server stays."""
+        """Do nothing: the server keeps running."""
 
 
 class WorkerContainer:
@@ -70,7 +70,7 @@ class WorkerContainer:
         return True
 
     def logs(self) -> str:
-        """What the worker wrote since its last start."""
+        """Return the worker's log since its last start."""
         return self.worker.log
 
     def kill(self, signal: str | int = signal.SIGKILL) -> None:
@@ -78,7 +78,7 @@ class WorkerContainer:
         self.worker.kill(_number(signal))
 
     def reload(self) -> None:
-        """The state is read again each time."""
+        """Do nothing: the state is read on each access."""
 
     def restart(self, timeout: float = 60.0) -> None:
         """End the process if it runs, start it again and wait until it is ready."""
@@ -91,27 +91,27 @@ class WorkerContainer:
         self.worker.teardown()
 
     def version(self) -> str:
-        """The version of Celery."""
+        """Return the version of Celery."""
         return str(celery.__version__)
 
     def log_level(self) -> str:
-        """The level the worker logs at."""
+        """Return the worker's log level."""
         return self.worker.log_level
 
     def worker_name(self) -> str:
-        """The node name before the `@`."""
+        """Return the node name before the `@`."""
         return self.worker.name
 
     def worker_queue(self) -> str:
-        """The queue of unkeyed tasks."""
+        """Return the queue of unkeyed tasks."""
         return "celery"
 
 
 class LocalWorker(CeleryTestWorker):
-    """A worker node whose host name is this machine's, whole."""
+    """A worker node that uses this machine's full host name."""
 
     def hostname(self) -> str:
-        """Return the node name that Celery knows it by."""
+        """Return the worker's node name in Celery."""
         return f"{self.worker_name}@{self.container.id}"
 
 
@@ -126,7 +126,7 @@ def backend_cluster(url: str) -> CeleryBackendCluster:
 
 
 def worker_cluster(app: celery.Celery, *workers: WorkerProcess) -> CeleryWorkerCluster:
-    """Return a cluster of these workers, each ready."""
+    """Return a cluster of these workers, which are ready."""
     nodes = [LocalWorker(WorkerContainer(worker), app) for worker in workers]
     return CeleryWorkerCluster(*nodes)
 

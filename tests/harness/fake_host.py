@@ -1,4 +1,4 @@
-"""A job host without a process, and what is true of all that run in such hosts."""
+"""A job host without a process, and a record of the jobs in all such hosts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Start
 
 @dataclass
 class World:
-    """What is true, known to a worker or not."""
+    """The true state of all jobs, whether or not a worker knows it."""
 
     running: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
-    """Name and key -> worker and epoch of what runs."""
+    """(name, key) → (worker, epoch) of each job that runs."""
     starts: list[tuple[str, str, int]] = field(default_factory=list)
-    """Key, worker, epoch."""
+    """(key, worker, epoch) of each start."""
     noted: dict[str, list[Any]] = field(default_factory=dict)
-    """Id -> payloads."""
+    """Job id → the payloads of its notifications."""
 
 
 class FakeHost:
-    """A job host whose answers come when the test lets them."""
+    """A job host that handles one message each time the test calls `step`."""
 
     def __init__(self, worker: str, world: World, clock: Callable[[], float]) -> None:
         self.worker, self.world, self._clock = worker, world, clock

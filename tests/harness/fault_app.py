@@ -1,4 +1,4 @@
-"""The worker app of tests of faults: also has `fault_tasks`, and writes down when slots come and go."""
+"""The worker app for tests of faults: it adds `fault_tasks`, and records the slots that it gains and loses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that do harm or stand in the way of ending, for tests of faults. Each writes its runs into the history."""
+"""Tasks that kill workers or are hard to interrupt, for tests of faults. Each records its runs in the history."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def register(app: Celery, history: Path) -> None:
         """Kill the whole worker."""
         with recorded(recorder, self, key, n):
             os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(60)
+            time.sleep(60)  # until the signal arrives
 
     @app.task(name="holds_interpreter", shared=False, key="key", bind=True)
     def holds_interpreter(self: Task, key: str, n: int, seconds: int) -> None:
-        """Sleep in C code that does not let other threads of the process run."""
+        """Sleep in C code that holds the GIL."""
         with recorded(recorder, self, key, n):
             ctypes.PyDLL(None).sleep(seconds)
 
     @app.task(name="computes", shared=False, key="key", bind=True)
     def computes(self: Task, key: str, n: int, seconds: float) -> None:
-        """Compute without ever giving way to another greenlet."""
+        """Compute without yielding to other greenlets."""
         with recorded(recorder, self, key, n):
             until = time.monotonic() + seconds
             while time.monotonic() < until:
@@ -43,7 +43,7 @@ def register(app: Celery, history: Path) -> None:
 
     @app.task(name="with_grandchild", shared=False, key="key", bind=True)
     def with_grandchild(self: Task, key: str, n: int, seconds: float, note: str) -> None:
-        """Start a process that no SIGTERM ends, writing the time into the file `note` again and again; wait for it."""
+        """Start a process that ignores SIGTERM and writes the time to `note` every 20 ms; kill it at the end."""
         with recorded(recorder, self, key, n):
             script = f"""
 import os, signal, time, pathlib
@@ -54,7 +54,7 @@ while True:
     note.with_suffix(".new").rename(note)
     time.sleep(0.02)
 """
-            process = subprocess.Popen([sys.executable, "-c", script])  # not waited for where the task is interrupted
-            time.sleep(seconds)
+            process = subprocess.Popen([sys.executable, "-c", script])  # outlives an interrupted task
+            time.sleep(seconds)  # the run time that the test asks for
             process.kill()
             process.wait()

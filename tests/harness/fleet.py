@@ -1,4 +1,4 @@
-"""What one test of workers works with: an app, a history, and as many worker processes as it starts."""
+"""The tools for one test of workers: an app, a history, and the worker processes that the test starts."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TESTS = Path(__file__).parent.parent
 
 
 class Fleet:
-    """Workers of one app on one broker; every process writes into one history."""
+    """Workers of one app on one broker. All processes write to one history."""
 
-    def __init__(self, guard: Guard, placement_store: Path, config: AppConfig) -> None:
-        self._guard, self._placement_store, self.config = guard, placement_store, config
+    def __init__(self, guard: Guard, directory: Path, config: AppConfig) -> None:
+        self._guard, self._directory, self.config = guard, directory, config
         self.app: Celery = make_app(config)
         self.history = Recorder(config.history)
         self.workers: dict[str, WorkerProcess] = {}
 
     def init(self) -> Fleet:
-        """Write the first document of each keyspace, so that the first worker need not wait out a lease."""
+        """Write the first document of each keyspace, so that the first worker need not wait for leases to expire."""
         with Session(self.app) as session:
             for keyspace in session.keyspaces:
                 settings = session.settings
@@ -42,25 +42,25 @@ class Fleet:
         return self
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
-        """Start a worker (see `WorkerProcess` for the options) and wait until it is ready, unless told not to."""
-        assert name not in self.workers, f"there is a worker {name} already: call start() on it"
+        """Start a worker with these options of `WorkerProcess`; with `ready`, wait until it is ready."""
+        assert name not in self.workers, f"worker {name} exists already: call its start()"
         paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join(path for path in paths if path)
         environ = {"PYTHONPATH": path, **self.config.environ(), **options.pop("env", {})}
         options.setdefault("app", "harness.worker_app")
-        worker = WorkerProcess(self._guard, self._placement_store, name=name, env=environ, **options)
+        worker = WorkerProcess(self._guard, self._directory, name=name, env=environ, **options)
         self.workers[name] = worker
         worker.start()
         return worker.wait_ready() if ready else worker
 
     def send(self, key: str, n: int, seconds: float = 0.0, **options: Any) -> AsyncResult:
-        """Send task `n` of `key` and record that the broker took it."""
+        """Send task `n` of `key` and record that the broker accepted it."""
         result = self.app.tasks["record"].apply_async((key, n, seconds), **options)
         self.history.published(key, n, result.id)
         return result
 
     def send_plain(self, n: int, seconds: float = 0.0, **options: Any) -> AsyncResult:
-        """Send an unkeyed task and record that the broker took it."""
+        """Send an unkeyed task and record that the broker accepted it."""
         result = self.app.tasks["plain"].apply_async((n, seconds), **options)
         self.history.published("plain", n, result.id)
         return result
@@ -70,43 +70,43 @@ class Fleet:
         return self.history.events()
 
     def started(self, key: str, n: int) -> Event | None:
-        """Return the latest START of a task, if there is one."""
+        """Return the latest START event of a task, or None."""
         starts = [e for e in self.events() if e.kind is Kind.START and (e.key, e.n) == (key, n)]
         return starts[-1] if starts else None
 
     def wait_started(self, key: str, n: int, timeout: float = 30.0) -> Event:
-        """Wait until a task began to run and return that event."""
+        """Wait until a task starts, and return its START event."""
         found = wait_until(lambda: self.started(key, n), timeout, f"{key} #{n} starts\n{self}")
         assert found is not None
         return found
 
     def wait_finished(self, timeout: float = 60.0) -> None:
-        """Wait until every published task has run to its end."""
+        """Wait until every published task has finished."""
         wait_until(
             lambda: not self.judge().lost, timeout, f"every task finishes: {self.judge().describe()}\n{self}", 0.1
         )
 
     def judge(self) -> Judgement:
-        """Judge the history so far, with the deaths that the workers noted."""
+        """Judge the history so far, with the recorded deaths of workers."""
         return judge(self.events(), self.deaths)
 
     @property
     def deaths(self) -> Mapping[int, int]:
-        """When the processes that were killed died."""
+        """The time of death of each killed process, by pid."""
         return {pid: at for worker in self.workers.values() for pid, at in worker.deaths.items()}
 
     def __str__(self) -> str:
         return "\n".join(f"{worker!r}\n{worker.tail(15)}" for worker in self.workers.values())
 
     def teardown(self) -> None:
-        """Leave no process and no connection behind."""
+        """End all workers and close all connections."""
         for worker in self.workers.values():
             worker.teardown()
         self._forget_results()
         self.app.close()
 
     def _forget_results(self) -> None:
-        # A result that nobody has waited for unsubscribes when it is collected: the server may be gone by then.
+        # A pending result unsubscribes when it is garbage-collected; by then the server may be gone.
         backend = self.app.backend
         if (consumer := getattr(backend, "result_consumer", None)) is not None:
             consumer.subscribed_to.clear()

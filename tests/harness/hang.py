@@ -1,4 +1,4 @@
-"""Ways in which a worker lives on and runs nothing, for tests of proof of life. All end when a file appears."""
+"""Ways to hang a worker that stays alive but runs no tasks. Each ends when the file `ENDS` appears."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from celery.worker.control import control_command
 from celery_sticky.platform.native import original
 
 ENDS = "ends-hanging"
-"""The file beside the history that ends all hanging."""
+"""The file beside the history whose appearance ends every hang."""
 FAILS = "children-fail"
-"""The file beside the history from whose appearance on children of the pool do not come up."""
+"""The file beside the history that keeps new children of the pool from starting, until `ENDS` appears."""
 
 
 def register(history: Path) -> None:
-    """Have this process hang on the control command `hang`, on SIGUSR2, or in its children as the environment says."""
+    """Make this process hang on the control command `hang` and on SIGUSR2, and its children hang or exit at start."""
     end, fails = history.parent / ENDS, history.parent / FAILS
 
     def hang() -> None:
         while not end.exists():
-            original("time", "sleep")(0.05)
+            original("time", "sleep")(0.05)  # polls for the file; blocks the thread even if `sleep` is patched
 
     @control_command(name="hang", args=[], signature="")
     def on_command(state: Any) -> dict[str, str]:
-        """Keep the loop."""
+        """Block Celery's loop."""
         hang()
         return {"ok": "it has hung"}
 

@@ -1,4 +1,4 @@
-"""A job host of one's own: what a worker would say to it is said by a test, which also grants the trust."""
+"""A real job host with a test in the place of its worker: the test sends its messages and grants trust."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMBERSHIP = 1
 
 
 class TestHost:
-    """A running host and what it has said. Its reaper kills it when the tests are killed."""
+    """A running job host and the messages that it has sent. If the tests are killed, its reaper kills it."""
 
     __test__ = False
 
@@ -32,7 +32,7 @@ class TestHost:
         self.lease = Lease(KEYSPACES)
         self.grant(trust)
         self.events: list[Message | int] = []
-        """All that was heard; the exit status at last."""
+        """All messages of the host, and its exit status as the last item."""
         self.by_ref: dict[int, list[Message]] = defaultdict(list)
         self._refs = itertools.count(1)
         command = host_command(SimpleNamespace(hostname="w1@here"), app, KEYSPACES)
@@ -46,10 +46,10 @@ class TestHost:
     def __repr__(self) -> str:
         return f"<host {self.process.pid}: {self.events[-20:]}>"
 
-    # -- what it is told -----------------------------------------------------------------------
+    # -- messages to the host -------------------------------------------------------------------
 
     def grant(self, seconds: float) -> None:
-        """Trust what runs here for so long from now."""
+        """Grant trust for this many seconds from now."""
         self.lease.grant("default", boottime() + seconds, MEMBERSHIP)
 
     def start(self, name: str, key: str = "k", payload: Any = None, **fields: Any) -> int:
@@ -59,7 +59,7 @@ class TestHost:
         return start.ref
 
     def order(self, name: str, key: str = "k", payload: Any = None, **fields: Any) -> Start:
-        """Return what starts a job."""
+        """Return the message that starts a job."""
         values = {
             "keyspace": "default",
             "id": "id",
@@ -81,21 +81,21 @@ class TestHost:
         self.process.send([Stop(ref) for ref in refs])
 
     def notify(self, ref: int, *payloads: Any) -> None:
-        """Hand notifications to a run; each is called as its payload."""
+        """Send notifications to a run; the id of each is its payload as a string."""
         self.process.send([Notify(ref, str(payload), payload) for payload in payloads])
 
-    # -- what it says --------------------------------------------------------------------------
+    # -- messages from the host -----------------------------------------------------------------
 
     def wait(self, ref: int, *messages: Message) -> None:
-        """Wait for these last messages of a run."""
+        """Wait until these are the last messages about a run."""
         wait_until(lambda: tuple(self.by_ref[ref][-len(messages) :]) == messages, 30, f"{ref}: {messages} in {self}")
 
     def noted(self, ref: int) -> list[str]:
-        """Return the notifications that the job has."""
+        """Return the notifications that the job has received."""
         return [message.note for message in self.by_ref[ref] if isinstance(message, Noted)]
 
     def wait_over(self, ref: int) -> Failed | Ended:
-        """Wait for the end of a run, and return what is said of it."""
+        """Wait for the end of a run, and return the message about it."""
 
         def over() -> Failed | Ended | None:
             last = self.by_ref[ref][-1:]
@@ -106,31 +106,31 @@ class TestHost:
         return found
 
     def wait_ready(self) -> Ready:
-        """Wait until it can run jobs; return the first thing it says."""
+        """Wait until the host can run jobs; return its first message."""
         wait_until(lambda: self.events, 60, f"ready: {self}")
         assert isinstance(self.events[0], Ready), self
         return self.events[0]
 
     def wait_exit(self, timeout: float = 30.0) -> int:
-        """Wait until it has died, and return its exit status."""
+        """Wait until the host has exited, and return its exit status."""
         wait_until(lambda: isinstance(self.events[-1:][0] if self.events else None, int), timeout, f"exit: {self}")
         status = self.events[-1]
         assert isinstance(status, int)
         return status
 
-    # -- what its jobs have done ---------------------------------------------------------------
+    # -- the log of its jobs --------------------------------------------------------------------
 
     def log(self) -> list[str]:
         """Return the lines that jobs wrote."""
         return read_log(self._log)
 
     def wait_log(self, pattern: str) -> re.Match[str]:
-        """Wait for a line."""
+        """Wait for a line that matches the whole pattern."""
         return wait_log(self._log, pattern)
 
     @property
     def rss(self) -> int:
-        """The bytes of memory it has."""
+        """The resident memory of the host, in bytes."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -140,7 +140,7 @@ def read_log(log: Path) -> list[str]:
 
 
 def wait_log(log: Path, pattern: str) -> re.Match[str]:
-    """Wait for a line that jobs write."""
+    """Wait for a line that matches the whole pattern."""
     found = wait_until(
         lambda: next((match for line in read_log(log) if (match := re.fullmatch(pattern, line))), None),
         30,
@@ -151,5 +151,5 @@ def wait_log(log: Path, pattern: str) -> re.Match[str]:
 
 
 def settle(seconds: float = 0.3) -> None:
-    """Let pass the time in which what must not happen would."""
+    """Wait for something that must not happen: there is no condition to poll for."""
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""An app with jobs. What they do is written down, a word and a key a line, in the file that STICKY_JOB_LOG names."""
+"""An app with jobs that log what they do. Each line of the file STICKY_JOB_LOG has a word and the key of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sticky = Sticky(app)
 
 
 def note(word: str, job: Job) -> None:
-    """Write a line, in one piece."""
+    """Append a line with a single write."""
     log = os.open(os.environ["STICKY_JOB_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(log, f"{word} {job.key}\n".encode())
     os.close(log)
@@ -27,7 +27,7 @@ def note(word: str, job: Job) -> None:
 
 @sticky.job("listen")
 async def listen(job: Job) -> None:
-    """Takes notifications, until it is stopped."""
+    """Log each notification, until stopped."""
     note("begins", job)
     try:
         async for payload in job.inbox:
@@ -39,28 +39,28 @@ async def listen(job: Job) -> None:
 
 @sticky.job("idle")
 async def idle(job: Job) -> None:
-    """Waits for what never comes."""
+    """Wait until cancelled."""
     job.started()
     await asyncio.get_running_loop().create_future()
 
 
 @sticky.job("quiet")
 async def quiet(job: Job) -> None:
-    """Waits at its inbox, as most jobs do most of the time."""
+    """Wait for notifications, as most jobs do most of the time."""
     async for _ in job.inbox:
         pass
 
 
 @sticky.job("slow")
 async def slow(job: Job) -> None:
-    """Has not started within the time of a test."""
+    """Report no start for longer than a test lasts."""
     note("begins", job)
     await asyncio.sleep(3600)
 
 
 @sticky.job("stubborn")
 async def stubborn(job: Job) -> None:
-    """Cannot be cancelled."""
+    """Ignore cancellation."""
     job.started()
     while True:
         try:
@@ -71,16 +71,16 @@ async def stubborn(job: Job) -> None:
 
 @sticky.job("block")
 async def block(job: Job) -> None:
-    """Blocks the event loop."""
+    """Block the event loop."""
     job.started()
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the host can report the start before the loop is blocked
     note("blocks", job)
     time.sleep(3600)
 
 
 @sticky.job("fail")
 async def fail(job: Job) -> None:
-    """Raises, before or after it has started."""
+    """Raise, before or after the reported start."""
     if job.payload == "later":
         job.started()
     raise {"exit": SystemExit, "interrupt": KeyboardInterrupt}.get(job.payload, LookupError)("no\nluck")
@@ -88,7 +88,7 @@ async def fail(job: Job) -> None:
 
 @sticky.job("spawn")
 async def spawn(job: Job) -> None:
-    """Starts a program and a process forked off, terminates both when it is notified, and says how they ended."""
+    """Start a program and a forked process; on a notification, terminate both and log their exit codes."""
     program = await asyncio.create_subprocess_exec(*SLEEP, close_fds=False)
     forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
     forked.start()
@@ -104,13 +104,13 @@ async def spawn(job: Job) -> None:
 
 @sticky.job("crash")
 async def crash(job: Job) -> None:
-    """Ends the process."""
+    """End the process of the job host."""
     os._exit(7)
 
 
 @sticky.job("stray")
 async def stray(job: Job) -> None:
-    """Leaves a task that wants to end the process, and stops the loop."""
+    """Stop the loop; with a payload, also leave a task that tries to end the process."""
 
     async def leave() -> None:
         sys.exit("away")
@@ -123,7 +123,7 @@ async def stray(job: Job) -> None:
 
 @sticky.job("lag")
 async def lag(job: Job) -> None:
-    """Measures for how many seconds the loop was busy with something else, at most."""
+    """Log the longest time, in seconds, for which the loop was busy with something else."""
     job.started()
     longest = 0.0
     try:
@@ -137,7 +137,7 @@ async def lag(job: Job) -> None:
 
 
 class Recorder(JobHandler):
-    """Writes down what is called. The payload says what fails or takes time; notifications take a moment."""
+    """Log each call. The payload selects what fails and how long `start` takes; each notification takes 20 ms."""
 
     def start(self, job: Job) -> Any:
         """See `JobHandler`."""
@@ -161,7 +161,7 @@ class Recorder(JobHandler):
 
 
 class AsyncRecorder(Recorder):
-    """The same in the loop."""
+    """The same with coroutines, which run in the loop."""
 
     async def start(self, job: Job) -> Any:
         """See `JobHandler`."""

@@ -1,7 +1,7 @@
-"""A worker that has but a job host: `python -m harness.host_parent <log> <seconds of trust> <how> <job>…`.
+"""A worker reduced to its job host: `python -m harness.host_parent <log> <seconds of trust> <how> <job>…`.
 
-It writes down all that the host says, and ends when its input does. How: `plain`, `gevent` or `eventlet` (patched), or
-`fork` (another process has its end of the socket too).
+It prints the pid of the host, `ready` and the exit status of the host, and ends when its input ends. `how` is `plain`,
+`gevent` or `eventlet` (patched), or `fork` (a forked process also holds the worker's end of the socket).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.host import TestHost
 
 def main(log: str, trust: str, how: str, *jobs: str) -> None:
     """Start the jobs, then stop them when the input ends."""
-    subprocess.run([sys.executable, "-c", ""], check=True)  # from now on gevent's hub reaps whatever child dies
+    subprocess.run([sys.executable, "-c", ""], check=True)  # from here on, gevent's hub reaps every child that dies
     host = TestHost(Path(log), trust=float(trust))
     say(f"host {host.process.pid}")
     refs = [host.start(name, f"k{number}", {}) for number, name in enumerate(jobs)]
@@ -33,7 +33,7 @@ def main(log: str, trust: str, how: str, *jobs: str) -> None:
         host.wait(ref, Started(ref))
     host.wait_ready()
     if how == "fork" and os.fork() == 0:
-        time.sleep(3600)
+        time.sleep(3600)  # holds the socket until the end of the test
     say("ready")
     sys.stdin.read()
     host.stop(*refs)
@@ -44,7 +44,7 @@ def main(log: str, trust: str, how: str, *jobs: str) -> None:
 
 
 def say(line: str) -> None:
-    """Tell the test."""
+    """Print a line for the test."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

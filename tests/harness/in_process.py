@@ -15,7 +15,7 @@ def in_process_worker(app: Any, pool: str, **options: Any) -> Iterator[Any]:
     """Run a worker in this process until the end of the block."""
 
     def leave_logging_alone(**_: Any) -> None:
-        """Celery configures no logging if somebody listens to this signal."""
+        """Do nothing: Celery configures no logging if this signal has a receiver."""
 
     signals.setup_logging.connect(leave_logging_alone)
     try:

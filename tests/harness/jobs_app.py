@@ -1,4 +1,4 @@
-"""The worker app of tests of jobs: jobs of every kind that write their runs into the history."""
+"""The worker app for tests of jobs: one job of each kind, each of which records its runs in the history."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register(app: Celery, history: Path) -> Sticky:
 
     @sticky.job("sync")
     async def sync(job: Job) -> None:
-        """Write down its run and its notifications; `payload` says what it does amiss."""
+        """Record the run and its notifications; `payload` selects a fault."""
         payload = job.payload or {}
         if "raise" in payload:
             raise ValueError(payload["raise"])
@@ -45,14 +45,14 @@ def register(app: Celery, history: Path) -> Sticky:
                 if notification == "fail":
                     raise RuntimeError("as told")
                 if notification == "die":
-                    await asyncio.sleep(0.2)  # so that it is written down that we have the notification
+                    await asyncio.sleep(0.2)  # time for the worker to record that the notification arrived
                     os._exit(3)
                 note(job, notification)
                 await asyncio.sleep(payload.get("slow", 0))
 
     @sticky.job("stubborn")
     async def stubborn(job: Job) -> None:
-        """Does not stop."""
+        """Ignore cancellation."""
         with recorded(job):
             job.started()
             while True:
@@ -63,14 +63,14 @@ def register(app: Celery, history: Path) -> Sticky:
 
     @sticky.job("blocking")
     async def blocking(job: Job) -> None:
-        """Blocks the event loop for `payload` seconds when it is notified."""
+        """Block the event loop for `payload` seconds on each notification."""
         with recorded(job):
             async for _ in job.inbox:
                 time.sleep(job.payload)
 
     @sticky.job("poll")
     class Poll(JobHandler):
-        """A job with three methods that are no coroutines."""
+        """A job whose three methods are not coroutines."""
 
         def start(self, job: Job) -> None:
             time.sleep((job.payload or {}).get("slow", 0))
@@ -89,7 +89,7 @@ def register(app: Celery, history: Path) -> Sticky:
 
     @sticky.schedule("planned", every=0.3, job="sync")
     def planned() -> Any:
-        """Wants the keys that the file `wanted` names; without the file it wants nothing changed."""
+        """Return the keys in the file `wanted`; without the file, an empty plan, which changes nothing."""
         recorder.published("schedule", 0, str(os.getpid()))
         return {key: {"of": "plan"} for key in wanted.read_text().split()} if wanted.exists() else Plan()
 

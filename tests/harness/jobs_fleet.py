@@ -1,4 +1,4 @@
-"""Workers with jobs, and an eye on what runs where."""
+"""Workers with jobs, and queries for what runs where."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JobsFleet(KeyedFleet):
         self.jobs: Jobs = jobs_app.register(self.app, config.history).jobs
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
-        """Start a worker, see `Fleet.worker`; it has the jobs."""
+        """Start a worker that has the jobs; for the options see `Fleet.worker`."""
         options.setdefault("pool", "threads")
         options.setdefault("concurrency", 2)
         return super().worker(name, ready=ready, app="harness.jobs_app", **options)
@@ -36,21 +36,21 @@ class JobsFleet(KeyedFleet):
         return [event for event in self.events() if event.kind is kind and event.worker]
 
     def runs(self) -> list[Execution]:
-        """Return the runs of all jobs, in the order of their starts; those of dead processes end with these."""
+        """Return the runs of all jobs in the order of their starts. A run ends when its process dies."""
         return pair(sorted(self.events(), key=lambda event: event.at), self.deaths)
 
     def running(self) -> dict[str, str]:
-        """Return the keys of jobs whose start has no end, with the worker; a dead host's jobs are still among them."""
+        """Return key → worker of each job with a start but no end, including the jobs of hosts that died."""
         events = self.events()
         ended = {event.run for event in events if event.kind is Kind.END}
         return {e.key: e.worker for e in events if e.kind is Kind.START and e.run not in ended}
 
     def infos(self) -> dict[str, JobInfo]:
-        """Return what the store says of the jobs, by key."""
+        """Return the information that the store has about each job, by key."""
         return {info.key: info for info in self.jobs.list(keyspace="default")}
 
     def wait_running(self, keys: Collection[str], *names: str, timeout: float = 30.0) -> dict[str, JobInfo]:
-        """Wait until these jobs, and no others, run, each at the owner of its slot, one of these workers."""
+        """Wait until exactly these jobs run, each on the owner of its slot, and all on these workers."""
         workers = {node(name) for name in names or self.workers}
 
         def all_run() -> dict[str, JobInfo] | None:
@@ -66,11 +66,11 @@ class JobsFleet(KeyedFleet):
         return found
 
     def notes(self, key: str) -> list[int]:
-        """Return the numbers that the job of this key was notified of."""
+        """Return the numbers of the notifications that this key's job received."""
         return [event.n for event in self.events() if event.key == f"note:{key}"]
 
     def overlaps(self) -> list[tuple[Execution, Execution]]:
-        """Return pairs of runs of one key that were under way at one time."""
+        """Return the pairs of runs of one key that overlapped."""
         found, last = [], dict[str, Execution]()
         for run in self.runs():
             before = last.get(run.start.key)
@@ -81,6 +81,6 @@ class JobsFleet(KeyedFleet):
         return found
 
     def teardown(self) -> None:
-        """Leave nothing behind."""
+        """End all workers and close all connections."""
         self.jobs.close()
         super().teardown()

@@ -1,4 +1,4 @@
-"""A fleet that takes part in keyspaces, as tests of faults want it: short leases, and an eye on the ownership."""
+"""A fleet for tests of faults: short leases, and queries for the ownership of slots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from harness.fleet import Fleet
 
 TTL, MARGIN, SETTLE = 3.0, 0.8, 0.3
 TIMEOUT = TTL + MARGIN
-"""Seconds after which a silent member is evicted, or a lost document written again."""
+"""Seconds until a silent member is evicted, or a lost document is written again."""
 SLOTS = 48
 CONF: Mapping[str, Any] = {
     "sticky_lease_ttl": TTL,
@@ -41,12 +41,12 @@ CONF: Mapping[str, Any] = {
 
 
 def node(name: str) -> str:
-    """Return the whole node name of the worker `name`."""
+    """Return the full node name of the worker `name`."""
     return f"{name}@{gethostname()}"
 
 
 class KeyedFleet(Fleet):
-    """Workers with the tasks of `fault_tasks`. `document`: whether the first ownership document is there already."""
+    """Workers with the tasks of `fault_tasks`. With `document`, the first ownership document exists from the start."""
 
     def __init__(self, guard: Guard, directory: Path, config: AppConfig, *, document: bool = True) -> None:
         super().__init__(guard, directory, config)
@@ -57,7 +57,7 @@ class KeyedFleet(Fleet):
         self._store_url: str = store_url
         self.store = self._open()
         if document:
-            self.init()  # spares the first worker the wait for leases of workers that might be there
+            self.init()  # the first worker then need not wait for leases that others might hold
         self.observer = Observer(self._open())
 
     def _open(self) -> Store:
@@ -65,7 +65,7 @@ class KeyedFleet(Fleet):
         return open_store(Connection(self._store_url, transport_options=options), "default")
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
-        """Start a worker, see `Fleet.worker`; it also knows `fault_tasks`."""
+        """Start a worker that also has `fault_tasks`; for the options see `Fleet.worker`."""
         options.setdefault("app", "harness.fault_app")
         return super().worker(name, ready=ready, **options)
 
@@ -78,7 +78,7 @@ class KeyedFleet(Fleet):
         return started
 
     def environ_with(self, *, broker: str | None = None, **settings: Any) -> dict[str, str]:
-        """Return the environment of a worker that is configured otherwise than the fleet."""
+        """Return the environment of a worker whose configuration differs from the fleet's."""
         conf = {**self.config.conf, **settings}
         return replace(self.config, broker=broker or self.config.broker, conf=conf).environ()
 
@@ -90,7 +90,7 @@ class KeyedFleet(Fleet):
         return n
 
     def publish_many(self, tasks: int, keys: int, seconds: float = 0.0) -> None:
-        """Send tasks over many keys in turn."""
+        """Send tasks to this many keys in turn."""
         with self.app.producer_or_acquire() as producer:
             for i in range(tasks):
                 self.publish(f"k{i % keys}", seconds, producer=producer)
@@ -104,22 +104,22 @@ class KeyedFleet(Fleet):
         return n
 
     def ended(self) -> int:
-        """Return how many runs have come to an end: cheap, where the whole history would be too much to read."""
+        """Return how many runs have ended, without parsing the whole history."""
         path = self.config.history
         return path.read_bytes().count(b'"kind":"end"') if path.exists() else 0
 
     def wait_ended(self, runs: int, timeout: float = 60.0) -> None:
-        """Wait until so many runs have come to an end."""
+        """Wait until this many runs have ended."""
         wait_until(lambda: self.ended() >= runs, timeout, f"{runs} runs end\n{self}", 0.1)
 
     # -- ownership -----------------------------------------------------------------------------
 
     def view(self) -> View | None:
-        """Return the ownership document as it is now."""
+        """Return the current ownership document."""
         return self.store.read().view
 
-    def wait_view(self, predicate: Any, timeout: float = 30.0, message: str = "the view is as wanted") -> View:
-        """Wait until there is a view that `predicate` likes, and return it."""
+    def wait_view(self, predicate: Any, timeout: float = 30.0, message: str = "the view is as expected") -> View:
+        """Wait for a view that satisfies `predicate`, and return it."""
 
         def look() -> View | None:
             with suppress(StickyError):
@@ -135,7 +135,7 @@ class KeyedFleet(Fleet):
         return view
 
     def wait_members(self, *names: str, timeout: float = 30.0) -> View:
-        """Wait until these workers, and no others, share all slots and each has opened its own."""
+        """Wait until exactly these workers share all slots and each has opened its own."""
         wanted = {node(name) for name in names}
 
         def shared(view: View) -> bool:
@@ -144,16 +144,16 @@ class KeyedFleet(Fleet):
         return self.wait_view(shared, timeout, f"{sorted(wanted)} share the slots")
 
     def all_open(self, view: View) -> bool:
-        """Whether every slot has been opened by its owner, as far as the workers have told."""
+        """Return whether every owner has opened its slots, according to the records of the workers."""
         held = self.held()
         return all(owner is None or slot in held.get(owner, ()) for slot, owner in enumerate(view.owner))
 
     def slot_events(self) -> list[SlotEvent]:
-        """Return when slots came and went."""
+        """Return the recorded gains and losses of slots."""
         return self._slot_log.events()
 
     def held(self) -> dict[str, set[int]]:
-        """Return what each worker says that it has open. One that was killed says nothing more."""
+        """Return the slots that each worker has recorded as open. The record of a killed worker stays as it was."""
         held: dict[str, set[int]] = {}
         for event in self.slot_events():
             of_worker = held.setdefault(event.worker, set())
@@ -164,7 +164,7 @@ class KeyedFleet(Fleet):
         return held
 
     def keys_of(self, view: View, name: str, *, count: int = 1) -> list[str]:
-        """Return keys, each in a slot of its own, that the worker `name` owns."""
+        """Return `count` keys in different slots that the worker `name` owns."""
         found: dict[int, str] = {}
         for i in range(10_000):
             slot = self.slot_of(f"key{i}")
@@ -186,7 +186,7 @@ class KeyedFleet(Fleet):
 
 
 class Observer:
-    """Every version of the view that could be seen, with the time (CLOCK_MONOTONIC, nanoseconds) at which it was."""
+    """Records each version of the view that it sees, with the time (CLOCK_MONOTONIC, in nanoseconds)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -201,7 +201,7 @@ class Observer:
         return before + [view for seen, view in self.views if seen >= at]
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop observing."""
         self._running = False
         self._store.wake()
         self._thread.join(timeout=10)
@@ -213,7 +213,7 @@ class Observer:
                 self._look()
                 self._store.watch(0.1)
             except StickyError:
-                time.sleep(0.05)  # the store is being faulted
+                time.sleep(0.05)  # until the store answers again
 
     def _look(self) -> None:
         view = self._store.read().view

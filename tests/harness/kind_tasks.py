@@ -1,4 +1,4 @@
-"""One task for each way of writing a task, and for each way in which one can end."""
+"""One task for each way to define a task, and for each way in which a task can end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = get_task_logger(__name__)
 
 
 class OwnRequest(Request):
-    """A Request class of the user's own."""
+    """A user's own Request class."""
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         super().on_accepted(pid, time_accepted)
@@ -34,7 +34,7 @@ class OwnRequest(Request):
 
 
 class OwnBase(Task):
-    """A base class of the user's own: its handlers write lines into the worker's log."""
+    """A user's own base class. Its handlers write lines to the worker's log."""
 
     abstract = True
     Request = "harness.kind_tasks:OwnRequest"
@@ -60,7 +60,7 @@ class ByClass(Task):
 
 
 def told(task: Task) -> dict[str, Any]:
-    """Return what the running task knows of itself."""
+    """Return what the running task can see of its own request."""
     sticky = task.request.sticky
     return {
         "sticky": dict(sticky) if sticky is not None else None,
@@ -119,12 +119,12 @@ def _register_kinds(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> N
 
     @app.task(name="owns", **keyed)
     def owns(self: Task, key: str, others: list[str]) -> list[bool]:
-        """Tell which keys this process believes to own: its own, then the others."""
+        """Return for each key, its own first, whether `owns` is true in this process."""
         return [Sticky.of(app).owns(one) for one in (key, *others)]
 
     @app.task(name="relay", shared=False)
     def relay(name: str, args: list[Any], kwargs: dict[str, Any] | None = None) -> str:
-        """Send another task from where this one runs."""
+        """Send another task from this worker."""
         return str(app.tasks[name].apply_async(args, kwargs).id)
 
     @app.task(name="add", shared=False, key="key")
@@ -146,7 +146,7 @@ def _register_kinds(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> N
 
     @app.task(name="errback", **keyed)
     def errback(self: Task, failed: str, key: str) -> None:
-        """Called with the id of the task that failed."""
+        """Log the id of the failed task."""
         with recorded(recorder, self, key, 0):
             logger.warning("errback of %s", failed)
 
@@ -169,7 +169,7 @@ def _register_ends(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> No
 
     @app.task(name="rejects", **keyed)
     def rejects(self: Task, key: str, n: int, times: int, requeue: bool) -> int:
-        """Reject, the first `times` times."""
+        """Reject the first `times` attempts."""
         with recorded(recorder, self, key, n):
             if self.request.sticky.attempt <= times:
                 raise Reject("not wanted", requeue=requeue)
@@ -182,7 +182,7 @@ def _register_ends(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> No
 
     @app.task(name="dies", **keyed)
     def dies(self: Task, key: str, n: int, times: int, how: str) -> int:
-        """Take the process along, the first `times` times."""
+        """End the process in the first `times` attempts."""
         with recorded(recorder, self, key, n):
             if self.request.sticky.attempt <= times:
                 if how == "exit":
@@ -196,14 +196,14 @@ def _register_limits(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> 
     def soft(self: Task, key: str, n: int) -> str:
         with recorded(recorder, self, key, n):
             try:
-                time.sleep(30)
+                time.sleep(30)  # until the soft time limit interrupts it
             except SoftTimeLimitExceeded:
                 return "softly"
         return "never"
 
     @app.task(name="stubborn", **keyed)
     def stubborn(self: Task, key: str, n: int, seconds: float) -> None:
-        """Take no notice of SIGTERM, and show to the very end that it is alive."""
+        """Ignore SIGTERM, and write a sign of life every 10 ms."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sign, draft = (recorder.path.parent / f"{key}.{end}" for end in ("alive", "draft"))
         with recorded(recorder, self, key, n):
@@ -211,7 +211,7 @@ def _register_limits(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> 
             while time.monotonic() < until:
                 time.sleep(0.01)
                 draft.write_text(str(time.monotonic_ns()))
-                draft.replace(sign)  # whole, whenever it is killed
+                draft.replace(sign)  # a rename: the file is complete even if the process is killed
 
     @app.task(name="limited", rate_limit="4/s", **keyed)
     def limited(self: Task, key: str, n: int) -> None:
@@ -220,7 +220,7 @@ def _register_limits(app: Celery, keyed: dict[str, Any], recorder: Recorder) -> 
 
     @app.task(name="burn", **keyed)
     def burn(self: Task, key: str, n: int, seconds: float) -> int:
-        """Compute without ever giving way to another greenlet."""
+        """Compute without yielding to other greenlets."""
         with recorded(recorder, self, key, n):
             until, sum_ = time.monotonic() + seconds, 0
             while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""A fleet whose app and workers have tasks of every kind, and what can be seen of its slot queues."""
+"""A fleet whose app and workers have tasks of every kind, and queries for its slot queues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONF = {"sticky_slots": SLOTS, "sticky_lease_ttl": 3.0, "sticky_lease_margin": 0
 
 
 class KindsFleet(Fleet):
-    """A fleet of `harness.kinds_app`. Its first document is written when it is made."""
+    """A fleet of `harness.kinds_app`. Its first document is written when it is created."""
 
     def __init__(self, guard: Guard, directory: Path, broker: str, conf: dict[str, Any] | None = None) -> None:
         super().__init__(guard, directory, AppConfig(broker, directory / "history.jsonl", broker, CONF | (conf or {})))
@@ -36,7 +36,7 @@ class KindsFleet(Fleet):
         self.init()
 
     def worker(self, name: str = "w1", **options: Any) -> WorkerProcess:
-        """Start a worker of our own app."""
+        """Start a worker of `harness.kinds_app`."""
         return super().worker(name, **{"app": "harness.kinds_app", **options})
 
     def call(self, task: str, *args: Any, **options: Any) -> AsyncResult:
@@ -47,7 +47,7 @@ class KindsFleet(Fleet):
         """Send a worker a remote control command and return its answer."""
         node = f"{name}@{os.uname().nodename}"
         broadcast = partial(self.app.control.broadcast, command, arguments, destination=[node], reply=True, limit=1)
-        # A worker that has just started may not listen yet, and nobody keeps the question for it.
+        # A worker that has just started may not listen yet and would miss the command, so it is repeated.
         reply = wait_until(lambda: broadcast(timeout=1), 10, f"{node} answers {command!r}\n{self}")
         return reply[0][node]
 
@@ -65,7 +65,7 @@ class KindsFleet(Fleet):
 
     @contextmanager
     def queues(self) -> Iterator[SlotQueues]:
-        """Give the slot queues."""
+        """Open the slot queues for the block."""
         queues = open_queues(self.app.connection_for_read(), prefix="sticky", socket_timeout=5.0)
         try:
             yield queues
@@ -73,24 +73,24 @@ class KindsFleet(Fleet):
             queues.close()
 
     def depth(self, key: str) -> Depth:
-        """Return how much stands in the slot of a key."""
+        """Return the depth of the queue of a key's slot."""
         slot = Sticky.of(self.app).slot_for(key)
         with self.queues() as queues:
             return queues.depth("default", [slot])[slot]
 
     def dead(self) -> list[dict[str, Any]]:
-        """Return what was noted of each buried message."""
+        """Return the information recorded about each buried message."""
         with self.queues() as queues:
             return [json.loads(one.info) for one in queues.dead("default")]
 
     def wait_buried(self, task_id: str) -> dict[str, Any]:
-        """Wait until the message of a task is buried, and return what was noted of it."""
+        """Wait until the message of a task is buried, and return the information recorded about it."""
         found = wait_until(lambda: self.buried(task_id), 30, f"{task_id} is buried\n{self}", 0.05)
         assert found is not None
         return found
 
     def buried(self, task_id: str) -> dict[str, Any] | None:
-        """Return what was noted of a buried message, if there is one of this task."""
+        """Return the information recorded about a task's buried message, or None if there is no such message."""
         return next(filter(partial(_is_of, task_id), self.dead()), None)
 
 

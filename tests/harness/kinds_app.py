@@ -1,6 +1,6 @@
-"""The app of workers that run tasks of every kind. Imported by worker processes only.
+"""The app of workers that run tasks of every kind. Only worker processes import it.
 
-So that shared tasks do not come to the apps of the tests, and the other tests' workers not to the keyspace `orders`.
+This keeps its shared task out of the apps of the tests, and other workers out of the keyspace `orders`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ kind_tasks.register(app, Path(os.environ["STICKY_APP_HISTORY"]))
 
 @shared_task(name="shared", key="key", bind=True)
 def shared(self: Task, key: str, n: int = 0) -> dict[str, Any]:
-    """Tell where it runs."""
+    """Return what the task can see of its request."""
     return told(self)
 
 

@@ -58,7 +58,7 @@ odd = st.one_of(
 
 
 def _set(where: Callable[[Envelope], dict[str, Any]], names: list[str]) -> st.SearchStrategy[Any]:
-    """Give one of the names another value, or none."""
+    """Change or remove the value of one of the names."""
 
     def change(name: str, gone: bool, value: Any) -> Callable[[Envelope], Any]:
         def mutate(envelope: Envelope) -> None:
@@ -106,16 +106,16 @@ changes: st.SearchStrategy[Callable[[Envelope], Any]] = st.one_of(
 
 @st.composite
 def mutants(draw: st.DrawFn) -> bytes:
-    """Return a message as it stands at the broker, with up to two things changed."""
+    """Return a message in the format of the broker, with up to two changes."""
     key = f"key{draw(st.integers(0, KEYS - 1))}"
     envelope = well_formed(TASK, [1, "two"], key=key, slots=SLOTS)
     for change in draw(st.lists(changes, max_size=2)):
         try:
             change(envelope)
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
-            continue  # what it would change is not there any more
+            continue  # an earlier change has removed what this one changes
     raw = json.dumps(envelope).encode()
-    if draw(st.integers(0, 9)) == 0:  # something happened to it on its way
-        at = len(raw) * draw(st.integers(0, 999)) // 1000  # ids and times are new each time, and so is the length
+    if draw(st.integers(0, 9)) == 0:  # a few bytes are damaged, too
+        at = len(raw) * draw(st.integers(0, 999)) // 1000  # a fraction, because ids and times vary the length
         raw = raw[:at] + draw(st.binary(max_size=3)) + raw[at + draw(st.integers(0, 3)) :]
     return raw

@@ -1,4 +1,4 @@
-"""Made-up runs of verify: their histories, the faults that were done, and what is left to be judged."""
+"""Invented runs of `verify` for tests of its checker: histories, injected faults, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sent(n: int, at: float = 0.0, *, key: str = "k1", sender: int = 0, kind: Kin
 
 
 def ran(n: int, since: float, until: float | None, **options: Any) -> list[Event]:
-    """Return a run; one without an end was cut off."""
+    """Return the events of a run. Without `until` the run was cut off."""
     values = {"key": "k1", "worker": "w1", "pid": 10, "epoch": 1, "finished": True, "slot": 0, **options}
     start = Event(
         kind=Kind.START,
@@ -55,7 +55,7 @@ def fault(
 
 
 def planned(name: str, at: float, workers: tuple[str, ...]) -> Fault:
-    """Return an occurrence of a fault. What a plan would draw for it is 1, whatever it means."""
+    """Return an occurrence of a fault. Each value that a plan would draw is 1."""
     kind = BY_NAME[name]
     drawn: dict[str, Any] = {field.name: 1 for field in fields(kind) if field.default is MISSING}
     return kind(at=at, workers=workers, **drawn)

@@ -1,4 +1,4 @@
-"""Runs the Python of one page, block after block, in one namespace: `python -m harness.page_run <page> <broker>`."""
+"""Runs the Python blocks of a page in order, in one namespace: `python -m harness.page_run <page> <broker>`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from harness.pages import blocks
 
 BROKER = "redis://localhost:6379/0"
-"""The broker that the pages name; their code runs against the one it is given."""
+"""The broker in the code of the pages. A run replaces it with its own broker."""
 
 
 def run(page: Path, broker: str) -> None:
-    """Run it; whatever a block raises ends it."""
+    """Run the blocks of the page. An error in a block ends the run."""
     namespace: dict[str, Any] = {"__name__": "shop"}
     for block in blocks(page, "python", "pycon"):
         text = block.text.replace(BROKER, broker)

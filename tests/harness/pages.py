@@ -1,4 +1,4 @@
-"""The pages that people read, and what can be checked in them: code blocks, commands, links, tables."""
+"""The documentation pages, and the parts of them that tests check: code blocks, commands, links, tables."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Block:
     language: str
     text: str
     line: int
-    """Where its text begins."""
+    """The line on which its text begins."""
 
 
 def name_of(page: Path) -> str:
-    """Return how a page is called in a test's name."""
+    """Return the name of a page for test ids."""
     return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:
-    """Return the blocks of a page that are in one of these languages, in their order."""
+    """Return the blocks of a page in these languages, in order."""
     text = page.read_text(encoding="utf-8")
     found = [Block(m[1], m[2], text.count("\n", 0, m.start()) + 2) for m in _FENCE.finditer(text)]
     return [block for block in found if block.language in languages]
 
 
 def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the commands of the console blocks: line number, and the words without `VARIABLE=value` before them."""
+    """Yield the line number and words of each command in console blocks, without leading `VARIABLE=value`."""
     for block in blocks(page, "console"):
         for offset, line in enumerate(block.text.splitlines()):
             if line.startswith("$ "):
@@ -55,12 +55,12 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def prose(page: Path) -> str:
-    """Return a page without its blocks."""
+    """Return a page without its code blocks."""
     return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def links(page: Path) -> list[str]:
-    """Return where the links of a page lead, those of the web left out."""
+    """Return the targets of the links of a page, except links to the web."""
     return [link for link in _LINK.findall(prose(page)) if not re.match(r"[a-z]+:", link)]
 
 
@@ -71,7 +71,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def rows(text: str) -> Iterable[list[str]]:
-    """Yield the cells of every row of the tables in a text, heads included, rules left out."""
+    """Yield the cells of each table row in a text, including headers but not separator lines."""
     for line in text.splitlines():
         if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line):
             yield [cell.strip() for cell in line.strip().strip("|").split("|")]

@@ -1,4 +1,4 @@
-"""The worker app of tests of placed keyspaces."""
+"""The worker app for tests of placed keyspaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ placed_tasks.register(app, config.history, jobs="STICKY_TEST_JOBS" in os.environ
 
 @pins_lost.connect(weak=False)
 def pin_again(sender: str, keyspace: str, keys: frozenset[str], **_: Any) -> None:
-    """Say what was lost, and pin what is not another worker's now."""
+    """Log the lost pins, and pin again each key that no other worker has pinned."""
     logging.getLogger("celery").warning("lost in %s: %s", keyspace, sorted(keys))
     for key in keys:
         with suppress(PinnedElsewhere):

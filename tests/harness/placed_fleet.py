@@ -35,20 +35,18 @@ class PlacedFleet(Fleet):
     """Workers that take part in one of the keyspaces of `placed_tasks`."""
 
     def __init__(
-        self, guard: Guard, placement_store: Path, broker: str, keyspace: str, *, jobs: bool = False, **settings: Any
+        self, guard: Guard, directory: Path, broker: str, keyspace: str, *, jobs: bool = False, **settings: Any
     ) -> None:
         self.has_jobs = jobs
         conf = {
             **CONF,
             **(JOB_CONF if jobs else {}),
-            "sticky_runtime_dir": str(placement_store / "run"),
+            "sticky_runtime_dir": str(directory / "run"),
             "task_ignore_result": False,
             **settings,
         }
         conf["sticky_slots"] = SLOTS
-        super().__init__(
-            guard, placement_store, AppConfig(broker, placement_store / "history.jsonl", broker, conf=conf)
-        )
+        super().__init__(guard, directory, AppConfig(broker, directory / "history.jsonl", broker, conf=conf))
         placed_tasks.register(self.app, self.config.history)
         self.keyspace = keyspace
         self._numbers: Counter[str] = Counter()
@@ -59,7 +57,7 @@ class PlacedFleet(Fleet):
         write_first(self.store, SLOTS, hash_name=self.session.settings.hash_of(keyspace))
 
     def worker(self, name: str = "w1", *, ready: bool = True, **options: Any) -> WorkerProcess:
-        """Start a worker of the keyspace alone. It also takes ordinary tasks from a queue of its name."""
+        """Start a worker of this keyspace only. It also consumes unkeyed tasks from a queue that has its name."""
         options.setdefault("app", "harness.placed_app")
         if self.has_jobs:
             options["env"] = {"STICKY_TEST_JOBS": "1", **options.pop("env", {})}
@@ -68,7 +66,7 @@ class PlacedFleet(Fleet):
         return super().worker(name, ready=ready, args=args, **options)
 
     def up(self, *names: str, **options: Any) -> list[WorkerProcess]:
-        """Start workers and wait until they, with those that are there, are the members."""
+        """Start workers, and wait until they and the earlier ones are the members."""
         started = [self.worker(name, ready=False, **options) for name in names]
         for worker in started:
             worker.wait_ready()
@@ -84,16 +82,16 @@ class PlacedFleet(Fleet):
         return result
 
     def publish_many(self, tasks: int, keys: int, seconds: float = 0.0) -> None:
-        """Send tasks over many keys in turn."""
+        """Send tasks to this many keys in turn."""
         with self.app.producer_or_acquire() as producer:
             for i in range(tasks):
                 self.call(f"k{i % keys}", seconds, producer=producer)
 
     def on(self, worker: str, task: str, *args: Any) -> Any:
-        """Run an ordinary task in this worker and return its result."""
+        """Run an unkeyed task in this worker and return its result."""
         return self.app.tasks[task].apply_async(args, queue=worker).get(timeout=30)
 
-    # -- what is there -------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     def view(self) -> View:
         """Return the ownership document."""
@@ -102,7 +100,7 @@ class PlacedFleet(Fleet):
         return view
 
     def wait_members(self, *names: str, timeout: float = 30.0) -> View:
-        """Wait until these workers, and no others, are members that share the slots."""
+        """Wait until exactly these workers are the members and share the slots."""
         wanted = {node(name) for name in names}
 
         def there() -> View | None:
@@ -116,7 +114,7 @@ class PlacedFleet(Fleet):
         return view
 
     def depth(self, place: Slot) -> Depth:
-        """Return how much stands in a queue: of a slot, or of a worker by its short name."""
+        """Return the depth of the queue of a slot, or of the worker queue of a worker given by its short name."""
         place = worker_queue(node(place)) if isinstance(place, str) else place
         return self.session.queues.depth(self.keyspace, [place])[place]
 
@@ -125,7 +123,7 @@ class PlacedFleet(Fleet):
         return list(self.session.queues.dead(self.keyspace))
 
     def empty(self, worker: str) -> bool:
-        """Whether nothing stands in the worker queue of a worker."""
+        """Return whether the worker queue of a worker is empty."""
         depth = self.depth(worker)
         return not (depth.waiting or depth.in_flight or depth.deferred)
 
@@ -134,11 +132,11 @@ class PlacedFleet(Fleet):
         return sorted((e for e in self.events() if e.kind is Kind.START), key=lambda event: event.at)
 
     def ran(self, key: str) -> list[str]:
-        """Return the short names of the workers that ran a key, one for each start, in order."""
+        """Return the short name of the worker of each start of a key, in order."""
         return [event.worker.partition("@")[0] for event in self.starts() if event.key == key]
 
     def steps_back(self) -> list[Event]:
-        """Return the starts under a lower token than one of their key before."""
+        """Return the starts with a lower token than an earlier start of their key."""
         seen: dict[str, int] = defaultdict(int)
         found = []
         for event in self.starts():
@@ -148,7 +146,7 @@ class PlacedFleet(Fleet):
         return found
 
     def teardown(self) -> None:
-        """Leave no process and no connection behind."""
+        """End all workers and close all connections."""
         Sticky.of(self.app).wiring.lookup.close()
         Sticky.of(self.app).jobs.close()
         self.session.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Placed keyspaces, and tasks in them that write their runs into the history."""
+"""Placed keyspaces, and tasks in them that record their runs in the history."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from celery_sticky.testing.recorder import Recorder
 
 
 def rendezvous(key: str, workers: Sequence[Worker]) -> Worker:
-    """Give a key to the worker whose name makes the highest hash with it: the least moves."""
+    """Choose the worker whose name and the key have the highest hash: few keys move when workers change."""
     return max(workers, key=lambda worker: hash_key(f"{worker.name} {key}".encode()))
 
 
 def quarrel(key: str, workers: Sequence[Worker]) -> Worker:
-    """Never be of one mind with the other workers: each process takes itself for the right one to ask next."""
+    """Disagree with the other processes: choose the worker that STICKY_TEST_SAYS names in this process."""
     here = os.environ.get("STICKY_TEST_SAYS")
     return next((worker for worker in workers if worker.name.partition("@")[0] == here), workers[0])
 
 
 def broken(key: str, workers: Sequence[Worker]) -> Any:
-    """Fail, or name a stranger."""
+    """Raise for the key `raise`; return an unknown worker for the key `stranger`."""
     if key == "raise":
         raise LookupError("no such shard")
     return "a stranger" if key == "stranger" else workers[0].name
@@ -57,27 +57,27 @@ def register(app: Celery, history: Path, *, jobs: bool = True) -> None:
 
     @sticky.job("front")
     async def front(job: Job) -> None:
-        """A front end that holds the client of its key for as long as it runs."""
+        """Pin the key of the job to this worker, as a front end does, and run until stopped."""
         await asyncio.to_thread(sticky.pin, job.key, "pinned")
         async for _ in job.inbox:
             pass
 
     @app.task(name="pin", shared=False)
     def pin(key: str, keyspace: str, take: bool = False) -> int:
-        """Pin a key where this task runs."""
+        """Pin a key to the worker that runs this task."""
         sticky.pin(key, keyspace, take=take)
         return os.getpid()
 
     @app.task(name="unpin", shared=False)
     def unpin(key: str, keyspace: str) -> bool:
-        """Let a key go where this task runs."""
+        """Unpin a key from the worker that runs this task."""
         return sticky.unpin(key, keyspace)
 
 
 def _define(app: Celery, recorder: Recorder, name: str) -> None:
     @app.task(name=f"{name}.record", shared=False, key="key", keyspace=name, bind=True, max_retries=3)
     def record(self: Task, key: str, n: int, seconds: float = 0.0, retry_in: float | None = None) -> int:
-        """Run for `seconds` under `key`; its slot is not noted, for epochs are the key's here."""
+        """Run for `seconds` under `key`. No slot is recorded, because epochs belong to the key here."""
         sticky = self.request.sticky
         hostname = str(self.request.hostname)
         with recorder.run(key, n, self.request.id, worker=hostname, keyspace=name, epoch=sticky.epoch):
@@ -92,13 +92,13 @@ def _define(app: Celery, recorder: Recorder, name: str) -> None:
         with recorder.run(key, n, self.request.id, worker=str(self.request.hostname), keyspace=name):
             time.sleep(seconds)
             os.kill(os.getppid(), 9)
-            time.sleep(60)
+            time.sleep(60)  # until the signal arrives
 
 
 def _define_job(sticky: Sticky, recorder: Recorder, name: str) -> None:
     @sticky.job("sync", keyspace=name)
     async def sync(job: Job) -> None:
-        """Write down its run and its notifications; `payload` says how long it takes to read one, and to stop."""
+        """Record the run and its notifications; `payload` has the seconds that each notification and the stop take."""
         payload = job.payload or {}
         worker, epoch = job.worker, job.epoch
         with recorder.run(job.key, 0, job.id, worker=worker, keyspace=name, epoch=epoch, attempt=job.attempt):
@@ -115,5 +115,5 @@ def _define_job(sticky: Sticky, recorder: Recorder, name: str) -> None:
 
     @sticky.schedule(f"planned-{name}", every=0.3, job="sync", keyspace=name)
     def planned() -> Any:
-        """Wants the keys that the file `wanted` names; without the file it wants nothing changed."""
+        """Return the keys in the file `wanted`; without the file, an empty plan, which changes nothing."""
         return wanted.read_text().split() if wanted.exists() else Plan()

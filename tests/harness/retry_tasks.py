@@ -1,4 +1,4 @@
-"""Tasks that retry, each in a way of its own. What they return tells how the last try came."""
+"""Tasks that retry in different ways. Each returns what it sees of the message of its last attempt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.tasks import recorded
 
 
 class OwnRetry(Task):
-    """Has a `retry` that takes less than Celery's."""
+    """A task whose `retry` accepts fewer arguments than Celery's."""
 
     abstract = True
 
@@ -24,18 +24,18 @@ class OwnRetry(Task):
 
 
 class Silent(Task):
-    """Has a `retry` that ends the run in another way than Celery's."""
+    """A task whose `retry` ends the run with `Ignore` instead of `Retry`."""
 
     abstract = True
 
     def retry(self, **options: Any) -> Any:
-        """Retry, but do not tell the result backend."""
+        """Retry without telling the result backend."""
         super().retry(**{**options, "throw": False})
         raise Ignore()
 
 
 class BrokenHook(Task):
-    """Has a hook for retries that fails."""
+    """A task whose `on_retry` hook fails."""
 
     abstract = True
 
@@ -62,7 +62,7 @@ def register(app: Celery, history: Path) -> None:
 
     @app.task(name="flaky", max_retries=3, **keyed)
     def flaky(self: Task, key: str, n: int, times: int = 1, options: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Retry `times` times, with these options."""
+        """Retry `times` times with these options."""
         with recorded(recorder, self, key, n):
             if self.request.retries < times:
                 raise self.retry(**{"countdown": 0, **(options or {})})
@@ -70,14 +70,14 @@ def register(app: Celery, history: Path) -> None:
 
     @app.task(name="auto", autoretry_for=(LookupError,), retry_backoff=1, retry_jitter=False, max_retries=1, **keyed)
     def auto(self: Task, key: str, n: int, times: int = 1) -> dict[str, Any]:
-        """Fail `times` times; Celery retries by itself, once."""
+        """Fail `times` times; Celery retries by itself, but only once."""
         with recorded(recorder, self, key, n):
             if self.request.retries < times:
                 raise LookupError(f"{key} {n}")
         return tell(self)
 
     def retry_once(self: Task, key: str, n: int) -> dict[str, Any]:
-        """Retry once, by the class's own method."""
+        """Retry once, with the class's own `retry`."""
         with recorded(recorder, self, key, n):
             if not self.request.retries:
                 raise self.retry()
@@ -88,7 +88,7 @@ def register(app: Celery, history: Path) -> None:
 
     @app.task(name="swallow", **keyed)
     def swallow(self: Task, key: str, n: int, how: str) -> None:
-        """Ask for a retry once, and go on."""
+        """Call `retry` once, and continue instead of ending the run."""
         with recorded(recorder, self, key, n):
             if self.request.retries or self.request.sticky.attempt > 1:
                 return
@@ -101,7 +101,7 @@ def register(app: Celery, history: Path) -> None:
 
     @app.task(name="flaky-plain", shared=False, bind=True)
     def flaky_plain(self: Task, name: str, n: int) -> dict[str, Any]:
-        """Retry once, without a key of its own."""
+        """Retry once; this task is unkeyed."""
         with recorded(recorder, self, name, n):
             if not self.request.retries:
                 raise self.retry(countdown=0)
@@ -109,5 +109,5 @@ def register(app: Celery, history: Path) -> None:
 
     @app.task(name="collect", shared=False)
     def collect(results: Any) -> Any:
-        """Return what came before."""
+        """Return the results of the tasks before it."""
         return results

@@ -1,4 +1,4 @@
-"""A rule that the simulator can judge, taken away: which promise then breaks."""
+"""Removes one rule of the protocol in the simulator, and checks that a promise breaks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SEEDS = 400
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule, what stands in its place, and what then breaks first."""
+    """A rule, the replacements that remove it, and the promises of which one then breaks."""
 
     name: str
     without: tuple[tuple[Any, str, Any], ...]
     breaks: frozenset[Invariant]
     first: int = 0
-    """A seed at or before the first that finds it: the search begins there."""
+    """Where the search begins: a seed at or before the first one that finds the break."""
     deaf: bool = False
     kinds: tuple[Kind, ...] = tuple(Kind)
     losses: float | None = None
-    """None: as the seed says."""
+    """None: drawn from the seed."""
 
     def __str__(self) -> str:
         return self.name
@@ -42,7 +42,7 @@ def rule(name: str, *without: Any, breaks: Collection[Invariant], **options: Any
 
 
 def broken_without(rule: Rule, monkeypatch: pytest.MonkeyPatch, *, placed: bool, jobs: bool = False) -> None:
-    """See that in some world without the rule one of its promises is broken."""
+    """Check that without the rule some seed breaks one of its promises."""
     for part, name, instead in rule.without:
         monkeypatch.setattr(part, name, instead)
     broken = set[Invariant]()

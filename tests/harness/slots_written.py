@@ -1,4 +1,4 @@
-"""A worker that writes down when slots come and go."""
+"""Records the slots that a worker gains and loses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_sticky.testing.slot_log import SlotLog
 
 
 def write_slots_down(history: Path) -> None:
-    """Write down when slots come and go in this process."""
+    """Record the slots that this process gains and loses, from now on."""
     log = SlotLog(history)
 
     @slots_gained.connect(weak=False)

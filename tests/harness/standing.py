@@ -1,7 +1,7 @@
-"""The server that stands on this machine, for one test session at a time; the others start their own.
+"""The Redis that already runs on this machine. One test session at a time uses it; the others start their own server.
 
-`STICKY_TEST_REDIS` chooses: unset takes the Redis on its standard port where one answers (with `CI` set, it must), an
-address takes that server (it must answer), `embedded` takes none.
+`STICKY_TEST_REDIS` selects it. Unset: the Redis on the standard port, if it answers (with `CI` set, it must answer).
+An address: that server, which must answer. `embedded`: none, the session starts its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def standing_server(environ: Mapping[str, str]) -> str | None:
     if answers(url):
         return url
     if wanted or environ.get("CI"):
-        pytest.fail(f"no Redis answers on {url}, and this run must have one", pytrace=False)
+        pytest.fail(f"no Redis answers at {url}: start it, or set STICKY_TEST_REDIS=embedded", pytrace=False)
     return None
 
 
@@ -46,11 +46,11 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def claimed_database(url: str) -> Iterator[str | None]:
-    """Claim the server for this test session and give the address of a database of it; None if another has it.
+    """Claim the server for this test session and yield the address of one of its databases, or None if it is taken.
 
-    The whole server is claimed, not a database: client tracking tells of keys of the same name in every database and
-    of every FLUSHDB, pub/sub has no databases, and the server's counters count everybody. The database is one of 1 to
-    15 that is empty or that an earlier session marked: on a developer's machine the others hold somebody's data.
+    The claim covers the whole server: client tracking reports every FLUSHDB and keys of the same name in all
+    databases, pub/sub has no databases, and the server's counters include all clients. The database is one of 1 to
+    15 that is empty or marked by an earlier session; the others may hold the data of a developer.
     """
     name = "".join(letter if letter.isalnum() else "-" for letter in url.rpartition("@")[2])
     with (Path(tempfile.gettempdir()) / f"celery-sticky-tests-{name}.lock").open("a") as lock:
@@ -67,7 +67,7 @@ def claimed_database(url: str) -> Iterator[str | None]:
 
 
 def clear(address: str) -> None:
-    """Empty a claimed database, but for its mark."""
+    """Empty a claimed database, except for its mark."""
     with redis.Redis.from_url(address) as client:
         client.flushdb()
         client.set(MARK, os.getpid())

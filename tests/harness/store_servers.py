@@ -1,4 +1,4 @@
-"""The servers that every kind of store is tried on."""
+"""The servers on which each kind of store is tested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.standing import clear
 
 
 class InMemory(StoreServer[AnyStore]):
-    """One server for each prefix, as in the factory."""
+    """In-memory servers, one for each prefix."""
 
     def __init__(self, make: Callable[[], Any], connect: Callable[[Any, str], AnyStore]) -> None:
         self.servers: dict[str, Server[Any, Any]] = {}
@@ -41,7 +41,7 @@ class InMemory(StoreServer[AnyStore]):
 
 
 class Standing(StoreServer[AnyStore]):
-    """The server that is this session's, and may not be hurt."""
+    """The server that this session shares; tests must not stop it."""
 
     def __init__(self, url: str, open_at: Callable[..., AnyStore]) -> None:
         self.url, self.open_at = url, open_at
@@ -54,7 +54,7 @@ class Standing(StoreServer[AnyStore]):
 
 
 class Private(StoreServer[AnyStore]):
-    """A server of the test's own."""
+    """A private server, which the test may stop."""
 
     def __init__(self, server: ValkeyServer, open_at: Callable[..., AnyStore]) -> None:
         self.server, self.open_at = server, open_at

@@ -1,6 +1,6 @@
-"""The tasks of the test app. Add yours to `register`: each writes its runs into the history.
+"""The tasks of the test app. Each records its runs in the history; add new tasks to `register`.
 
-They are not shared: Celery would hand a shared task to every app of the process, also to the next test's.
+They are not shared: Celery would add a shared task to every app of the process, including the apps of later tests.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def register(app: Celery, history: Path) -> None:
 
     @app.task(name="pid", shared=False)
     def pid() -> int:
-        """Tell which process runs tasks."""
+        """Return the id of the process that runs the task."""
         return os.getpid()
 
 
 def recorded(recorder: Recorder, task: Task, key: str, n: int) -> AbstractContextManager[None]:
-    """Record one run of `task` while the block is open, with what its message says of the tenure."""
+    """Record the block as one run of `task`, with the slot, epoch and attempt from its message."""
     sticky = getattr(task.request, "sticky", None)
     return recorder.run(
         key,

@@ -1,4 +1,4 @@
-"""What a command has left behind."""
+"""Finds the processes that a command has left behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celery_sticky.testing import processes
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Return the processes whose environment names this folder: what the command started, and what those started."""
+    """Return the processes whose environment names this folder: all that the command started, directly or not."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -1,4 +1,4 @@
-"""Other ways to a Redis than a plain address: over TLS, and by asking a Sentinel."""
+"""Ways to reach a Redis other than by a plain address: over TLS, and through a Sentinel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ needs_tls = pytest.mark.skipif(
 
 
 def tls_server(run: Run, directory: Path) -> tuple[str, str]:
-    """Start a server that speaks TLS alone; return its address and the file of its certificate."""
+    """Start a server that accepts only TLS; return its address and the path of its certificate."""
     cert, key = _certificate(directory)
     port = free_port()
     run(
@@ -41,7 +41,7 @@ def tls_server(run: Run, directory: Path) -> tuple[str, str]:
 
 
 def sentinel(run: Run, master: ValkeyServer, directory: Path) -> tuple[str, dict[str, Any]]:
-    """Start a Sentinel over a master with one replica; return its address, and the transport options to use it."""
+    """Start a Sentinel for a master with one replica; return its address and the transport options that it needs."""
     port = free_port()
     config = sentinel_config(directory, port, master.port)
     config.write_text(f"{config.read_text()}requirepass spw\n")

@@ -1,4 +1,4 @@
-"""Imported by worker processes only."""
+"""The app of worker processes; only they import it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Fixtures for tests of real worker processes under real faults.
 
-Each rule of the protocol has a test that was seen to fail when the rule is taken out of the code:
+Each rule of the protocol has a test that fails when the rule is removed from the code:
 
-    rule taken out                                what fails then
+    rule removed                                  test that fails
     trust ends without a renewal                  servers: cut_off_from_the_store[cut] (the task is not ended)
     evict only after ttl + margin                 servers: cut_off_from_the_store[silence] (the next owner is too early)
     the counter guards the eviction               unit/test_machine: the_counter_that_stood_still_guards_the_eviction
@@ -14,7 +14,7 @@ Each rule of the protocol has a test that was seen to fail when the rule is take
     the owner outbids a fence                     servers: fences_of_a_forgotten_document (nothing runs)
     in flight goes back to the front              backlog: a_killed_worker (30 out of order)
     ... in its order                              lifecycle: there_and_back_again (16 out of order)
-    the next open count                           servers: given_up (324 of 360 messages are with nobody)
+    the next open count                           servers: given_up (324 of 360 messages never run)
     fetch and settle are fenced                   servers: late_is_refused
     what is not started is forgotten              unit/test_gate: nothing_of_a_lost_slot_starts
     next task after the settling is confirmed     servers: cut_off_from_the_broker (#1 starts before #0 is confirmed)
@@ -28,12 +28,12 @@ Each rule of the protocol has a test that was seen to fail when the rule is take
     a start mark survives the whole worker        lifecycle: a_task_that_kills_its_whole_worker (it kills for ever)
     two changes of a counter prove a rival        lifecycle: a_name_that_lives_elsewhere
     release when the jobs have ended              verify: jobs_that_go_on (it takes the rule out itself: mutants/)
-    a placed key is claimed before it runs      verify: placed_keys_without_their_rules (mutants/)
+    a placed key is claimed before it runs        verify: placed_keys_without_their_rules (mutants/)
     what belongs elsewhere is passed on           verify: placed_keys_without_their_rules (mutants/)
-    a slot is not held for a disposition for ever     servers: cut_off_from_the_broker
+    a slot is not held for a disposition for ever servers: cut_off_from_the_broker
 
-Not seen to fail alone, for a second rule covers it: ignoring the answer *gone* (the view lacks the member, too), and a
-start in a lost slot (its entries are forgotten already).
+Two rules have no such test, because another rule covers each of them: the answer *gone* is obeyed (the view lacks the
+member, too), and nothing starts in a lost slot (its entries are forgotten already).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from pytest_celery import (
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.servers.valkey import ValkeyServer
 
-# The plugin of pytest-celery is off, so the fixtures taken from it are named one by one.
+# The pytest-celery plugin is disabled; these are the fixtures that the tests use from it.
 __all__ = [
     "celery_backend_cluster_config",
     "celery_broker_cluster_config",
@@ -69,7 +69,7 @@ def cluster_fleet(
     celery_broker_cluster: CeleryBrokerCluster,
     celery_backend_cluster: CeleryBackendCluster,
 ) -> Fleet:
-    """What the cluster's workers run: plain Celery on the cluster's broker and result backend."""
+    """The fleet of the cluster's workers: plain Celery on the cluster's broker and result backend."""
     return fleet(
         keyed=False,
         broker=celery_broker_cluster[0].config()["url"],
@@ -82,7 +82,7 @@ def cluster_fleet(
 def shared_kinds(
     guard: Guard, redis_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., KindsFleet]]:
-    """Makes the fleet that all tests of a module share: each of them has keys of its own. No faults, please."""
+    """Makes the fleet that all tests of a module share. Each test uses its own keys and injects no faults."""
     fleets: list[KindsFleet] = []
 
     def make(conf: dict[str, Any] | None = None) -> KindsFleet:
@@ -98,7 +98,7 @@ def shared_kinds(
 
 @pytest.fixture
 def kinds(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> Iterator[Callable[..., KindsFleet]]:
-    """Makes fleets for one test, each on a server of its own: where a module shares one, its database is in use."""
+    """Makes fleets for one test, each on its own server: a module's shared fleet may use the session's database."""
     fleets: list[KindsFleet] = []
 
     def make(conf: dict[str, Any] | None = None) -> KindsFleet:

@@ -69,10 +69,10 @@ def test_each_tenant_has_one_sync_though_tenants_and_workers_come_and_go(guard: 
     status, output = run(guard, EXAMPLES / "tenant_sync", broker, "run.py")
     assert status == 0, output
     assert re.search(
-        r"^six tenants\n(  \S+ syncs .*\n){2}bob has gone, gus has come\n(  \S+ syncs .*\n){1,2}", output
+        r"^six tenants\n(  \S+ syncs .*\n){2}bob was removed, gus was added\n(  \S+ syncs .*\n){1,2}", output
     ), output
     assert re.search(r"was killed \(SIGKILL\)\n  \S+ syncs ada cyd dan eve fay gus\n", output), output
-    assert ", 0 beside another of the same tenant" in output
+    assert ", 0 while another of the same tenant ran" in output
     with redis.Redis.from_url(broker) as client:
         assert not list(client.scan_iter("tenant-sync*")), "it leaves nothing behind"
 
@@ -86,7 +86,7 @@ def test_reverse_routing_reaches_a_websocket_client_wherever_it_is(guard: Guard,
         *((name, "two") for name in ("dan", "eve", "fay")),
     ]
     assert len(told) == 14 and {front_end for _, front_end in told[6:]} == {"two"}, output
-    assert "gus, who is nowhere: refused" in output
+    assert "gus, who is not connected: refused" in output
     assert output.endswith("14 texts sent, 0 of 6 clients missed one or got another's\n"), output
     with redis.Redis.from_url(broker) as client:
         assert not list(client.scan_iter()), "it leaves nothing behind"

@@ -32,7 +32,13 @@ slots, and each slot to one worker. The demo kills a worker and starts another.
     "--seconds", default=16.0, type=click.FloatRange(8, 600), show_default=True, help="How long orders are sent."
 )
 @click.option("--tasks", default=600, type=click.IntRange(1), show_default=True, help="Number of orders.")
-@click.option("--workers", default=3, type=click.IntRange(2, len(NAMES) - 1), show_default=True)
+@click.option(
+    "--workers",
+    default=3,
+    type=click.IntRange(2, len(NAMES) - 1),
+    show_default=True,
+    help="Workers at the start.",
+)
 @json_option
 @click.pass_context
 def demo(ctx: click.Context, broker: str | None, seconds: float, tasks: int, workers: int, as_json: bool) -> None:

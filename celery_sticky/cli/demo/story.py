@@ -143,7 +143,7 @@ class Story:
             self._stage.publish(int(due), self._task_seconds)
         if time.monotonic() - self._drawn >= DRAW_EVERY:
             self._look()
-        time.sleep(TICK)
+        time.sleep(TICK)  # until the next check of what the story waits for
 
     def _look(self) -> None:
         self._drawn = time.monotonic()

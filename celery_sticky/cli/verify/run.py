@@ -159,7 +159,7 @@ class _Run:
             self._cluster.check()
             if time.monotonic() > until:
                 raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
-            time.sleep(0.1)
+            time.sleep(0.1)  # poll
         self._job_workload.want_all()
         if not self._job_workload.await_running(self._observer.right, STARTING):
             raise StickyError(f"the jobs did not run within {STARTING:.0f} s")
@@ -211,7 +211,7 @@ class _Run:
         sent = moved = time.monotonic()
         limit = DRAINING if self._run_options.mode is Mode.STICKY else DRAINING_STOCK
         while left and time.monotonic() < min(sent + limit, moved + STANDSTILL):
-            time.sleep(0.3)
+            time.sleep(0.3)  # poll
             before, left = len(left), self._left()
             moved = time.monotonic() if len(left) < before else moved
         spent = time.monotonic() - sent

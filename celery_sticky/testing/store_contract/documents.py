@@ -169,4 +169,4 @@ class DocumentContract(Opening[Store]):
         deadline = time.monotonic() + TIMEOUT
         while set(store.revoked()) != {"long"}:
             assert time.monotonic() < deadline
-            time.sleep(0.01)
+            time.sleep(0.01)  # until the short id is forgotten

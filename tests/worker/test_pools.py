@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 
@@ -109,11 +110,16 @@ def test_a_pool_that_grows_and_shrinks_keeps_the_order(kinds: Callable[..., Kind
     send_all(fleet, key, 10, 0.01)
     assert "ok" in fleet.ask("w1", "pool_grow", n=2)
     wait_until(lambda: len(pool_of(worker)) == 4, 20, "four children")
-    send_all(fleet, key, 10, 0.01, first=10)
+    sent = itertools.count(10)
+
+    def all_have_run() -> bool:
+        send_all(fleet, key, 1, 0.01, first=next(sent))
+        return len({event.pid for event in fleet.events() if event.run}) == 4
+
+    wait_until(all_have_run, 30, "the new ones run tasks too")
     fleet.wait_finished(60)
-    assert len({event.pid for event in fleet.events() if event.run}) == 4, "the new ones run tasks too"
     assert "ok" in fleet.ask("w1", "pool_shrink", n=3)
-    send_all(fleet, key, 10, 0.01, first=20)
+    send_all(fleet, key, 10, 0.01, first=next(sent))
     fleet.wait_finished(60)
     wait_until(lambda: len(pool_of(worker)) == 1, 20, "one child")
     judgement = fleet.judge()

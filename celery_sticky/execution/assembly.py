@@ -16,7 +16,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.flow import CourierConfig
 from celery_sticky.delivery.line import ThreadedLine
-from celery_sticky.drivers import open_placement_store, open_queues, open_store
+from celery_sticky.drivers import open_queues, open_store
 from celery_sticky.errors import StickyError
 from celery_sticky.execution.body import runs_task
 from celery_sticky.execution.context import WorkerContext
@@ -25,6 +25,7 @@ from celery_sticky.execution.jobs import make_jobs
 from celery_sticky.execution.places import waits_for_task
 from celery_sticky.execution.refusals import Refusals
 from celery_sticky.execution.servers import check_servers, keeps_in_process
+from celery_sticky.execution.store_threads import member_threads, placer_threads
 from celery_sticky.instrumentation.logs import log_owner_changes
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.membership.lease import Lease
@@ -85,6 +86,8 @@ class _Assembly:
         context.servers = {"the broker": broker}
         if broker.as_uri() != context.store_url:
             context.servers = {**context.servers, "the store": self._where}
+        self._member_thread = member_threads(self._where, self._settings)
+        self._placer_thread = placer_threads(self._where, self._settings)
         for name in self._placed:
             context.placers[name] = self._placer(name)
         context.jobs = make_jobs(worker, context)
@@ -149,7 +152,7 @@ class _Assembly:
         return Member(
             name,
             self._config(name),
-            partial(open_store, self._where, name, prefix=settings.key_prefix, socket_timeout=settings.io_timeout),
+            self._member_thread(),
             context.jobs.slots(name) if context.jobs else context.courier,
             context.lease,
             name_lock,
@@ -194,9 +197,7 @@ class _Assembly:
             keyspace,
             self._keyspaces[name],
             context.hostname,
-            partial(
-                open_placement_store, self._where, name, prefix=settings.key_prefix, socket_timeout=settings.io_timeout
-            ),
+            self._placer_thread(),
             self._connect,
             context.courier,
             context.lease,

@@ -11,12 +11,14 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import SlotId
+from celery_sticky.stores.flow import Aside, Pause, Watch
 from celery_sticky.stores.placement import PlacementStore
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")
 
-Request = Callable[[PlacementStore], object]
+Request = Watch | Pause | Aside | Callable[[PlacementStore], object]
+"""A request; a callable is one of the placement store's verbs. Each may raise `StoreUnavailable`."""
 Flow = Generator[Request, Any, Answer]
 
 

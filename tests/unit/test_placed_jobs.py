@@ -241,14 +241,15 @@ class Node:
 
     def worker_queue(self) -> None:
         with suppress(StoreUnavailable):
-            run_flow(self.placer._state.turn(), self._perform)
-            for heard in self.placement_store.watch(0.0):
+            pause = run_flow(self.placer._state.turn(), self._perform)
+            for heard in self.placement_store.watch(pause):
                 if isinstance(heard, PinMoved):
                     self.placer._state.hear(heard)
 
     def _perform(self, request: Request) -> object:
         if isinstance(request, Aside):
-            return request.call()
+            request.call()
+            return None
         assert callable(request)
         return request(self.placement_store)
 

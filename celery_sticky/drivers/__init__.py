@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from kombu import Connection
@@ -16,6 +17,7 @@ from celery_sticky.queues.base import SlotQueues
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore
+from celery_sticky.stores.shared import OwnClient, SharedClient
 
 __all__ = [
     "Checkup",
@@ -28,7 +30,9 @@ __all__ = [
     "open_job_store",
     "open_placement_store",
     "open_queues",
+    "open_shared",
     "open_store",
+    "shares_clients",
 ]
 
 Part = TypeVar("Part")
@@ -94,6 +98,25 @@ def open_placement_store(
     """Open the placement store of one keyspace, as `open_store` does."""
     connection, open_it = _part(where, "placement store", lambda driver: driver.placement_store)
     return open_it(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
+
+
+def shares_clients(where: Connection) -> bool:
+    """Return whether the stores of many keyspaces at this server can share one client."""
+    driver = find_driver(where)
+    return driver is not None and driver.shared is not None
+
+
+def open_shared(where: Connection, *, prefix: str = "sticky", socket_timeout: float = 2.0) -> SharedClient:
+    """Open one client for the stores of many keyspaces, or for one keyspace if the driver cannot share a client."""
+    driver = find_driver(where)
+    if driver is not None and driver.shared is not None:
+        check_one_server(where, driver.lists)
+        return driver.shared(where, prefix=prefix, socket_timeout=socket_timeout)
+    return OwnClient(
+        partial(open_store, where, prefix=prefix, socket_timeout=socket_timeout),
+        partial(open_placement_store, where, prefix=prefix, socket_timeout=socket_timeout),
+        partial(open_job_store, where, prefix=prefix, socket_timeout=socket_timeout),
+    )
 
 
 def _part(where: str | Connection, what: str, part: Callable[[Driver], Part | None]) -> tuple[Any, Part]:

@@ -17,6 +17,7 @@ from celery_sticky.queues.base import Guarantees, SlotQueues
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore
+from celery_sticky.stores.shared import SharedClient
 
 Kept = TypeVar("Kept", bound=Store | JobStore | PlacementStore, covariant=True)
 """A kind of store."""
@@ -42,6 +43,13 @@ class OpenStore(Protocol[Kept]):
 
     def __call__(self, connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> Kept:
         """Return the store at the server of a Kombu connection; arguments and errors are those of `OpenQueues`."""
+
+
+class OpenShared(Protocol):
+    """Opens one client for the stores of many keyspaces. Each call makes another, which sends nothing yet."""
+
+    def __call__(self, connection: Any, *, prefix: str, socket_timeout: float) -> SharedClient:
+        """Return the client of the server of a Kombu connection; arguments and errors are those of `OpenQueues`."""
 
 
 class Checkup(Protocol):
@@ -112,6 +120,8 @@ class Driver:
     """Opens the store of claims and pins. None: no placed keyspaces."""
     job_store: OpenStore[JobStore] | None = None
     """Opens the store of jobs. None: no jobs."""
+    shared: OpenShared | None = None
+    """Opens one client for the stores of many keyspaces. None: a worker has a thread and a client for each keyspace."""
     declare: Callable[[Any, str], Sequence[Any]] = declare_nothing
     """Says what Kombu must declare before a message is published to a slot queue (a Kombu `Queue`, and the prefix).
 

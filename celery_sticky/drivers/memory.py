@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_sticky.drivers.base import Driver
 from celery_sticky.queues.base import FULL, SlotQueues
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore
+
+if TYPE_CHECKING:
+    from celery_sticky.stores.memory.shared import MemoryShared
 
 
 def open_queues(connection: Any, *, prefix: str, socket_timeout: float) -> SlotQueues:
@@ -27,26 +30,26 @@ def declare(queue: Any, prefix: str) -> Sequence[Any]:
     return ()
 
 
+def open_shared(connection: Any, *, prefix: str, socket_timeout: float) -> MemoryShared:
+    """See `OpenShared`."""
+    from celery_sticky.stores.memory.shared import MemoryShared
+
+    return MemoryShared(connection.hostname or "", prefix)
+
+
 def open_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> Store:
     """See `OpenStore`."""
-    from celery_sticky.stores.memory.store import MemoryStore, memory_server
-
-    return MemoryStore(memory_server(connection.hostname or "", prefix), keyspace)
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).store(keyspace)
 
 
 def open_placement_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> PlacementStore:
     """See `OpenStore`."""
-    from celery_sticky.stores.memory.placement import MemoryPlacementStore
-    from celery_sticky.stores.memory.store import memory_server
-
-    return MemoryPlacementStore(memory_server(connection.hostname or "", prefix), keyspace)
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).placement_store(keyspace)
 
 
 def open_job_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> JobStore:
     """See `OpenStore`."""
-    from celery_sticky.stores.memory.jobs import MemoryJobs, memory_job_server
-
-    return MemoryJobs(memory_job_server(connection.hostname or "", prefix), keyspace)
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).job_store(keyspace)
 
 
 DRIVER = Driver(
@@ -58,6 +61,7 @@ DRIVER = Driver(
     store=open_store,
     placement_store=open_placement_store,
     job_store=open_job_store,
+    shared=open_shared,
     declare=declare,
     one_process=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_sticky.drivers.base import Checkup, Driver
 from celery_sticky.errors import MissingDependency
@@ -11,6 +11,9 @@ from celery_sticky.redis_errors import LISTS, Cure, describe, refusal_of
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore
+
+if TYPE_CHECKING:
+    from celery_sticky.stores.redis.shared import RedisShared
 
 
 def open_queues(connection: Any, *, prefix: str, socket_timeout: float) -> SlotQueues:
@@ -23,25 +26,26 @@ def open_queues(connection: Any, *, prefix: str, socket_timeout: float) -> SlotQ
     return RedisQueues(client, layout, socket_timeout=socket_timeout)
 
 
+def open_shared(connection: Any, *, prefix: str, socket_timeout: float) -> RedisShared:
+    """See `OpenShared`."""
+    from celery_sticky.stores.redis.shared import RedisShared
+
+    return RedisShared(connection, prefix=prefix, socket_timeout=socket_timeout)
+
+
 def open_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> Store:
     """See `OpenStore`."""
-    from celery_sticky.stores.redis import RedisStore
-
-    return RedisStore(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).store(keyspace)
 
 
 def open_placement_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> PlacementStore:
     """See `OpenStore`."""
-    from celery_sticky.stores.redis.placement import RedisPlacementStore
-
-    return RedisPlacementStore(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).placement_store(keyspace)
 
 
 def open_job_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> JobStore:
     """See `OpenStore`."""
-    from celery_sticky.stores.redis.jobs import RedisJobs
-
-    return RedisJobs(connection, keyspace, prefix=prefix, socket_timeout=socket_timeout)
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).job_store(keyspace)
 
 
 def checkup() -> Checkup:
@@ -84,6 +88,7 @@ DRIVER = Driver(
     store=open_store,
     placement_store=open_placement_store,
     job_store=open_job_store,
+    shared=open_shared,
     checkup=checkup,
     failures=RedisFailures(),
 )

@@ -18,7 +18,7 @@ from kombu import Connection
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.flow import CourierConfig
 from celery_sticky.delivery.line import ThreadedLine
-from celery_sticky.drivers import open_placement_store, open_queues, open_store
+from celery_sticky.drivers import open_queues, open_store
 from celery_sticky.errors import StickyError
 from celery_sticky.execution.body import runs_task
 from celery_sticky.execution.children import Children
@@ -31,6 +31,7 @@ from celery_sticky.execution.refusals import Refusals
 from celery_sticky.execution.results import Results
 from celery_sticky.execution.run import TaskRun
 from celery_sticky.execution.servers import check_servers, keeps_in_process
+from celery_sticky.execution.store_threads import member_threads, placer_threads
 from celery_sticky.instrumentation.logs import log_owner_changes
 from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keys import DEFAULT_KEYSPACE
@@ -74,6 +75,8 @@ class _Assembly:
         self._lease = Lease(self._keyspaces)
         self._instruments = Instruments()
         self._courier = self._make_courier()
+        self._member_thread = member_threads(self._where, self._settings)
+        self._placer_thread = placer_threads(self._where, self._settings)
         self._placers: dict[str, Placer] = {}
         self._members: dict[str, Member] = {}
         self._jobs: WorkerJobs | None = None
@@ -196,7 +199,7 @@ class _Assembly:
         return Member(
             name,
             self._config(name),
-            partial(open_store, self._where, name, prefix=settings.key_prefix, socket_timeout=settings.io_timeout),
+            self._member_thread(),
             self._jobs.slots(name) if self._jobs is not None else self._courier,
             self._lease,
             name_lock,
@@ -238,9 +241,7 @@ class _Assembly:
             keyspace,
             self._keyspaces[name],
             hostname,
-            partial(
-                open_placement_store, self._where, name, prefix=settings.key_prefix, socket_timeout=settings.io_timeout
-            ),
+            self._placer_thread(),
             self._connect,
             self._courier,
             self._lease,

@@ -21,6 +21,11 @@ class WorkerHooks:
         self._worker = worker
         self._known: set[str] = set()
 
+    @property
+    def heeded(self) -> bool:
+        """See `Hooks.heeded`."""
+        return bool(slots_gained.receivers or slots_lost.receivers)
+
     def gained(self, keyspace: str, slots: frozenset[int]) -> None:
         """See `Hooks.gained`."""
         slots_gained.send(sender=self._worker.hostname, keyspace=keyspace, slots=slots)

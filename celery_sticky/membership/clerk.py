@@ -1,56 +1,76 @@
-"""The clerk of a member: carries out the requests of its flow with the store, the name lock and the placer.
+"""The clerk of a member: carries out the requests of its flow with the store and the name lock.
 
-Only the member's thread uses it, except for `wake`.
+Only the thread that runs the flow uses it.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import logging
+from collections import deque
 
-from celery_sticky.membership.flow import Pause, Placer, Prepare, Request, Watch
+from celery_sticky.membership.flow import Flow, Prepare, Request, Surroundings
+from celery_sticky.membership.lease import boottime
 from celery_sticky.membership.name_lock import NameLock
+from celery_sticky.membership.state import MembershipState
+from celery_sticky.ownership.events import Event, StoreFailed
 from celery_sticky.stores.base import Store
+from celery_sticky.stores.placement import PlacementStore
+from celery_sticky.stores.shared import SharedClient
+
+logger = logging.getLogger("celery_sticky.member")
+
+URGENT = ("heartbeat",)
+"""Verbs that go before those of other members: the lease depends on them."""
 
 
 class Clerk:
-    """A member's client of one store."""
+    """A member's routine in the thread of the members; see `platform.seat.Routine`."""
 
-    def __init__(self, open_store: Callable[[], Store], name_lock: NameLock, placer: Placer | None) -> None:
-        self._open_store, self._name_lock, self._placer = open_store, name_lock, placer
-        self._store: Store | None = None
+    def __init__(
+        self, here: Surroundings, state: MembershipState, inbox: deque[Event], name_lock: NameLock, worker: str
+    ) -> None:
+        self._here, self._state, self._inbox = here, state, inbox
+        self._name_lock, self._worker = name_lock, worker
+        self._client: SharedClient | None = None
+        self._placement_store: PlacementStore | None = None
 
-    def perform(self, request: Request) -> object:
+    def open(self, client: SharedClient) -> Store:
+        """See `Routine.open`."""
+        self._client = client
+        return client.store(self._here.keyspace)
+
+    def turn(self) -> Flow[None]:
+        """See `Routine.turn`."""
+        return self._state.turn()
+
+    def perform(self, request: Request, store: Store) -> object:
         """Carry out a request; return its answer.
 
         Raises:
             StoreUnavailable: the store does not answer.
         """
         match request:
-            case Watch(seconds):
-                return self._connected.watch(seconds)
             case Prepare(incarnation):
                 self._name_lock.write(incarnation)
-                if self._placer is not None:
-                    self._placer.joining(incarnation)
-            case Pause(seconds):
-                time.sleep(seconds)
+                if self._here.observer is not None:
+                    self._enlist(incarnation)
             case _:
-                return request(self._connected)
+                assert callable(request)
+                return request(store)
         return None
 
-    @property
-    def _connected(self) -> Store:
-        if self._store is None:
-            self._store = self._open_store()
-        return self._store
+    def failed(self) -> None:
+        """See `Routine.failed`."""
+        logger.exception("keyspace %s: the member met an unexpected error; it continues", self._here.keyspace)
+        self._inbox.appendleft(StoreFailed(boottime()))
 
-    def wake(self) -> None:
-        """End the present `Watch`, or the next one, at once. Any thread may call this."""
-        if (store := self._store) is not None:
-            store.wake()
+    def ended(self) -> None:
+        """See `Routine.ended`."""
+        self._here.lease.grant(self._here.keyspace, float("-inf"), self._state.membership)
 
-    def close(self) -> None:
-        """Disconnect."""
-        if self._store is not None:
-            self._store.close()
+    def _enlist(self, incarnation: str) -> None:
+        """Enlist before others can see this worker: if it dies at once, somebody must look after its queue."""
+        if self._placement_store is None:
+            assert self._client is not None
+            self._placement_store = self._client.placement_store(self._here.keyspace)
+        self._placement_store.enlist(self._worker, incarnation)

@@ -15,20 +15,11 @@ from celery_sticky.keys import SlotId
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Store
+from celery_sticky.stores.flow import Aside, Pause, Watch
 
 Answer = TypeVar("Answer")
 
 # -- Requests ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Wait for signals of the store, and return them; the first one subscribes and returns at once.
-
-    An event that is posted to the member ends the wait.
-    """
-
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +29,7 @@ class Prepare:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Wait, whatever happens meanwhile."""
-
-    seconds: float
-
-
-Request = Watch | Prepare | Pause | Callable[[Store], object]
+Request = Watch | Prepare | Pause | Aside | Callable[[Store], object]
 """A request; a callable is one of the store's verbs. Each may raise `StoreUnavailable`."""
 Flow = Generator[Request, Any, Answer]
 
@@ -93,7 +77,15 @@ class LeaseWriter(Protocol):
 
 
 class Hooks(Protocol):
-    """Callbacks from the member to the application. Called in the member's thread."""
+    """Callbacks from the member to the application.
+
+    Called in the member's thread, except `gained` and `lost`: the handlers of an application may take long, so these
+    are called in a thread of their own, one after the other, while the member waits and other members do not.
+    """
+
+    @property
+    def heeded(self) -> bool:
+        """Whether the application wants to hear of gained or lost slots."""
 
     def gained(self, keyspace: str, slots: frozenset[int]) -> None:
         """Handle that these slots are open here."""
@@ -122,13 +114,6 @@ class Observer(Protocol):
 
     def heartbeat_done(self, incarnation: str, counter: int) -> None:
         """Handle a counted heartbeat."""
-
-
-class Placer(Observer, Protocol):
-    """The placer of a placed keyspace, as the member sees it."""
-
-    def joining(self, incarnation: str) -> None:
-        """Prepare to join; raise `StoreUnavailable` to make the member retry."""
 
 
 @dataclass(frozen=True, slots=True)

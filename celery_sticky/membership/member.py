@@ -1,4 +1,4 @@
-"""The member of one keyspace: its thread runs the flow of `state` against a store, with a client of its own.
+"""The member of one keyspace: a thread runs the flow of `state` against a store, beside those of other keyspaces.
 
 The thread is one of the operating system, so that no task and no greenlet delays heartbeats. It alone writes the lease.
 Everything else talks to the member through `post`.
@@ -6,28 +6,22 @@ Everything else talks to the member through `post`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
 
-from celery_sticky.flows import run_flow
 from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.membership.clerk import Clerk
-from celery_sticky.membership.flow import Hooks, Placer, Slots, Snapshot, Surroundings
+from celery_sticky.membership.flow import Hooks, Observer, Slots, Snapshot, Surroundings
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.membership.name_lock import NameLock
 from celery_sticky.membership.state import MembershipState
-from celery_sticky.ownership.events import Event, LeaveAsked, StoreFailed, Tick
+from celery_sticky.ownership.events import Event, LeaveAsked
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Machine, MemberConfig, Phase
-from celery_sticky.platform.native import start_native_thread
+from celery_sticky.platform.flow_thread import FlowThread
+from celery_sticky.platform.seat import Seat
 from celery_sticky.stores.base import Store
-
-logger = logging.getLogger("celery_sticky.member")
-
-ERROR_PAUSE = 1.0
-"""Seconds until the next turn after an unexpected error."""
 
 
 class Member:
@@ -37,7 +31,7 @@ class Member:
         self,
         keyspace: str,
         config: Callable[[str], MemberConfig],
-        open_store: Callable[[], Store],
+        thread: FlowThread[Store],
         slots: Slots,
         lease: Lease,
         name_lock: NameLock,
@@ -45,7 +39,7 @@ class Member:
         *,
         revoke_ttl: float,
         revoke_limit: int,
-        placer: Placer | None = None,
+        placer: Observer | None = None,
         instruments: Instruments | None = None,
     ) -> None:
         """`config` gets the incarnation of our name whose process is known to be dead, or an empty string."""
@@ -62,11 +56,10 @@ class Member:
             observer=placer,
             instruments=instruments or Instruments(),
         )
-        self._clerk = Clerk(open_store, name_lock, placer)
+        self._thread = thread
         self._inbox: deque[Event] = deque()
         self._state: MembershipState | None = None
-        self._running = True
-        self._ended = False
+        self._seat: Seat[Store] | None = None
 
     def start(self) -> None:
         """Take the name lock and start to join.
@@ -74,9 +67,9 @@ class Member:
         Raises:
             NameTaken: a living process on this machine has the name.
         """
-        machine = Machine(self._config(self._name_lock.acquire()), boottime())
-        self._state = state = MembershipState(self._here, machine, self._inbox)
-        start_native_thread(lambda: self._run(state))
+        config = self._config(self._name_lock.acquire())
+        self._state = state = MembershipState(self._here, Machine(config, boottime()), self._inbox)
+        self._seat = self._thread.add(Clerk(self._here, state, self._inbox, self._name_lock, config.name))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -86,7 +79,8 @@ class Member:
     def post(self, event: Event) -> None:
         """Send an event to the member."""
         self._inbox.append(event)
-        self._clerk.wake()
+        if self._seat is not None:
+            self._seat.wake()
 
     def slots(self) -> tuple[int, int]:
         """Return how many slots are open here, and how many are opening or closing."""
@@ -105,32 +99,15 @@ class Member:
 
         Return True if the member was never started.
         """
-        if self._state is None:
+        if self._seat is None:
             return True
         self.post(LeaveAsked())
         deadline = time.monotonic() + timeout
         while self.snapshot.phase not in (Phase.LEFT, Phase.REFUSED) and time.monotonic() < deadline:
             time.sleep(0.01)  # until the member has given everything away
-        self._running = False
-        self.post(Tick())
-        while not self._ended and time.monotonic() < deadline + 1:
-            time.sleep(0.005)  # until the thread has closed its store
+        self._seat.stop()
+        while not self._seat.ended and time.monotonic() < deadline + 1:
+            time.sleep(0.005)  # until its last turn has ended
         if self.snapshot.phase is Phase.LEFT:
             self._name_lock.release()
         return self.snapshot.phase is Phase.LEFT
-
-    # -- the thread ----------------------------------------------------------------------------
-
-    def _run(self, state: MembershipState) -> None:
-        try:
-            while self._running:
-                try:
-                    run_flow(state.turn(), self._clerk.perform)
-                except Exception:
-                    logger.exception("keyspace %s: the member met an unexpected error; it continues", self.keyspace)
-                    self._inbox.appendleft(StoreFailed(boottime()))
-                    time.sleep(ERROR_PAUSE)
-        finally:
-            self._lease.grant(self.keyspace, float("-inf"), state.membership)
-            self._clerk.close()
-            self._ended = True

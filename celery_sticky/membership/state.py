@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from celery_sticky.errors import KeyspaceMismatch, NameTaken, RefusedToStart, StoreUnavailable
 from celery_sticky.keyspace import how_to_agree
-from celery_sticky.membership.flow import Flow, Pause, Snapshot, Surroundings, Watch
+from celery_sticky.membership.flow import Flow, Snapshot, Surroundings
 from celery_sticky.membership.owner_changes import OwnerChanges
 from celery_sticky.membership.store_requests import StoreRequests
 from celery_sticky.ownership.events import (
@@ -36,6 +38,7 @@ from celery_sticky.ownership.events import (
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Machine, Phase
 from celery_sticky.ownership.view import View
+from celery_sticky.stores.flow import Aside, Pause, Watch
 
 logger = logging.getLogger("celery_sticky.member")
 
@@ -78,7 +81,7 @@ class MembershipState:
     def _take_in(self) -> Flow[None]:
         while self._inbox:
             yield from self._step(self._inbox.popleft())
-        self._announce_gains()
+        yield from self._announce_gains()
         self._changes.tell_gains(self._here.clock(), opening=self._opening)
 
     def _listen(self) -> Flow[None]:
@@ -92,14 +95,14 @@ class MembershipState:
     def _step(self, event: Event) -> Flow[None]:
         following: Event | None = event
         while following is not None:
-            request = self._advance(following)
+            request = yield from self._advance(following)
             following = (yield from self._ask(request)) if request is not None else None
 
     def _ask(self, request: StoreEffect) -> Flow[Event]:
         joins = isinstance(request, Swap) and self._joins(request.new)
         return self._requests.ask(request, self.machine.incarnation if joins else "")
 
-    def _advance(self, event: Event) -> StoreEffect | None:
+    def _advance(self, event: Event) -> Flow[StoreEffect | None]:
         """Take a step and carry out its effects; return the one for the store, which is the last."""
         if isinstance(event, Opened):
             self._note_opened(event)
@@ -110,10 +113,12 @@ class MembershipState:
             match effect:
                 case Read() | SendBeat() | Swap():
                     request = effect
+                case LoseSlots(slots):
+                    yield from self._lose(slots, given=True)
                 case _:
                     self._perform(effect)
         closed = frozenset(effect.slot for effect in effects if isinstance(effect, CloseSlot))
-        self._lose(closed, given=False)
+        yield from self._lose(closed, given=False)
         return request
 
     def _publish(self) -> None:
@@ -141,23 +146,28 @@ class MembershipState:
             self._gained.add(slot)
             self._fresh.add(slot)
 
-    def _announce_gains(self) -> None:
+    def _announce_gains(self) -> Flow[None]:
         if self._fresh:
             fresh, self._fresh = frozenset(self._fresh), set()
-            self._here.hooks.gained(self._here.keyspace, fresh)
+            yield from self._tell(self._here.hooks.gained, fresh)
             self._changes.gained(fresh, self._here.clock())
 
     def _opening(self) -> bool:
         return SlotState.OPENING in self.machine.slots.values()
 
-    def _lose(self, slots: frozenset[int], *, given: bool) -> None:
+    def _lose(self, slots: frozenset[int], *, given: bool) -> Flow[None]:
         if not slots:
             return
-        self._announce_gains()
+        yield from self._announce_gains()
         if lost := slots & self._gained:
             self._gained -= lost
-            self._here.hooks.lost(self._here.keyspace, lost)
+            yield from self._tell(self._here.hooks.lost, lost)
             self._changes.lost(lost, self.snapshot.view, given=given)
+
+    def _tell(self, hook: Callable[[str, frozenset[int]], None], slots: frozenset[int]) -> Flow[None]:
+        """Tell the application, and wait until its handlers have returned."""
+        if self._here.hooks.heeded:
+            yield Aside(partial(hook, self._here.keyspace, slots))
 
     def _perform(self, effect: Effect) -> None:
         here = self._here
@@ -170,8 +180,6 @@ class MembershipState:
             case CloseSlot(slot):
                 here.lease.mark(here.keyspace, slot, open_here=False)
                 here.slots.close((here.keyspace, slot))
-            case LoseSlots(slots):
-                self._lose(slots, given=True)
             case Evicted():
                 self._changes.evicted(effect)
             case WasEvicted():

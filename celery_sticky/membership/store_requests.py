@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from celery_sticky.errors import RecordUnusable, StickyError, StoreUnavailable
 from celery_sticky.instrumentation.facts import StoreAsked
-from celery_sticky.membership.flow import Flow, Prepare, Surroundings, Watch
+from celery_sticky.membership.flow import Flow, Prepare, Surroundings
 from celery_sticky.ownership.events import (
     BeatDone,
     Event,
@@ -24,7 +24,7 @@ from celery_sticky.ownership.events import (
 )
 from celery_sticky.platform.outage import Outage
 from celery_sticky.stores.base import Store
-from celery_sticky.stores.flow import ask
+from celery_sticky.stores.flow import Watch, ask
 
 logger = logging.getLogger("celery_sticky.member")
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Protocol, TypeVar
 
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import SlotId
-from celery_sticky.stores import flow
+from celery_sticky.stores.flow import Aside, Pause, Watch
 from celery_sticky.stores.placement import PlacementStore
 
 Answer = TypeVar("Answer")
 
-Request = flow.Request[PlacementStore]
-Flow = flow.Flow[PlacementStore, Answer]
+Request = Watch | Pause | Aside | Callable[[PlacementStore], object]
+"""A request; a callable is one of the verbs of the placement store. Each may raise `StoreUnavailable`."""
+Flow = Generator[Request, Any, Answer]
 
 
 class Courier(Protocol):

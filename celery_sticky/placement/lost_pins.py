@@ -7,9 +7,10 @@ store under the incarnation that had it; the worker that was this incarnation lo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from celery_sticky.placement.flow import Flow
-from celery_sticky.stores.flow import ask
+from celery_sticky.stores.flow import Aside, ask
 from celery_sticky.stores.placement import START, PlacementStore
 
 LOOK_EVERY = 5.0
@@ -47,7 +48,7 @@ class LostPins:
         if not self._trusted():
             return  # this process may just have resumed, not yet knowing that it has a new incarnation
         if keys:
-            self._tell(frozenset(keys))
+            yield Aside(partial(self._tell, frozenset(keys)))
             yield from ask(PlacementStore.forget, tuple(self._incarnations), keys)
         del self._incarnations[:-1]
         self._look_at = now + LOOK_EVERY

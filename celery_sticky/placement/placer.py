@@ -1,6 +1,7 @@
 """The placer of one placed keyspace: it claims keys and passes on messages that belong elsewhere.
 
-It has its own thread and its own client, beside the courier. Its state and decisions are in its `PlacementState`.
+A thread runs it beside the placers of other keyspaces, apart from the courier. Its state and decisions are in its
+`PlacementState`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from celery_sticky.keyspace import Keyspace
 from celery_sticky.membership.flow import Snapshot
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Event
+from celery_sticky.placement.flow import Flow, Request
 from celery_sticky.placement.state import PlacementState
-from celery_sticky.platform.native import start_thread
+from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.platform.outage import Outage
+from celery_sticky.platform.seat import Seat
 from celery_sticky.queues.base import SlotQueues
-from celery_sticky.stores.flow import serve
+from celery_sticky.stores.flow import Pause, Watch
 from celery_sticky.stores.placement import PinMoved, PlacementStore
+from celery_sticky.stores.shared import SharedClient
 
 logger = logging.getLogger("celery_sticky.placer")
 
@@ -38,7 +42,7 @@ class Placer:
         keyspace: Keyspace,
         slots: int,
         worker: str,
-        open_placement_store: Callable[[], PlacementStore],
+        thread: FlowThread[PlacementStore],
         connect: Callable[[], SlotQueues],
         courier: Courier,
         lease: Lease,
@@ -46,48 +50,38 @@ class Placer:
         pins_lost: Callable[[frozenset[str]], None],
         clock: Callable[[], float] = boottime,
     ) -> None:
-        self._name, self._worker = keyspace.name, worker
-        self._open_placement_store = open_placement_store
-        self._placement_store: PlacementStore | None = None
-        self._joining: PlacementStore | None = None
+        self._thread = thread
+        self._seat: Seat[PlacementStore] | None = None
         membership = partial(lease.membership, keyspace.name)
         self._state = PlacementState(
             keyspace, slots, worker, connect, courier, membership, report, pins_lost, self.wake, clock
         )
         self.jobs = self._state.jobs
-        self._outage = Outage(logger, f"placed keyspace {self._name}", lambda _: WITHOUT_STORE)
-        self._running = True
-        self._ended = True  # no thread yet
+        self._routine = _Routine(keyspace.name, self._state)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._ended = False
-        start_thread(self._run, f"sticky-placer-{self._name}")
+        """Start the turns."""
+        self._seat = self._thread.add(self._routine)
 
     def finish(self, timeout: float) -> None:
-        """Stop the thread; wait for it at most `timeout` seconds."""
-        self._running = False
+        """Stop the turns; wait for their end at most `timeout` seconds."""
+        if self._seat is None:
+            return
+        self._seat.stop()
         deadline = time.monotonic() + timeout
-        while not self._ended and time.monotonic() < deadline:
-            self.wake()
-            time.sleep(0.01)  # until the thread has ended
+        while not self._seat.ended and time.monotonic() < deadline:
+            time.sleep(0.01)  # until its last turn has ended
 
     def wake(self) -> None:
         """Schedule a turn: there is something to decide."""
-        if (placement_store := self._placement_store) is not None:
-            placement_store.wake()
+        if self._seat is not None:
+            self._seat.wake()
 
     def report(self, event: Event) -> None:
         """Take in the courier's report on a worker queue."""
         self._state.report(event)
 
     # -- for the member, in its thread ---------------------------------------------------------
-
-    def joining(self, incarnation: str) -> None:
-        """Enlist before others can see this worker: if it dies at once, somebody must look after its queue."""
-        if self._joining is None:
-            self._joining = self._open_placement_store()
-        self._joining.enlist(self._worker, incarnation)
 
     def observe(self, snapshot: Snapshot) -> None:
         """Take in the member's state."""
@@ -97,30 +91,43 @@ class Placer:
         """Take in a counted heartbeat."""
         self._state.heartbeat_done(incarnation, counter)
 
-    # -- the thread ----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while self._running:
-            try:
-                if self._placement_store is None:
-                    self._placement_store = self._open_placement_store()
-                    self._placement_store.watch(0.0)  # subscribes
-                self._turn(self._placement_store)
-            except StoreUnavailable as error:
-                self._outage.failed(error, boottime())
-                time.sleep(BROKEN_PAUSE)
-            except Exception:
-                logger.exception("keyspace %s: unexpected error in the placer; it tries again in 1 s", self._name)
-                time.sleep(BROKEN_PAUSE * 10)
-        for placement_store in (self._placement_store, self._joining):
-            if placement_store is not None:
-                placement_store.close()
-        self._ended = True
+class _Routine:
+    """A placer in the thread of the placers; see `platform.seat.Routine`."""
 
-    def _turn(self, placement_store: PlacementStore) -> None:
-        pause = serve(self._state.turn(), placement_store)
-        # After an outage do not wait: it counts as over only when the subscription works again.
-        for heard in placement_store.watch(0.0 if self._outage.lasts else pause):
-            if isinstance(heard, PinMoved):
-                self._state.hear(heard)
-        self._outage.over(boottime())
+    def __init__(self, keyspace: str, state: PlacementState) -> None:
+        self._name, self._state = keyspace, state
+        self._outage = Outage(logger, f"placed keyspace {keyspace}", lambda _: WITHOUT_STORE)
+        self._subscribed = False
+
+    def open(self, client: SharedClient) -> PlacementStore:
+        """See `Routine.open`."""
+        return client.placement_store(self._name)
+
+    def turn(self) -> Flow[None]:
+        """See `Routine.turn`."""
+        try:
+            if not self._subscribed:
+                yield Watch(0.0)  # so no change after the first look is missed
+                self._subscribed = True
+            pause = yield from self._state.turn()
+            # After an outage do not wait: it counts as over only when the subscription works again.
+            for heard in (yield Watch(0.0 if self._outage.lasts else pause)):
+                if isinstance(heard, PinMoved):
+                    self._state.hear(heard)
+            self._outage.over(boottime())
+        except StoreUnavailable as error:
+            self._outage.failed(error, boottime())
+            yield Pause(BROKEN_PAUSE)
+
+    def perform(self, request: Request, placement_store: PlacementStore) -> object:
+        """See `Routine.perform`."""
+        assert callable(request)
+        return request(placement_store)
+
+    def failed(self) -> None:
+        """See `Routine.failed`."""
+        logger.exception("keyspace %s: unexpected error in the placer; it tries again in 1 s", self._name)
+
+    def ended(self) -> None:
+        """See `Routine.ended`."""

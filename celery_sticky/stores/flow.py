@@ -1,7 +1,8 @@
 """Flows: how a loop sends requests to a store without doing any I/O itself.
 
-A flow yields its requests. Its runner makes them one after the other and sends back the answer or the error, either in
-a thread or step by step. The arguments of a request are fixed when it is yielded, however late it is sent.
+A flow yields its requests. Its runner makes them one after the other and sends back the answer or the error: a thread
+that runs the flows of many keyspaces (`platform.flow_thread`), or a test step by step. The arguments of a request are
+fixed when it is yielded, however late it is sent.
 """
 
 from __future__ import annotations
@@ -19,6 +20,30 @@ Given = ParamSpec("Given")
 
 Request = Callable[[Client], object]
 Flow = Generator[Callable[[Client], object], Any, Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Wait for signals of the store, and return them; the first one subscribes and returns at once.
+
+    Whoever has something to do for the flow ends the wait.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait, whatever happens meanwhile."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Call something that may take long, in another thread: this flow waits for it, and no other flow does."""
+
+    call: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

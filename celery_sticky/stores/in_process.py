@@ -26,6 +26,8 @@ class Subscription(Generic[Heard]):
     """One client's subscription: the signals it has not yet taken."""
 
     keyspace: str
+    on_signal: Callable[[], None]
+    """Called when there is something to take, or the subscription broke; must not block."""
     signals: list[Heard] = field(default_factory=list)
     broken: bool = False
 
@@ -75,6 +77,7 @@ class Server(Generic[Records, Heard]):
         with self.changed:
             for subscription in self.subscriptions:
                 subscription.broken = True
+                subscription.on_signal()
             self.subscriptions.clear()
             self.changed.notify_all()
 
@@ -84,6 +87,7 @@ class Server(Generic[Records, Heard]):
             for subscription in self.subscriptions:
                 if subscription.keyspace == keyspace and subscription is not sender:
                     subscription.signals.append(signal)
+                    subscription.on_signal()
             self.changed.notify_all()
 
 
@@ -95,6 +99,14 @@ class Client(Generic[Records, Heard]):
         self._keyspace = keyspace
         self._subscription: Subscription[Heard] | None = None
         self._woken = False
+        self.on_signal: Callable[[], None] = lambda: None
+        """Called when `has_signals` becomes true."""
+
+    @property
+    def has_signals(self) -> bool:
+        """Whether a `watch` would not wait: there are signals, or the subscription broke."""
+        subscription = self._subscription
+        return subscription is not None and (subscription.broken or bool(subscription.signals))
 
     def watch(self, timeout: float) -> Sequence[Heard]:
         """See the store's `watch`."""
@@ -134,6 +146,6 @@ class Client(Generic[Records, Heard]):
         return self._server.records
 
     def _subscribe(self) -> None:
-        self._subscription = Subscription(self._keyspace)
+        self._subscription = Subscription(self._keyspace, self.on_signal)
         self._server.subscriptions.add(self._subscription)
         self._woken = False

@@ -15,7 +15,6 @@ from celery_sticky.errors import StoreUnavailable
 from celery_sticky.keys import Slot
 from celery_sticky.stores import JobStore
 from celery_sticky.stores.jobs import STOPPED, Admission, DispatchOutcome, JobState
-from celery_sticky.stores.redis.jobs import RedisJobs
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import EPOCH, SLOT, SUCCESS
 from celery_sticky.testing.servers.valkey import ValkeyServer
@@ -118,7 +117,7 @@ def test_a_look_where_nothing_has_changed_asks_for_the_revisions_alone(store: Jo
 
 def test_the_global_prefix_stands_before_every_key(server: ValkeyServer, client: Any) -> None:
     connection = Connection(server.url, transport_options={"global_keyprefix": "app7:"})
-    store, other = RedisJobs(connection, "k"), RedisJobs(connection, "k")
+    store, other = (open_job_store(connection, "k") for _ in range(2))
     other.watch(0)
     steps.running(store, steps.job("d1", slot=1))
     steps.queued(store, steps.job("d2", slot=2))

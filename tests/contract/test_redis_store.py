@@ -18,7 +18,7 @@ from celery_sticky.drivers import open_store
 from celery_sticky.errors import DocumentDamaged, StoreUnavailable
 from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.stores.base import Store
-from celery_sticky.stores.redis import RedisStore, subscription
+from celery_sticky.stores.redis import subscription
 from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, hear, joined, revived
 from celery_sticky.testing.waiting import wait_until
@@ -150,7 +150,7 @@ def test_a_read_only_replica_is_no_store(server: ValkeyServer, store: Store, cli
 
 def test_the_global_prefix_stands_before_every_key(server: ValkeyServer, client: Any) -> None:
     connection = Connection(server.url, transport_options={"global_keyprefix": "app7:"})
-    store, other = RedisStore(connection, "k"), RedisStore(connection, "k")
+    store, other = (open_store(connection, "k") for _ in range(2))
     other.watch(0)
     view = joined(store, first_view(store), "a")
     store.revoke(["t"], ttl=60, limit=1)

@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import RefusedToStart, StickyError, StoreUnavailable
-from celery_sticky.membership.flow import Flow, Pause, Prepare, Request, Slots, Surroundings, Watch
+from celery_sticky.membership.flow import Flow, Prepare, Request, Slots, Surroundings
 from celery_sticky.membership.state import MembershipState
 from celery_sticky.ownership.events import Event
 from celery_sticky.ownership.machine import Machine, MemberConfig
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.base import Signal, Store
+from celery_sticky.stores.flow import Aside, Pause, Watch
 from simulator.invariants import HELD, Invariant, Violation
 from simulator.scenario import Point
 from simulator.store import WitnessedStore
@@ -128,6 +129,9 @@ class SteppedMember:
                 self._process.later(seconds, partial(self._go_on, None))
             case Prepare(incarnation):
                 self._prepare(incarnation)
+            case Aside(call):
+                call()
+                self._go_on(None)
             case _:
                 self._ask(request)
 
@@ -226,6 +230,11 @@ class SimulatedApplication:
         self._process = process
         self.slots = frozenset[int]()
         """The slots that it was told of and has not lost."""
+
+    @property
+    def heeded(self) -> bool:
+        """See `Hooks.heeded`."""
+        return True
 
     def gained(self, _: str, slots: frozenset[int]) -> None:
         """See `Hooks.gained`."""

@@ -65,6 +65,7 @@ class Placed:
         """Make a request to the placement store; return its answer, or the expected error."""
         if self._world.store_is_away:
             return StoreUnavailable("away")
+        assert callable(request)
         try:
             return request(placement_store)
         except (NotAMember, StoreUnavailable) as error:

@@ -12,6 +12,7 @@ from celery_sticky.ownership.events import Event, ViewChanged
 from celery_sticky.placement.flow import Flow, Request
 from celery_sticky.placement.placer import BROKEN_PAUSE
 from celery_sticky.placement.state import PlacementState
+from celery_sticky.stores.flow import Aside
 from celery_sticky.stores.placement import PinMoved
 from simulator.pinning import Pinning
 from simulator.placement_store import WitnessedPlacementStore
@@ -53,7 +54,7 @@ class SteppedPlacer:
     # -- for the member and the courier --------------------------------------------------------
 
     def joining(self, incarnation: str, joined: Callable[[], None], failed: Callable[[], None]) -> None:
-        """See `Placer.joining`. Continues with `joined` or `failed`."""
+        """Enlist, as the member's clerk does. Continues with `joined` or `failed`."""
         self._process.ask_store(
             lambda: self._placed.serve(
                 lambda placement_store: placement_store.enlist(self._process.name, incarnation), self.placement_store
@@ -128,6 +129,10 @@ class SteppedPlacer:
         self._go_on_in(1e-4 if self._woken else pause + 1e-4)
 
     def _make(self, flow: Flow[float], request: Request) -> None:
+        if isinstance(request, Aside):
+            request.call()
+            self._carry_on(flow, None)
+            return
         process = self._process
 
         def take_in(answer: object) -> None:

@@ -32,8 +32,10 @@ from celery_sticky.membership.name_lock import NameLock
 from celery_sticky.ownership.events import Drained, Opened
 from celery_sticky.ownership.machine import MemberConfig, Phase
 from celery_sticky.ownership.view import View
+from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.stores.base import Heartbeat, Reading, Signal
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
+from celery_sticky.stores.shared import OwnClient
 from celery_sticky.testing.waiting import wait_until
 
 KS, SLOTS = "ks", 8
@@ -96,7 +98,7 @@ class Worker:
         slots.member = self.member = Member(
             KS,
             lambda dead: replace(config, dead_incarnation=dead),
-            lambda: self.store,
+            FlowThread(lambda: OwnClient(lambda _: self.store)),
             slots,
             Lease({KS: SLOTS}),
             NameLock(folder, "store", KS, name),

@@ -19,26 +19,28 @@ from celery_sticky.membership.name_lock import NameLock
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.machine import MemberConfig, Phase
 from celery_sticky.ownership.view import View
+from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.stores.base import Reading, Signal
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
+from celery_sticky.stores.shared import OwnClient
 from celery_sticky.testing.waiting import wait_until
 
 KS, NAME = "ks", "w"
 
 
-class Enlisting:
-    """A placer that has nothing but a directory, which fails at first."""
+class Enlisting(MemoryPlacementStore):
+    """A placement store that fails at first; and the placer, who only hears of it."""
 
-    def __init__(self, placement_store: MemoryPlacementStore) -> None:
-        self.placement_store = placement_store
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server, KS)
         self.calls = 0
 
-    def joining(self, incarnation: str) -> None:
+    def enlist(self, worker: str, incarnation: str) -> None:
         self.calls += 1
         if self.calls == 1:
             raise StoreUnavailable("no answer")
-        self.placement_store.enlist(NAME, incarnation)
+        super().enlist(worker, incarnation)
 
     def observe(self, snapshot: Snapshot) -> None: ...
 
@@ -69,7 +71,7 @@ def member(tmp_path: Path) -> Iterator[Callable[[Watched, Enlisting], Member]]:
             Member(
                 KS,
                 lambda _: config,
-                lambda: store,
+                FlowThread(lambda: OwnClient(lambda _: store, lambda _: placer)),
                 MagicMock(),
                 Lease({KS: 4}),
                 NameLock(tmp_path, "store", KS, NAME),
@@ -90,7 +92,7 @@ def member(tmp_path: Path) -> Iterator[Callable[[Watched, Enlisting], Member]]:
 def test_a_worker_enlists_before_it_joins(member: Callable[[Watched, Enlisting], Member]) -> None:
     """Guards: one that dies in the moment after its join has a worker queue that somebody knows of."""
     server = MemoryServer()
-    store, placer = Watched(server), Enlisting(MemoryPlacementStore(server, KS))
+    store, placer = Watched(server), Enlisting(server)
     joining = member(store, placer)
     wait_until(lambda: joining.snapshot.phase is Phase.IN, 30, "it has joined")
     assert placer.calls >= 2, "and not before the directory has answered"
@@ -121,7 +123,7 @@ def joined(
     caplog.set_level(logging.INFO)
     server = MemoryServer()
     store = Deaf(server)
-    placer = Enlisting(store.placement_store)
+    placer = Enlisting(server)
     placer.calls = 1
     one = member(store, placer)
     wait_until(lambda: one.snapshot.phase is Phase.IN, 30, "it has joined")
@@ -173,7 +175,7 @@ def test_a_worker_that_is_refused_says_which_keyspace_and_what_to_do(
         slots=slots, hash=made_with, generation=1, version=1, store_id=store.read().store_id, epochs=0
     )
     assert store.swap(None, first)
-    refused = member(store, Enlisting(store.placement_store))
+    refused = member(store, Enlisting(server))
     wait_until(lambda: refused.snapshot.phase is Phase.REFUSED, 10, "it is refused")
     (error,) = refused._here.hooks.refused.call_args.args  # type: ignore[attr-defined]
     assert isinstance(error, KeyspaceMismatch)
@@ -187,7 +189,7 @@ def test_a_worker_that_never_reached_its_store_leaves_at_once(
     server = MemoryServer()
     server.stop()
     store = Watched(server)
-    away = member(store, Enlisting(store.placement_store))
+    away = member(store, Enlisting(server))
     begun = time.monotonic()
     assert away.finish(10.0) and time.monotonic() < begun + 5.0
 
@@ -197,7 +199,7 @@ def test_an_unexpected_error_ends_one_turn_and_not_the_member(
 ) -> None:
     server = MemoryServer()
     store = Broken(server)
-    one = member(store, Enlisting(store.placement_store))
+    one = member(store, Enlisting(server))
     wait_until(lambda: one.snapshot.phase is Phase.IN, 30, "it has joined")
     assert "the member met an unexpected error; it continues" in caplog.text and "nobody expects this" in caplog.text
 

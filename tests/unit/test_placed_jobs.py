@@ -13,6 +13,7 @@ from harness.fake_host import FakeHost, World
 
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.errors import NotAMember, NotPinned, NoWorker, StoreUnavailable
+from celery_sticky.flows import run_flow
 from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts
 from celery_sticky.jobs.keeper.keeper import Keeper
@@ -25,14 +26,17 @@ from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import Drained, Event, ViewChanged, WorkerQueueClosed
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, MemberState, View
+from celery_sticky.placement.flow import Request
 from celery_sticky.placement.placer import Placer
+from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.stores.flow import serve
+from celery_sticky.stores.flow import Aside, serve
 from celery_sticky.stores.jobs import Admission, JobPlaces, JobState, NewJob, Reserved, SlotJobs
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.stores.placement import Claims, Look, PinMoved, Version, Wish
+from celery_sticky.stores.shared import OwnClient
 
 SLOTS = 4
 KEYS = [f"k{i}" for i in range(8)]
@@ -169,13 +173,14 @@ class Node:
         self.courier = cast(Any, Courier())
         self.store = Jobs(cluster.job_server, "ks")
         self.placement_store = PlacementStore(cluster.server, "ks")
+        self.enlisting = MemoryPlacementStore(cluster.server, "ks")
         self.store.deaf = self.placement_store.deaf = cluster.deaf
         self.store.lose = self.placement_store.lose = cluster.faults
         self.placer = Placer(
             cluster.keyspace,
             SLOTS,
             name,
-            lambda: MemoryPlacementStore(cluster.server, "ks"),
+            FlowThread(OwnClient),
             lambda: MemoryQueues(MemoryBroker()),
             self.courier,
             self.lease,
@@ -223,7 +228,7 @@ class Node:
 
     def join(self) -> None:
         if self.phase is Phase.OUT and self.name not in self.cluster.view.members:
-            self.placer.joining(self.incarnation)
+            self.enlisting.enlist(self.name, self.incarnation)
             member = Member(self.name, self.incarnation, attributes={HAS_WORKER_QUEUE: "1"})
             self.cluster.swap(changes.join(self.cluster.view, member))
             self.phase = Phase.IN
@@ -237,7 +242,17 @@ class Node:
 
     def worker_queue(self) -> None:
         with suppress(StoreUnavailable):
-            self.placer._turn(self.placement_store)
+            pause = run_flow(self.placer._state.turn(), self._perform)
+            for heard in self.placement_store.watch(pause):
+                if isinstance(heard, PinMoved):
+                    self.placer._state.hear(heard)
+
+    def _perform(self, request: Request) -> object:
+        if isinstance(request, Aside):
+            request.call()
+            return None
+        assert callable(request)
+        return request(self.placement_store)
 
 
 class Cluster:

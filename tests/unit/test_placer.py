@@ -29,10 +29,12 @@ from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
 from celery_sticky.placement import lost_pins, state, worker_queues
 from celery_sticky.placement.placer import Placer
+from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.queues.base import Outcome, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
+from celery_sticky.stores.shared import OwnClient
 from celery_sticky.testing.waiting import wait_until
 
 KS, SLOTS = "pinned", 8
@@ -105,7 +107,7 @@ class Worker:
             keyspace,
             SLOTS,
             name,
-            lambda: MemoryPlacementStore(world.server, KS),
+            FlowThread(lambda: OwnClient(placement_store=lambda _: MemoryPlacementStore(world.server, KS))),
             lambda: MemoryQueues(world.broker),
             self.courier,
             Lease({KS: SLOTS}),
@@ -122,7 +124,7 @@ class Worker:
     def join(self, count: int) -> None:
         """Be a member, for the `count`th time."""
         self.incarnation, self.trusted = f"{self.name}-{count}", True
-        self.placer.joining(self.incarnation)
+        self.world.placement_store.enlist(self.name, self.incarnation)
         self.world.write(
             lambda view: changes.join(view, Member(self.name, self.incarnation, attributes={HAS_WORKER_QUEUE: "1"}))
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -75,10 +77,11 @@ class Asking:
     def __init__(self, store: Refusing, name_lock: NameLock) -> None:
         here = Surroundings(KS, MagicMock(), MagicMock(), WorkerHooks(None), boottime, revoke_ttl=60.0, revoke_limit=10)
         self._requests = StoreRequests(here, "a", lambda _: "It matters")
-        self._clerk = Clerk(lambda: store, name_lock, None)
+        clerk = Clerk(here, MagicMock(), deque(), name_lock, "a")
+        self._perform = partial(clerk.perform, store=store)
 
     def ask(self, effect: Read | SendBeat) -> Event:
-        return run_flow(self._requests.ask(effect, ""), self._clerk.perform)
+        return run_flow(self._requests.ask(effect, ""), self._perform)
 
     def heartbeats(self) -> bool:
         answer = self.ask(SendBeat("a-1", announce=True))
@@ -86,7 +89,7 @@ class Asking:
 
     def prepares(self) -> None:
         """Do what comes before the swap that joins."""
-        run_flow(self._requests._prepare("a-1"), self._clerk.perform)
+        run_flow(self._requests._prepare("a-1"), self._perform)
 
 
 @pytest.fixture

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.errors import BrokerUnavailable, StoreUnavailable
+from celery_sticky.flows import run_flow
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
 from celery_sticky.placement.worker_queues import WorkerQueues
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.stores.flow import serve
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer
 
@@ -85,4 +85,4 @@ def test_who_cannot_look_into_the_queues_of_workers_that_are_gone_goes_on_with_t
     placement_store.enlist("gone", "gone-1")
     queues = WorkerQueues(KS, "a", connect, Courier())
     flow = queues.look_after(leaving(), "a-1", 0.0, leaving=True)
-    assert serve(flow, placement_store) is True
+    assert run_flow(flow, lambda request: cast(Any, request)(placement_store)) is True

@@ -8,33 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from celery_sticky.errors import RecordUnusable, StickyError
 from celery_sticky.ownership.events import HeartbeatHeard, ViewChanged
 from celery_sticky.ownership.view import View
-from celery_sticky.redis_clients import key_prefix
 from celery_sticky.stores.base import Heartbeat, Reading, Signal
-from celery_sticky.stores.redis.client import Client, script
-
-if TYPE_CHECKING:
-    from kombu import Connection
+from celery_sticky.stores.redis.client import Client, Server, script
 
 
 class RedisStore(Client[Signal]):
     """See `celery_sticky.stores.base.Store`."""
 
-    def __init__(
-        self, connection: Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
-    ) -> None:
-        everybody = f"{key_prefix(connection)}{prefix}"
-        root = f"{everybody}:{keyspace}"
-        self._view, self._heartbeats, self._revoked = f"{root}:view", f"{root}:beats", f"{everybody}:revoked"
+    def __init__(self, server: Server, keyspace: str) -> None:
+        root = f"{server.prefix}:{keyspace}"
+        self._view, self._heartbeats, self._revoked = f"{root}:view", f"{root}:beats", f"{server.prefix}:revoked"
         self._own: set[str] = set()
         scripts = {verb: script(__package__, "run_id", verb) for verb in ("read", "swap", "heartbeat")}
         scripts |= {verb: script(__package__, verb) for verb in ("revoke", "revoked")}
         types = {self._view: "hash", self._heartbeats: "hash", self._revoked: "zset"}
-        super().__init__(connection, root, scripts, self._signal, socket_timeout, types)
+        super().__init__(server, root, scripts, types)
 
     def read(self) -> Reading:
         """See `Store.read`."""
@@ -72,7 +64,7 @@ class RedisStore(Client[Signal]):
         """See `Store.revoked`."""
         return frozenset(task_id.decode() for task_id in self._run("revoked", [self._revoked]))
 
-    def _signal(self, payload: bytes) -> Signal | None:
+    def _parse(self, payload: bytes) -> Signal | None:
         """Parse a signal; None for one's own heartbeats and for signals that this release does not know."""
         with suppress(ValueError):
             match payload.decode().split(":", 2):
@@ -86,12 +78,12 @@ class RedisStore(Client[Signal]):
         try:
             return View.from_bytes(document)
         except StickyError as error:
-            raise type(error)(f"{self._at}: {self._view}: {error}") from error
+            raise type(error)(f"{self._server.at}: {self._view}: {error}") from error
 
     def _counters(self, flat: list[bytes]) -> dict[str, int]:
         try:
             return {name.decode(): int(counter) for name, counter in zip(flat[::2], flat[1::2], strict=True)}
         except ValueError as error:
             raise RecordUnusable(
-                f"{self._at}: {self._heartbeats} holds a value that is no heartbeat: {error}"
+                f"{self._server.at}: {self._heartbeats} holds a value that is no heartbeat: {error}"
             ) from error

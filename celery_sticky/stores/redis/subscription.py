@@ -1,4 +1,4 @@
-"""The subscription of a Redis store: one pub/sub connection whose wait another thread can interrupt.
+"""The subscription of Redis stores: one pub/sub connection for all of them, whose wait another thread can interrupt.
 
 While it waits it sends nothing, except a PING after a long silence: otherwise a connection whose other end vanished
 would stay silent forever.
@@ -9,30 +9,31 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import redis
-
-Heard = TypeVar("Heard")
-"""A signal."""
 
 PING_AFTER = 10.0
 """Seconds of silence before a PING."""
 
+Parse = Callable[[bytes], object]
+"""Returns the signal in a payload, or None if there is none for this listener."""
 
-class Subscription(Generic[Heard]):
-    """Listens on one channel. Not thread-safe, except `wake`."""
 
-    def __init__(
-        self, client: redis.Redis, channel: str, parse: Callable[[bytes], Heard | None], answer_timeout: float
-    ) -> None:
+class Subscription:
+    """Listens on the channels of its listeners. Not thread-safe, except `wake`."""
+
+    def __init__(self, client: redis.Redis, answer_timeout: float) -> None:
         # A connection made by the pool that never returns to it; it reconnects on demand.
         self._connection: Any = client.connection_pool.make_connection()
-        self._channel = channel
-        self._parse = parse
         self._answer_timeout = answer_timeout
+        self._listeners: dict[bytes, dict[Hashable, Parse]] = {}
+        """Channel → its listeners."""
+        self._listening: set[Hashable] = set()
+        self._heard: dict[Hashable, list[Any]] = {}
+        """Listener → signals that it has not taken yet."""
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
@@ -40,21 +41,46 @@ class Subscription(Generic[Heard]):
         self._heard_at = 0.0
         self._pinged_at: float | None = None
 
-    def wait(self, timeout: float) -> list[Heard]:
-        """Return signals, or none when the time is up or `wake` was called. The first call only subscribes.
+    def listens(self, listener: Hashable) -> bool:
+        """Return whether a listener is subscribed."""
+        return listener in self._listening
+
+    def add(self, listener: Hashable, channel: str, parse: Parse) -> None:
+        """Subscribe a listener; no signal sent from now on is missed.
 
         Raises:
-            redis.RedisError, OSError: the subscription broke; the next call subscribes again.
+            redis.RedisError, OSError: the connection broke; every listener must be added again.
         """
-        try:
+        name = channel.encode()
+        with _Guard(self):
             if self._selector is None:
-                self._subscribe()
+                self._connect()
                 self._forget_wakes()
-                return []
-            return self._listen(self._selector, time.monotonic() + timeout)
-        except BaseException:
-            self.disconnect()
-            raise
+            self._connection.send_command("SUBSCRIBE", channel, check_health=False)
+            while self._receive() != (b"subscribe", name):
+                pass
+        self._listeners.setdefault(name, {})[listener] = parse
+        self._listening.add(listener)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until there are signals for anybody, the time is up or `wake` was called.
+
+        Raises:
+            redis.RedisError, OSError: the connection broke; every listener must be added again.
+        """
+        with _Guard(self):
+            if self._selector is None:
+                raise redis.ConnectionError("the subscription was dropped")
+            self._listen(self._selector, time.monotonic() + timeout)
+
+    def take(self, listener: Hashable) -> list[Any]:
+        """Return what a listener has heard."""
+        return self._heard.pop(listener, [])
+
+    def take_all(self) -> dict[Hashable, list[Any]]:
+        """Return what was heard, by listener."""
+        heard, self._heard = self._heard, {}
+        return heard
 
     def wake(self) -> None:
         """Interrupt the current `wait`, or the next one."""
@@ -62,10 +88,13 @@ class Subscription(Generic[Heard]):
             self._wake.send(b"\0")
 
     def disconnect(self) -> None:
-        """Drop the connection; the next `wait` makes another."""
+        """Drop the connection; the next listener that is added makes another."""
         if self._selector is not None:
             self._selector.close()
             self._selector = None
+        self._listeners.clear()
+        self._listening.clear()
+        self._heard.clear()
         self._connection.disconnect()
 
     def close(self) -> None:
@@ -74,38 +103,37 @@ class Subscription(Generic[Heard]):
         self._wake.close()
         self._woken.close()
 
-    def _subscribe(self) -> None:
+    def _connect(self) -> None:
         self._connection.connect()
-        self._connection.send_command("SUBSCRIBE", self._channel, check_health=False)
-        self._connection.read_response()  # from here on no signal can be missed
         self._heard_at, self._pinged_at = time.monotonic(), None
         # Looked up late, because gevent and eventlet replace it. Kombu too takes a connection's socket this way.
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._connection._sock, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
 
-    def _listen(self, selector: selectors.BaseSelector, deadline: float) -> list[Heard]:
+    def _listen(self, selector: selectors.BaseSelector, deadline: float) -> None:
         while True:
-            signals = self._take()
+            while self._connection.can_read(0):
+                self._receive()
             now = time.monotonic()
-            if signals or now >= deadline:
-                return signals
+            if self._heard or now >= deadline:
+                return
             check_at = self._check(now)
             ready = selector.select(max(0.0, min(deadline, check_at) - now))
             if any(key.fileobj is self._woken for key, _ in ready):
                 self._forget_wakes()
-                return self._take()
+                deadline = now  # return with what has arrived
 
-    def _take(self) -> list[Heard]:
-        """Return the signals that have arrived, without waiting."""
-        signals = []
-        while self._connection.can_read(0):
-            kind, *_, payload = self._connection.read_response()
-            self._heard_at, self._pinged_at = time.monotonic(), None
-            signal = self._parse(payload) if kind == b"message" else None
-            if signal is not None:
-                signals.append(signal)
-        return signals
+    def _receive(self) -> tuple[bytes, bytes]:
+        """Read one reply, pass it on if it is a signal, and return its kind and its channel."""
+        kind, *rest = self._connection.read_response()
+        self._heard_at, self._pinged_at = time.monotonic(), None
+        if kind == b"message":
+            channel, payload = rest
+            for listener, parse in self._listeners.get(channel, {}).items():
+                if (signal := parse(payload)) is not None:
+                    self._heard.setdefault(listener, []).append(signal)
+        return kind, rest[0]
 
     def _check(self, now: float) -> float:
         """Send a PING, or raise if the last one is overdue; return when to check again."""
@@ -124,3 +152,17 @@ class Subscription(Generic[Heard]):
         with suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
+
+
+class _Guard:
+    """Drops the connection if the block raises."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._subscription.disconnect()

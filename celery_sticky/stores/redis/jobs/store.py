@@ -8,11 +8,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import KEYED, Slot
-from celery_sticky.redis_clients import key_prefix
 from celery_sticky.stores.jobs import (
     SEEN_NOTES,
     SEEN_RECORDS,
@@ -28,10 +27,7 @@ from celery_sticky.stores.jobs import (
     Reserved,
     SlotJobs,
 )
-from celery_sticky.stores.redis.client import Client, script
-
-if TYPE_CHECKING:
-    from kombu import Connection
+from celery_sticky.stores.redis.client import Client, Server, script
 
 VERBS = (
     "admit",
@@ -54,14 +50,12 @@ TYPES = {"queued": "set", "revisions": "hash", "places": "hash", "fences": "hash
 class RedisJobs(Client[Slot]):
     """See `celery_sticky.stores.jobs.JobStore`."""
 
-    def __init__(
-        self, connection: Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
-    ) -> None:
-        self._root = f"{key_prefix(connection)}{prefix}:{keyspace}:jobs"
-        self._longest_step = socket_timeout / 2
+    def __init__(self, server: Server, keyspace: str) -> None:
+        self._root = f"{server.prefix}:{keyspace}:jobs"
+        self._longest_step = server.socket_timeout / 2
         scripts = {verb: script(__package__, "record", verb) for verb in VERBS}
         types = {f"{self._root}:{name}": kind for name, kind in TYPES.items()}
-        super().__init__(connection, self._root, scripts, _signal, socket_timeout, types)
+        super().__init__(server, self._root, scripts, types)
 
     def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, DispatchOutcome | None]:
         """See `JobStore.admit`."""
@@ -153,10 +147,16 @@ class RedisJobs(Client[Slot]):
         """See `JobStore.where`."""
         return f"{self._root}:{slot}"
 
+    def _parse(self, payload: bytes) -> Slot | None:
+        """See `Client`."""
+        with suppress(UnicodeDecodeError):
+            return _slot(payload) if payload.isdigit() or payload.startswith(KEYED.encode()) else None
+        return None
+
     def _await_outcome(self, job_id: str, timeout: float) -> DispatchOutcome | None:
         with self._asking():
             key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout) if timeout > 0 else None
-            told: Any = self._client.xread({key: 0}, count=1, block=block)
+            told: Any = self._server.client.xread({key: 0}, count=1, block=block)
         if not told:
             return None
         [[_, [(_, fields)]]] = told
@@ -183,13 +183,6 @@ def _milliseconds(seconds: float) -> int:
 
 def _slot(text: bytes) -> Slot:
     return int(text) if text.isdigit() else text.decode()
-
-
-def _signal(signal: bytes) -> Slot | None:
-    """Parse a signal; None if this release does not know it."""
-    with suppress(UnicodeDecodeError):
-        return _slot(signal) if signal.isdigit() or signal.startswith(KEYED.encode()) else None
-    return None
 
 
 def _record(fields: list[bytes]) -> JobRecord:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_sticky.errors import NotAMember
 from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
-from celery_sticky.redis_clients import key_prefix
 from celery_sticky.stores.placement import Answer, Claims, Look, PinMoved, Said, Version, Wish
-from celery_sticky.stores.redis.client import Client, script
-
-if TYPE_CHECKING:
-    from kombu import Connection
+from celery_sticky.stores.redis.client import Client, Server, script
 
 VERBS = (
     "look",
@@ -37,16 +33,14 @@ AT_ONCE = 500
 class RedisPlacementStore(Client[ViewChanged | PinMoved]):
     """See `celery_sticky.stores.placement.PlacementStore`."""
 
-    def __init__(
-        self, connection: Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
-    ) -> None:
+    def __init__(self, server: Server, keyspace: str) -> None:
         self._keyspace = keyspace
-        root = f"{key_prefix(connection)}{prefix}:{keyspace}"
+        root = f"{server.prefix}:{keyspace}"
         self._keys = [f"{root}:{name}" for name in ("view", "beats", "claims", "pins", "enlisted", "calls", "lost")]
         ahead = script("celery_sticky.stores.redis", "run_id") + script(__package__, "entry")
         scripts = {verb: ahead + script(__package__, verb) for verb in VERBS}
         types = dict.fromkeys(self._keys[:-1], "hash")
-        super().__init__(connection, root, scripts, _signal, socket_timeout, types)
+        super().__init__(server, root, scripts, types)
 
     def look(self, known: Version, keys: Collection[str]) -> Look:
         """See `PlacementStore.look`."""
@@ -114,6 +108,16 @@ class RedisPlacementStore(Client[ViewChanged | PinMoved]):
             part, remaining = remaining[:AT_ONCE], remaining[AT_ONCE:]
             self._ask("forget", len(incarnations), *incarnations, *part)
 
+    def _parse(self, payload: bytes) -> ViewChanged | PinMoved | None:
+        """See `Client`."""
+        with suppress(ValueError):
+            match payload.decode().split(":", 2):
+                case ["changed", version]:
+                    return ViewChanged(int(version))
+                case ["pin", concerned, key]:
+                    return PinMoved(key, frozenset(filter(None, concerned.split(","))))
+        return None
+
     def _ask(self, verb: str, *args: Any) -> Any:
         return self._run(verb, self._keys, args)
 
@@ -125,13 +129,3 @@ def _view(document: bytes | None) -> View | None:
 def _answer(said: bytes, value: bytes) -> Answer:
     what = Said(said.decode())
     return Answer(what, token=int(value)) if what is Said.GRANTED else Answer(what, by=value.decode())
-
-
-def _signal(payload: bytes) -> ViewChanged | PinMoved | None:
-    with suppress(ValueError):
-        match payload.decode().split(":", 2):
-            case ["changed", version]:
-                return ViewChanged(int(version))
-            case ["pin", concerned, key]:
-                return PinMoved(key, frozenset(filter(None, concerned.split(","))))
-    return None

@@ -1,0 +1,43 @@
+"""One client of a Redis server for the stores of many keyspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery_sticky.stores.base import Store
+from celery_sticky.stores.jobs import JobStore
+from celery_sticky.stores.placement import PlacementStore
+from celery_sticky.stores.redis.client import Server
+
+
+class RedisShared(Server):
+    """See `celery_sticky.stores.shared.SharedClient`. A store is imported when it is opened."""
+
+    def store(self, keyspace: str) -> Store:
+        """See `SharedClient.store`."""
+        from celery_sticky.stores.redis.store import RedisStore
+
+        return RedisStore(self, keyspace)
+
+    def placement_store(self, keyspace: str) -> PlacementStore:
+        """See `SharedClient.placement_store`."""
+        from celery_sticky.stores.redis.placement import RedisPlacementStore
+
+        return RedisPlacementStore(self, keyspace)
+
+    def job_store(self, keyspace: str) -> JobStore:
+        """See `SharedClient.job_store`."""
+        from celery_sticky.stores.redis.jobs import RedisJobs
+
+        return RedisJobs(self, keyspace)
+
+    def watch(self, timeout: float) -> Mapping[Any, Sequence[Any]]:
+        """See `SharedClient.watch`."""
+        with self.asking({}):
+            self.subscription.wait(timeout)
+            return self.subscription.take_all()
+
+    def wake(self) -> None:
+        """See `SharedClient.wake`."""
+        self.subscription.wake()

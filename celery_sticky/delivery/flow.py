@@ -15,11 +15,11 @@ from celery_sticky.delivery.dead_bounds import DeadBounds
 from celery_sticky.delivery.intake import TaskSink, read
 from celery_sticky.delivery.requests import BrokerFlow, Close, Connect, Fetch, Flow, Idle, Open, Pause, Unexpected
 from celery_sticky.delivery.state import DeliveryState
-from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken
+from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
 from celery_sticky.platform.native import Section
-from celery_sticky.queues.base import Delivery, Fetched, Tag, Tenure, Want
+from celery_sticky.queues.base import Delivery, Fetched, OpenAnswer, Want
 
 logger = logging.getLogger("celery_sticky.courier")
 
@@ -129,24 +129,14 @@ class CourierFlow:
     def _open_slots(self) -> BrokerFlow[None]:
         while True:
             with self._lock:
-                opening = self._state.next_to_open()
-            if opening is None:
+                openings = self._state.openings()
+            if not openings:
                 return
-            yield from self._open(*opening)
-
-    def _open(self, tenure: Tenure, keep: tuple[Tag, ...]) -> BrokerFlow[None]:
-        try:
-            kept: Collection[Tag] = yield Open(tenure, keep)
-        except Fenced as fenced:
-            logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, fenced)
+            answers: Sequence[OpenAnswer] = yield Open(openings)
+            now = self._clock()
             with self._lock:
-                self._state.fenced(tenure, fenced.epoch)
-        except SlotBroken as broken:
-            with self._lock:
-                self._state.open_failed(tenure, str(broken), self._clock())
-        else:
-            with self._lock:
-                self._state.opened(tenure, kept)
+                for opening, answer in zip(openings, answers, strict=True):
+                    self._state.answered(opening.tenure, answer, now)
 
     # -- a turn --------------------------------------------------------------------------------
 

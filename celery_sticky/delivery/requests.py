@@ -5,12 +5,12 @@ Their values are fixed when they are yielded, however late they are performed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from celery_sticky.keys import SlotId
-from celery_sticky.queues.base import Disposition, Fetched, SlotQueues, Tag, Tenure, Want
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, SlotQueues, Want
 
 Answer = TypeVar("Answer")
 
@@ -24,14 +24,13 @@ class BrokerRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a slot. Answer: the tags of `keep` that are in flight."""
+    """Open slots in one round trip. Answer: one for each, in order."""
 
-    tenure: Tenure
-    keep: tuple[Tag, ...]
+    openings: Sequence[Opening]
 
-    def __call__(self, queues: SlotQueues, /) -> Collection[Tag]:
+    def __call__(self, queues: SlotQueues, /) -> Sequence[OpenAnswer]:
         """Make the request."""
-        return queues.open(self.tenure, self.keep)
+        return queues.open(self.openings)
 
 
 @dataclass(frozen=True, slots=True)

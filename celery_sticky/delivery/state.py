@@ -7,8 +7,10 @@ delivery state hold one lock around every call, so that reports leave in the ord
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,22 +24,30 @@ from celery_sticky.delivery.message_memory import MessageMemory
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.tenures import Tenures
-from celery_sticky.errors import AssignmentFailed, StickyError
+from celery_sticky.errors import AssignmentFailed, Fenced, SlotBroken, SlotHeld, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
+
+logger = logging.getLogger("celery_sticky.courier")
 
 BATCH = 64
 """Most messages that one fetch brings."""
+OPENINGS = 64
+"""Most slots that one request opens, so that no request takes long."""
 IN_A_SLOT = 4
 """Messages requested from each slot at least: one look into a slot serves all of them."""
 AHEAD = 32
 """Runnable messages kept in addition to those that the pool runs at a time."""
 MOST_HOPS = 16
 """Most times in a row that a message is passed on while neither the members nor the pins change."""
+HELD = "another worker's connection to the broker still holds it"
+WAITS_FOR_IT = "Nothing is fetched from this slot until that worker gives it back or its connection ends"
 STANDS_STILL = "Nothing is fetched from this slot until that key is repaired or deleted"
 UNSETTLED = "Tasks that ended in this slot keep their message and key until the broker accepts their outcome"
+HELD_PAUSE, LAST_HELD_PAUSE = 0.1, 2.0
+"""Shortest and longest pause between two tries to open a slot that another connection holds, in seconds."""
 LONE_STARTS = 2
 """Number of last counted starts of a message (its last start, its burial) that run beside no other counted one."""
 
@@ -85,6 +95,7 @@ class DeliveryState:
         self.backoff = Backoff()
         self.tenures = Tenures()
         self._broken, self._unsettled = BrokenSlots(STANDS_STILL), BrokenSlots(UNSETTLED)
+        self._held = BrokenSlots(WAITS_FOR_IT, level=logging.WARNING, first=HELD_PAUSE, last=LAST_HELD_PAUSE)
         self.refused: list[tuple[Envelope, StickyError]] = []
         """Messages buried before they started, and why, until the courier collects them here."""
         self._report, self._worker, self._concurrency = report, worker, concurrency
@@ -140,14 +151,28 @@ class DeliveryState:
         self.outbox.back(now)
         self.tenures.reopen_all()
 
-    def next_to_open(self) -> tuple[Tenure, tuple[Tag, ...]] | None:
-        """Return a tenure to open and the tags that stay here; the opening puts unstarted messages back."""
-        for slot, tenure in self.tenures.to_open.items():
+    def openings(self) -> list[Opening]:
+        """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
+        openings = []
+        for slot, tenure in islice(self.tenures.to_open.items(), OPENINGS):
             for entry in self.gate.suspects(slot):
                 self._note_starts(entry)
             self.gate.recall(slot)
-            return tenure, tuple(self.gate.kept(slot))
-        return None
+            openings.append(Opening(tenure, tuple(self.gate.kept(slot))))
+        return openings
+
+    def answered(self, tenure: Tenure, answer: OpenAnswer, now: float) -> None:
+        """Process the broker's answer to an opening."""
+        match answer:
+            case Fenced():
+                logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, answer)
+                self.fenced(tenure, answer.epoch)
+            case SlotBroken():
+                self.open_failed(tenure, str(answer), now)
+            case SlotHeld():
+                self.held_elsewhere(tenure, now)
+            case _:
+                self.opened(tenure, answer)
 
     def opened(self, tenure: Tenure, kept: Collection[Tag]) -> None:
         """Note that the broker has opened the slot for this tenure; it knows the deliveries `kept`, which stay here."""
@@ -155,6 +180,7 @@ class DeliveryState:
         self._newest[slot] = 0
         self.gate.set_adrift(slot, kept)
         self._broken.mended((slot,))
+        self._held.mended((slot,))
         if not self.tenures.opened(slot, tenure):
             return  # running tasks of a stopped slot are settled under this tenure; nothing more starts
         self.gate.open(slot)
@@ -176,7 +202,15 @@ class DeliveryState:
         if self.tenures.postpone(slot, tenure, at):
             self.rounds.forget(slot)
 
+    def held_elsewhere(self, tenure: Tenure, now: float) -> None:
+        """Note that another connection still holds the slot at the broker; a later retry uses the next open count."""
+        slot = (tenure.keyspace, tenure.slot)
+        at = self._held.note(slot, HELD, now)
+        if self.tenures.postpone(slot, tenure, at):
+            self.rounds.forget(slot)
+
     def _forget(self, slot: SlotId) -> None:
+        self._held.forget(slot)
         self._broken.forget(slot)
         self._unsettled.forget(slot)
         self.rounds.forget(slot)

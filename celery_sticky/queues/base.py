@@ -15,6 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from celery_sticky.errors import Fenced, SlotBroken, SlotHeld
 from celery_sticky.keys import WORKER_QUEUE, Slot
 
 _SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
@@ -68,6 +69,18 @@ class Tag(Struct, frozen=True, order=True):
     """Grows with every delivery of the slot, so tags are ordered by fetch."""
     trip: str
     """The name of the request that fetched it (`Tenure.trip`)."""
+
+
+class Opening(Struct, frozen=True):
+    """A request to open one slot."""
+
+    tenure: Tenure
+    keep: tuple[Tag, ...] = ()
+    """The deliveries that stay in flight: they run here, or their disposition is not confirmed."""
+
+
+OpenAnswer = Collection[Tag] | Fenced | SlotHeld | SlotBroken
+"""The answer to an `Opening`: which tags of `keep` are in flight, or why the slot is not open."""
 
 
 class Outcome(StrEnum):
@@ -177,8 +190,16 @@ class SlotQueues(Protocol):
 
     guarantees: Guarantees
 
-    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-        """Set the slot's fence to `tenure`, put its queue in order, and return which tags of `keep` are in flight.
+    def open(self, openings: Sequence[Opening]) -> Sequence[OpenAnswer]:
+        """Open different slots in one round trip, each in one step of its own; return an answer for each, in order.
+
+        An opening sets the slot's fence to its tenure and puts the queue in order. Its answer is one of these:
+
+        - The tags of `keep` that are in flight: the slot is open.
+        - `Fenced`: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
+          and at least this open count. Nothing changed.
+        - `SlotHeld`: another connection still holds the slot. Nothing changed; open again later, with the next count.
+        - `SlotBroken`: a record of the slot is unusable; open again later, with the next count.
 
         Deliveries in flight go back to the front of the queue (of the priority list they came from) in their original
         order. Those whose tag is in `keep` stay in flight and can be settled under the new tenure. A tag that is not
@@ -190,10 +211,7 @@ class SlotQueues(Protocol):
         message did not kill its worker.
 
         Raises:
-            Fenced: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
-                and at least this open count. Nothing changed.
-            SlotBroken: a record of the slot is unusable; open again later, with the next count.
-            BrokerUnavailable: the slot may be open; open again with the next count.
+            BrokerUnavailable: any of the slots may be open; open them again with the next counts.
         """
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:

@@ -23,6 +23,8 @@ from celery_sticky.queues.base import (
     Depth,
     Disposition,
     Fetched,
+    OpenAnswer,
+    Opening,
     Outcome,
     Tag,
     Tenure,
@@ -102,22 +104,12 @@ class MemoryQueues:
         self._trips = 0
         self._woken = False
 
-    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-        """Set the fence, then put back deliveries in flight, last fetched first."""
+    def open(self, openings: Sequence[Opening]) -> Sequence[OpenAnswer]:
+        """Set the fences, then put back deliveries in flight, last fetched first."""
         with self.broker.changed:
-            slot = self.broker.slot(tenure.keyspace, tenure.slot)
-            fence = slot.fence
-            if fence is not None and _refuses(fence, tenure):
-                raise Fenced(fence.epoch, fence.incarnation)
-            slot.fence = tenure
-            self._drained.pop((tenure.keyspace, tenure.slot), None)
-            for tag in sorted(slot.flight.keys() - set(keep), reverse=True):
-                message = slot.flight.pop(tag)
-                slot.lists[message.priority].appendleft(message)
-                if fence is not None and fence.incarnation != tenure.incarnation:
-                    message.counted_starts = message.counted_starts or 0
+            answers = [self._open(opening) for opening in openings]
             self.broker.changed.notify_all()
-            return tuple(slot.flight)
+            return answers
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """Settle, then fetch."""
@@ -210,6 +202,21 @@ class MemoryQueues:
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
+
+    def _open(self, opening: Opening) -> OpenAnswer:
+        tenure = opening.tenure
+        slot = self.broker.slot(tenure.keyspace, tenure.slot)
+        fence = slot.fence
+        if fence is not None and _refuses(fence, tenure):
+            return Fenced(fence.epoch, fence.incarnation)
+        slot.fence = tenure
+        self._drained.pop((tenure.keyspace, tenure.slot), None)
+        for tag in sorted(slot.flight.keys() - set(opening.keep), reverse=True):
+            message = slot.flight.pop(tag)
+            slot.lists[message.priority].appendleft(message)
+            if fence is not None and fence.incarnation != tenure.incarnation:
+                message.counted_starts = message.counted_starts or 0
+        return tuple(slot.flight)
 
     def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
         tenure, tag = disposition.tenure, disposition.tag

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from celery_sticky.errors import Fenced
-from celery_sticky.queues.base import Disposition, Fetched, Outcome, SlotQueues, Tenure, Want
+from celery_sticky.queues.base import Disposition, Fetched, Opening, Outcome, SlotQueues, Tenure, Want
 from celery_sticky.testing.queue_steps import (
     AGAIN,
     FIRST,
@@ -25,6 +25,7 @@ from celery_sticky.testing.queue_steps import (
     bury,
     defer,
     mark,
+    open_slot,
     settle,
     take,
     take_all,
@@ -70,7 +71,7 @@ class FenceContract(QueueFixtures):
     def test_a_body_comes_as_it_was_published(self, queues: SlotQueues, publish: Publish, connect: Connect) -> None:
         publish(ODD, priority=3)
         assert bodies(take(queues, FIRST)) == [ODD]
-        queues.open(AGAIN, ())
+        open_slot(queues, AGAIN)
         (delivery,) = take(queues, AGAIN).deliveries
         assert (delivery.body, delivery.priority, delivery.tenure) == (ODD, 3, AGAIN)
         settle(queues, defer(delivery, NOW))
@@ -82,7 +83,7 @@ class FenceContract(QueueFixtures):
         expected = [b"%d" % i for i in range(1300)]
         publish(*expected)
         assert bodies(take_all(queues, FIRST)) == expected
-        queues.open(AGAIN, ())
+        open_slot(queues, AGAIN)
         brought = take_all(queues, AGAIN)
         assert bodies(brought) == expected
         settle(queues, *[defer(d, NOW + 1) for d in brought.deliveries])
@@ -91,7 +92,7 @@ class FenceContract(QueueFixtures):
     def test_delivery_tags_grow_for_ever(self, queues: SlotQueues, publish: Publish) -> None:
         publish(b"1", b"2")
         old = [d.tag for d in take(queues, FIRST).deliveries]
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         new = [d.tag for d in take(queues, NEXT).deliveries]
         assert old[0] < old[1] < new[0] < new[1]
 
@@ -99,7 +100,7 @@ class FenceContract(QueueFixtures):
         others = [tenure(), tenure(slot=70), tenure(keyspace="orders")]
         for other in others:
             if other != FIRST:
-                queues.open(other, ())
+                open_slot(queues, other)
             broker.publish(other.keyspace, other.slot, f"{other.keyspace} {other.slot}".encode())
         brought = queues.fetch([Want(other, 5) for other in others], [], NOW)
         assert [(d.tenure, d.body) for d in brought.deliveries] == [
@@ -146,7 +147,7 @@ class FenceContract(QueueFixtures):
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
         with pytest.raises(Fenced) as refusal:
-            connect().open(late, ())
+            open_slot(connect(), late)
         assert (refusal.value.epoch, refusal.value.incarnation) == (5, "ann")
         assert settle(queues, ack(delivery)).confirmed == [ack(delivery)]
 
@@ -154,10 +155,29 @@ class FenceContract(QueueFixtures):
     def test_open_sets_the_fence_to_exactly_this_tenure(
         self, queues: SlotQueues, publish: Publish, later: Tenure
     ) -> None:
-        queues.open(later, ())
+        open_slot(queues, later)
         publish(b"1")
         assert take(queues, FIRST).lost == {HERE}
         assert bodies(take(queues, later)) == [b"1"]
+
+    def test_many_slots_open_in_one_request_and_each_has_an_answer_of_its_own(
+        self, queues: SlotQueues, publish: Publish, broker: Broker
+    ) -> None:
+        publish(b"1", b"2")
+        first, _ = take(queues, FIRST).deliveries
+        others = [tenure(slot=slot) for slot in range(100, 200)]
+        for slot in range(100, 200):
+            broker.publish("default", slot, b"%d" % slot)
+        openings = [Opening(tenure(epoch=4)), *(Opening(other) for other in others)]
+        refused, *answers = queues.open(openings)
+        assert isinstance(refused, Fenced) and (refused.epoch, refused.incarnation) == (5, "ann")
+        assert [list(answer) for answer in answers if not isinstance(answer, Exception)] == [[]] * 100
+        brought = queues.fetch([Want(other, 1) for other in others], [], NOW)
+        assert bodies(brought) == [b"%d" % slot for slot in range(100, 200)]
+        kept, again = queues.open([Opening(AGAIN, (first.tag,)), Opening(tenure(slot=100))])
+        assert not isinstance(kept, Exception) and list(kept) == [first.tag]
+        assert isinstance(again, Fenced), "this tenure has opened it before"
+        assert queues.open([]) == []
 
     def test_what_is_in_flight_goes_back_to_the_front_in_its_original_order(
         self, queues: SlotQueues, publish: Publish
@@ -166,7 +186,7 @@ class FenceContract(QueueFixtures):
         take(queues, FIRST, limit=5)
         take(queues, FIRST, limit=6)
         publish(b"new")
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         assert bodies(take(queues, NEXT)) == [*(b"%d" % i for i in range(12)), b"new"]
 
     def test_a_message_goes_back_to_the_priority_it_came_from(self, queues: SlotQueues, publish: Publish) -> None:
@@ -175,7 +195,7 @@ class FenceContract(QueueFixtures):
         take(queues, FIRST, limit=5)
         publish(b"0 c")
         publish(b"3 c", priority=3)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         brought = take(queues, NEXT).deliveries
         assert [d.body for d in brought] == b"0 a,0 b,0 c,3 a,3 b,3 c,6 a,6 b,9 a,9 b".split(b",")
         assert all(d.body.startswith(b"%d " % d.priority) for d in brought)
@@ -185,7 +205,7 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1", b"2", b"3")
         first, second, _ = take(queues, FIRST).deliveries
-        assert list(queues.open(AGAIN, [second.tag])) == [second.tag]
+        assert list(open_slot(queues, AGAIN, [second.tag])) == [second.tag]
         assert bodies(take(queues, AGAIN)) == [b"1", b"3"]
         assert settle(queues, ack(second)).confirmed == []
         assert settle(queues, ack(second, AGAIN)).confirmed == [ack(second, AGAIN)]
@@ -196,18 +216,18 @@ class FenceContract(QueueFixtures):
         first, second, third = take(queues, FIRST).deliveries
         settle(queues, ack(first))
         keep = [first.tag, second.tag, third.tag, unknown(third)]
-        assert sorted(queues.open(AGAIN, keep)) == [second.tag, third.tag]
-        assert not queues.open(NEXT, ()), "there was nothing to keep"
+        assert sorted(open_slot(queues, AGAIN, keep)) == [second.tag, third.tag]
+        assert not open_slot(queues, NEXT), "there was nothing to keep"
 
     def test_a_tag_names_the_delivery_of_one_opening_and_no_other(self, queues: SlotQueues, publish: Publish) -> None:
         """A broker that lost its newest data reuses numbers: the request in a tag tells such deliveries apart."""
         publish(b"1", b"2")
         first, _ = take(queues, FIRST).deliveries
-        queues.open(AGAIN, ())
+        open_slot(queues, AGAIN)
         brought = take(queues, AGAIN).deliveries
         twin = replace(brought[0].tag, trip=first.tag.trip)
         assert twin.number == brought[0].tag.number and twin != brought[0].tag
-        assert not queues.open(NEXT, [twin]), "it is not that delivery"
+        assert not open_slot(queues, NEXT, [twin]), "it is not that delivery"
         assert settle(queues, Disposition(Outcome.ACK, NEXT, twin)).confirmed == []
         assert bodies(take(queues, NEXT)) == [b"1", b"2"]
 
@@ -220,7 +240,7 @@ class FenceContract(QueueFixtures):
         (second,) = take(queues, FIRST, limit=1).deliveries
         twin = replace(first.tag, number=second.tag.number)
         assert twin != second.tag
-        assert not queues.open(AGAIN, [twin]), "it is not that delivery"
+        assert not open_slot(queues, AGAIN, [twin]), "it is not that delivery"
         assert bodies(take(queues, AGAIN)) == [b"1", b"2"]
 
     def test_a_kept_delivery_that_goes_back_later_takes_its_original_place(
@@ -228,16 +248,16 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1", b"2", b"3")
         kept = take(queues, FIRST).deliveries[1]
-        queues.open(AGAIN, [kept.tag])
+        open_slot(queues, AGAIN, [kept.tag])
         take(queues, AGAIN, limit=1)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         # The kept message was fetched before the second fetch of the first one.
         assert bodies(take(queues, NEXT)) == [b"2", b"1", b"3"]
 
     def test_what_goes_back_from_the_same_incarnation_needs_no_mark(self, queues: SlotQueues, publish: Publish) -> None:
         publish(b"1")
         take(queues, FIRST)
-        queues.open(tenure(epoch=9, count=1), ())
+        open_slot(queues, tenure(epoch=9, count=1))
         assert attempts(take(queues, tenure(epoch=9, count=1))) == {b"1": None}
 
     def test_only_what_goes_back_from_another_incarnation_is_suspect(
@@ -245,9 +265,9 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1", b"kept", b"waited")
         kept = take(queues, FIRST, limit=2).deliveries[1]
-        queues.open(NEXT, [kept.tag])
+        open_slot(queues, NEXT, [kept.tag])
         assert attempts(take(queues, NEXT)) == {b"1": 0, b"waited": None}
-        queues.open(tenure(epoch=6, incarnation="bob", count=2), ())
+        open_slot(queues, tenure(epoch=6, incarnation="bob", count=2))
         again = attempts(take(queues, tenure(epoch=6, incarnation="bob", count=2)))
         assert again == {b"1": 0, b"kept": None, b"waited": None}
 
@@ -256,7 +276,7 @@ class FenceContract(QueueFixtures):
         take(queues, FIRST)
         for epoch in (6, 7, 8):
             now = tenure(epoch=epoch, incarnation=f"w{epoch}")
-            queues.open(now, ())
+            open_slot(queues, now)
             first, second = take(queues, now).deliveries
             assert (first.attempts, second.attempts) == (epoch - 6, 0)
             noted = settle(queues, mark(first, epoch - 5))
@@ -268,7 +288,7 @@ class FenceContract(QueueFixtures):
     def test_a_mark_is_taken_back_and_the_message_stays_in_flight(self, queues: SlotQueues, publish: Publish) -> None:
         publish(b"1")
         take(queues, FIRST)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         (suspect,) = take(queues, NEXT).deliveries
         settle(queues, mark(suspect))
         for _ in range(2):  # it never falls below zero
@@ -284,14 +304,14 @@ class FenceContract(QueueFixtures):
         """The answer may have been lost: the repeated request must not bring a message nearer to its burial."""
         publish(b"1")
         take(queues, FIRST)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         (suspect,) = take(queues, NEXT).deliveries
         for starts in (1, 1, 2, 2, 1):
             settle(queues, mark(suspect, starts))
         assert settle(queues, mark(suspect, 2)).counted_starts == {("default", 7, suspect.tag): 2}
         for _ in range(2):
             settle(queues, unmark(suspect, 2))
-        queues.open(tenure(epoch=7, incarnation="cat"), ())
+        open_slot(queues, tenure(epoch=7, incarnation="cat"))
         assert attempts(take(queues, tenure(epoch=7, incarnation="cat"))) == {b"1": 1}
 
     def test_a_mark_under_a_former_tenure_or_of_no_delivery_is_refused(
@@ -301,7 +321,7 @@ class FenceContract(QueueFixtures):
         (delivery,) = take(queues, FIRST).deliveries
         nothing = Disposition(Outcome.COUNT_START, FIRST, unknown(delivery), starts=1)
         assert settle(queues, nothing).refused == [nothing]
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         assert settle(queues, mark(delivery)).refused == [mark(delivery)]
         assert attempts(take(queues, NEXT)) == {b"1": 0}
 
@@ -309,7 +329,7 @@ class FenceContract(QueueFixtures):
     def test_a_settled_suspect_is_forgotten(self, queues: SlotQueues, publish: Publish, end: End) -> None:
         publish(b"1", b"other")
         take(queues, FIRST)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         suspect = take(queues, NEXT).deliveries[0]
         settle(queues, mark(suspect))
         settle(queues, end(suspect))

@@ -25,6 +25,7 @@ from celery_sticky.testing.queue_steps import (
     bury,
     defer,
     move,
+    open_slot,
     settle,
     take,
     tenure,
@@ -38,7 +39,7 @@ class SettleContract(QueueFixtures):
         publish(b"1", b"2")
         first, _ = take(queues, FIRST).deliveries
         assert take(queues, FIRST, ack(first)).confirmed == [ack(first)]
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         assert bodies(take(queues, NEXT)) == [b"2"]
 
     @pytest.mark.parametrize("end", [ack, lambda d: defer(d, NOW, b"x"), bury], ids=["ack", "defer", "bury"])
@@ -47,7 +48,7 @@ class SettleContract(QueueFixtures):
     ) -> None:
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
-        queues.open(NEXT, [delivery.tag])
+        open_slot(queues, NEXT, [delivery.tag])
         answer = take(queues, NEXT, end(delivery))
         assert (answer.refused, answer.confirmed, answer.deliveries) == ([end(delivery)], [], [])
         assert (answer.due, queues.dead("default")) == ({}, [])
@@ -64,7 +65,7 @@ class SettleContract(QueueFixtures):
         dispositions = [move(first, there.slot), move(second, there.slot, ODD), move(third, there.slot)]
         assert settle(queues, *dispositions).confirmed == dispositions
         assert queues.depth("default", [7, there.slot])[7].in_flight == 0
-        queues.open(there, ())
+        open_slot(queues, there)
         assert bodies(take(queues, there)) == [b"0", b"1", ODD, b"3"]
 
     def test_a_moved_message_keeps_its_priority_and_loses_its_marks(
@@ -74,11 +75,11 @@ class SettleContract(QueueFixtures):
         broker.publish("default", 8, b"0")
         publish(b"1", priority=3)
         take(queues, FIRST)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         (suspect,) = take(queues, NEXT).deliveries
         assert suspect.attempts == 0
         settle(queues, move(suspect, 8))
-        queues.open(tenure(slot=8), ())
+        open_slot(queues, tenure(slot=8))
         found = take(queues, tenure(slot=8)).deliveries
         assert [(d.body, d.priority, d.attempts) for d in found] == [(b"0", 0, None), (b"1", 3, None)]
 
@@ -86,7 +87,7 @@ class SettleContract(QueueFixtures):
         self._needs_moves(queues)
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
-        queues.open(NEXT, [delivery.tag])
+        open_slot(queues, NEXT, [delivery.tag])
         assert settle(queues, move(delivery, 8)).refused == [move(delivery, 8)]
         depths = queues.depth("default", [7, 8])
         assert (depths[7].in_flight, depths[8].waiting) == (1, 0)
@@ -96,7 +97,7 @@ class SettleContract(QueueFixtures):
     ) -> None:
         self._needs_moves(queues)
         there = tenure(slot="@me")
-        queues.open(there, ())
+        open_slot(queues, there)
         assert take(queues, there).drained == {("default", "@me")}
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
@@ -165,9 +166,9 @@ class SettleContract(QueueFixtures):
         publish(b"1", b"2")
         first, _ = take(queues, FIRST).deliveries
         settle(queues, defer(first, NOW + 1))
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         assert bodies(take(queues, NEXT, now=NOW + 1)) == [b"2", b"1"]
-        queues.open(tenure(epoch=7), ())
+        open_slot(queues, tenure(epoch=7))
         assert bodies(take(queues, tenure(epoch=7))) == [b"2", b"1"]
 
     def test_buried_messages_are_listed_oldest_first_and_not_delivered(
@@ -186,7 +187,7 @@ class SettleContract(QueueFixtures):
         assert reader.dead_count("default") == count and reader.dead_count("orders") == 0
         assert {d.id for d in dead} == {f"7-{d.tag.number}" for d in brought}
         assert dead[0].info == f'{{"reason": "{count - 1}"}}'
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         assert take(queues, NEXT).deliveries == []
 
     def test_buried_messages_are_listed_by_pages(self, queues: SlotQueues, publish: Publish) -> None:
@@ -255,7 +256,7 @@ class SettleContract(QueueFixtures):
         assert len(connect().depth("default", range(200))) == 200
 
     def test_idle_names_a_drained_slot_that_gets_a_message_once(self, queues: SlotQueues, broker: Broker) -> None:
-        queues.open(tenure(slot=8), ())
+        open_slot(queues, tenure(slot=8))
         queues.fetch([Want(FIRST, 1), Want(tenure(slot=8), 1)], [], NOW)
         assert queues.idle(0) == set()
         timer = threading.Timer(0.1, broker.publish, ("default", 7, b"1", 9))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import pytest
 from msgspec.structs import replace
 
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, SlotQueues, Tag, Tenure, Want
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Opening, Outcome, SlotQueues, Tag, Tenure, Want
 
 NOW = 1_000_000.0
 LONG = 20.0
@@ -81,6 +81,14 @@ def unknown(delivery: Delivery) -> Tag:
     return replace(delivery.tag, number=delivery.tag.number + 1)
 
 
+def open_slot(queues: SlotQueues, under: Tenure, keep: Collection[Tag] = ()) -> Collection[Tag]:
+    """Open one slot and return which of `keep` are in flight; raise the error that is its answer otherwise."""
+    (answer,) = queues.open([Opening(under, tuple(keep))])
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 def take(queues: SlotQueues, under: Tenure, *dispositions: Disposition, limit: int = 100, now: float = NOW) -> Fetched:
     """Fetch for one slot."""
     return queues.fetch([Want(under, limit)], dispositions, now)
@@ -138,7 +146,7 @@ class QueueFixtures:
     def queues(self, connect: Connect) -> SlotQueues:
         """Return a driver with slot 7 opened for `FIRST`."""
         queues = connect()
-        queues.open(FIRST, ())
+        open_slot(queues, FIRST)
         return queues
 
     @pytest.fixture

@@ -17,7 +17,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.redis import Layout, RedisQueues
 from celery_sticky.redis_clients import client_from_connection
 from celery_sticky.testing.queue_contract import QueueContract
-from celery_sticky.testing.queue_steps import FIRST, NEXT, bodies, take
+from celery_sticky.testing.queue_steps import FIRST, NEXT, bodies, open_slot, take
 from celery_sticky.testing.servers.valkey import ValkeyServer
 
 
@@ -136,12 +136,12 @@ def test_messages_of_former_priority_steps_are_fetched_in_their_order(
         before.publish("default", 7, b"%d" % priority, priority)
     now.publish("default", 7, b"5", 5)
     queues = now.driver()
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     assert "not in priority_steps [0, 5]" in caplog.text
     fetched = take(queues, FIRST)
     assert [d.priority for d in fetched.deliveries] == [0, 3, 5, 6, 9]
     assert bodies(fetched) == [b"0", b"3", b"5", b"6", b"9"] and fetched.drained
-    queues.open(NEXT, ())
+    open_slot(queues, NEXT)
     assert [d.priority for d in take(queues, NEXT).deliveries] == [0, 3, 5, 6, 9]
     queues.close()
 

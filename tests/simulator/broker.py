@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import Slot, SlotId
-from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from simulator.invariants import Witness
 
@@ -80,15 +80,6 @@ class WitnessedQueues(MemoryQueues):
         """The slots that it has found empty: it is told when one of them gets a message."""
         return self._drained.keys()
 
-    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-        """Set the fence."""
-        if self.broker.is_broken(tenure.slot):
-            raise SlotBroken(UNUSABLE)
-        kept = super().open(tenure, keep)
-        self._witness.opens(tenure)
-        self._count(tenure.keyspace, {tenure.slot})
-        return kept
-
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """Settle, then deliver."""
         tenures = [*(want.tenure for want in wants), *(disposition.tenure for disposition in dispositions)]
@@ -105,6 +96,16 @@ class WitnessedQueues(MemoryQueues):
         """Return the queues that have new messages."""
         woken = super().idle(timeout)
         return InOrder(woken) if self.broker.placed else woken
+
+    def _open(self, opening: Opening) -> OpenAnswer:
+        tenure = opening.tenure
+        if self.broker.is_broken(tenure.slot):
+            return SlotBroken(UNUSABLE)
+        answer = super()._open(opening)
+        if not isinstance(answer, Exception):
+            self._witness.opens(tenure)
+            self._count(tenure.keyspace, {tenure.slot})
+        return answer
 
     def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
         slot = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot)

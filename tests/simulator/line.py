@@ -19,7 +19,7 @@ from celery_sticky.delivery.requests import (
     Request,
     Unexpected,
 )
-from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken
+from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Fetched
 from simulator.broker import WitnessedQueues
@@ -38,7 +38,6 @@ SWEEP = 2.0
 """Seconds after which an idle driver asks the broker for all its empty slots, in case it was not told of a message."""
 WAKES_IN = 0.005
 """Maximum seconds until an idle thread goes on after it was woken."""
-Refusal = Fenced | SlotBroken
 Points = tuple[Point | None, Point | None]
 FETCHING = (Point.FETCH_ASKED, Point.FETCH_ANSWERED)
 OPENING = (Point.OPEN_ASKED, Point.OPEN_ANSWERED)
@@ -204,15 +203,13 @@ class SteppedLine:
         self._asking = True
         process, world, (asked, answered) = self._process, self._world, points
 
-        def take_in(answer: T | Refusal) -> None:
+        def take_in(answer: T) -> None:
             if answered is not None and process.passes(answered):
                 process.outcome(partial(take_in, answer))
                 return
             self._asking = False
             if self._hung_up:
                 self._go_on(BrokerUnavailable("the broker closed the connection"))
-            elif isinstance(answer, Refusal):
-                self._go_on(answer)
             else:
                 then(answer)
 
@@ -221,7 +218,7 @@ class SteppedLine:
                 process.rng,
                 world.broker_losses,
                 world.now < process.broker_cut_until,
-                serve=partial(_served, serve),
+                serve=serve,
                 answered=lambda answer: process.outcome(partial(take_in, answer)),
                 failed=lambda: process.outcome(lambda: self._go_on(BrokerUnavailable("no answer"))),
             )
@@ -231,10 +228,3 @@ class SteppedLine:
             process.outcome(send)
         else:
             send()
-
-
-def _served(serve: Callable[[], T]) -> T | Refusal:
-    try:
-        return serve()
-    except (Fenced, SlotBroken) as refusal:
-        return refusal

@@ -34,6 +34,7 @@ from celery_sticky.stores import PlacementStore
 from celery_sticky.stores.jobs import NewJob
 from celery_sticky.stores.memory.store import memory_server
 from celery_sticky.stores.placement import Wish
+from celery_sticky.testing.queue_steps import open_slot
 
 SLOTS = 12
 QUICK = ("--timeout", "0.01")
@@ -104,7 +105,7 @@ def bury(session: Session, key: str, task_id: str = "id-1") -> str:
     if fence is not None:
         tenure = Tenure("default", slot, fence.epoch + 1, uuid.uuid4().hex, 1)
     queues = session.queues
-    queues.open(tenure, ())
+    open_slot(queues, tenure)
     (delivery,) = queues.fetch([Want(tenure, 1)], [], time.time()).deliveries
     info = json.dumps({"reason": "it will not do", "task": "sync", "id": task_id, "key": key, "at": time.time()})
     disposition = Disposition(Outcome.BURY, tenure, delivery.tag, info=info)

@@ -25,8 +25,8 @@ from celery_sticky.delivery.requests import (
     TrimDead,
     Unexpected,
 )
-from celery_sticky.delivery.state import End
-from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBroken, StickyError
+from celery_sticky.delivery.state import OPENINGS, End
+from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBroken, SlotHeld, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Drained, Event, Opened, OpenRefused
 from celery_sticky.queues.base import Outcome
@@ -305,9 +305,9 @@ def test_a_broker_that_is_back_is_reported_when_every_slot_is_open_again(worker:
     worker.open(1, 2)
     worker.events.clear()
     worker.line.fail(AWAY)
-    opened = [worker.line.until(Open), worker.line.answer()]
-    assert [one.tenure.slot for one in opened if isinstance(one, Open)] == [1, 2]
-    assert worker.events == [BrokerDown(), Opened(1, 1)]
+    request = worker.line.until(Open)
+    assert isinstance(request, Open) and [one.tenure.slot for one in request.openings] == [1, 2]
+    assert worker.events == [BrokerDown()]
     worker.line.answer()
     assert worker.events[1:] == [Opened(1, 1), Opened(2, 1), BrokerUp()]
 
@@ -357,24 +357,51 @@ def test_after_an_error_that_it_does_not_know_it_connects_again(worker: Worker) 
 
 
 def test_a_slot_that_is_refused_or_broken_does_not_hold_up_the_others(worker: Worker) -> None:
-    for slot in (1, 2, 3):
+    for slot in (1, 2, 3, 4):
         worker.courier.open((KS, slot), 1, "w1")
     worker.line.answer()
-    worker.line.fail(Fenced(7, "other"))
-    worker.line.fail(SlotBroken("a record is unusable"))
+    worker.line.send([Fenced(7, "other"), SlotBroken("a record is unusable"), SlotHeld(), ()])
+    assert worker.events == [OpenRefused(1, 7), Opened(4, 1)]
+
+
+def test_a_slot_that_another_connection_holds_is_opened_again_until_it_is_given_back(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.courier.open((KS, 1), 1, "w1")
     worker.line.answer()
-    assert worker.events == [OpenRefused(1, 7), Opened(3, 1)]
+    worker.line.send([SlotHeld()])
+    pauses = [worker.line.rest()]
+    for _ in range(8):
+        worker.now += pauses[-1]
+        worker.line.until(Open)
+        worker.line.send([SlotHeld()])
+        pauses.append(worker.line.rest())
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "slot 1 of keyspace ks: another worker's connection to the broker still holds it." in caplog.text
+    worker.now += 2.0
+    worker.line.rest()
+    assert worker.events == [Opened(1, 1)]
+
+
+def test_many_slots_are_opened_by_requests_of_bounded_size(worker: Worker) -> None:
+    for slot in range(OPENINGS + 6):
+        worker.courier.open((KS, slot), 1, "w1")
+    requests = [worker.line.answer(), worker.line.answer()]
+    assert [len(one.openings) for one in requests if isinstance(one, Open)] == [OPENINGS, 6]
+    worker.line.rest()
+    assert worker.events == [Opened(slot, 1) for slot in range(OPENINGS + 6)]
 
 
 def test_a_broken_slot_is_opened_again_later_under_the_next_count(worker: Worker) -> None:
     worker.courier.open((KS, 1), 1, "w1")
     refused = worker.line.answer()
-    worker.line.fail(SlotBroken("a record is unusable"))
+    worker.line.send([SlotBroken("a record is unusable")])
     assert worker.line.rest() == pytest.approx(0.5)
     worker.now += 0.5
     again = worker.line.answer()
     assert isinstance(refused, Open) and isinstance(again, Open)
-    assert again.tenure.open_count == refused.tenure.open_count + 1
+    assert again.openings[0].tenure.open_count == refused.openings[0].tenure.open_count + 1
     worker.line.answer()
     assert worker.events == [Opened(1, 1)]
 

@@ -33,6 +33,7 @@ from celery_sticky.queues.base import Outcome, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
+from celery_sticky.testing.queue_steps import open_slot
 from celery_sticky.testing.waiting import wait_until
 
 KS, SLOTS = "pinned", 8
@@ -378,7 +379,7 @@ def test_a_worker_finds_out_that_somebody_has_taken_messages_from_its_queue(
     a = world.up("a", Keyspace(KS, pins=True))
     wait_until(lambda: fence(world, "a") == "a-1", 5, "a reads its queue", 0.005)
     thief, tenure = MemoryQueues(world.broker), Tenure(KS, worker_queue("a"), 99, "x-1", 1)
-    thief.open(tenure, ())
+    open_slot(thief, tenure)
     with world.broker.changed:
         world.send("a", "k1")
         assert thief.fetch([Want(tenure, 1)], [], 0.0).deliveries

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from celery_sticky.keys import SlotId
-from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, SlotQueues, Want
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, SlotQueues, Tenure, Want
 
 Answer = TypeVar("Answer")
 
@@ -31,6 +31,17 @@ class Open:
     def __call__(self, queues: SlotQueues, /) -> Sequence[OpenAnswer]:
         """Make the request."""
         return queues.open(self.openings)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give slots back in one round trip."""
+
+    tenures: Sequence[Tenure]
+
+    def __call__(self, queues: SlotQueues, /) -> None:
+        """Make the request."""
+        queues.release(self.tenures)
 
 
 @dataclass(frozen=True, slots=True)

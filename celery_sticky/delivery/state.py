@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.guarantees import FULL, Fence, Guarantees
 
 logger = logging.getLogger("celery_sticky.courier")
 
@@ -87,10 +88,11 @@ class DeliveryState:
         max_waiting: int,
         max_attempts: int,
         max_waiting_bytes: int = 64 * 1024 * 1024,
+        guarantees: Guarantees = FULL,
     ) -> None:
         self.gate = Gate()
         self.claims = KeyClaims(self.gate)
-        self.outbox = Outbox()
+        self.outbox = Outbox(guarantees.company)
         self.rounds = Rounds()
         self.backoff = Backoff()
         self.tenures = Tenures()
@@ -98,6 +100,9 @@ class DeliveryState:
         self._held = BrokenSlots(WAITS_FOR_IT, level=logging.WARNING, first=HELD_PAUSE, last=LAST_HELD_PAUSE)
         self.refused: list[tuple[Envelope, StickyError]] = []
         """Messages buried before they started, and why, until the courier collects them here."""
+        self._counts_starts = guarantees.counts_starts
+        self._held_by_connection = guarantees.fence is Fence.CONNECTION
+        self._connected = False
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._max_waiting_bytes = max_waiting_bytes
@@ -116,8 +121,9 @@ class DeliveryState:
         """Start nothing more in a slot; reports `Drained` once nothing of it runs here and everything is settled."""
         for entry in self.gate.suspects(slot):
             if entry.start_counted and (self.gate.end(entry) or self.gate.end_waiting(entry)):
-                # A counted start without a run: after a few such handovers the message would be buried as poison.
-                self._put(entry, End(Outcome.UNCOUNT_START), now)
+                if self._counts_starts:
+                    # A counted start without a run: after a few such handovers the message would be buried as poison.
+                    self._put(entry, End(Outcome.UNCOUNT_START), now)
                 entry.adrift = True  # it has not run: if this slot is opened here again, it goes back to its queue
         self.tenures.stop(slot)
         self._forget(slot)
@@ -126,7 +132,9 @@ class DeliveryState:
 
     def close(self, slot: SlotId) -> None:
         """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
+        tenure = self.tenures.held.get(slot)
         self.tenures.close(slot)
+        self._give_back(slot, tenure, drained=False)
         self._forget(slot)
         self.gate.lose(slot)
 
@@ -148,8 +156,22 @@ class DeliveryState:
 
     def reopen_all(self, now: float) -> None:
         """Handle a new connection: request that every slot be opened again and resend unanswered dispositions."""
+        self._connected = True
         self.outbox.back(now)
         self.tenures.reopen_all()
+
+    def disconnected(self) -> None:
+        """Note that there is no connection any more: slots that it held are given back by that."""
+        self._connected = False
+        self.released(self.tenures.to_release.copy())
+
+    def released(self, slots: Mapping[SlotId, tuple[Tenure, bool]]) -> None:
+        """Note that the broker has taken these slots back (a part of `tenures.to_release`)."""
+        for slot, given in slots.items():
+            if self.tenures.to_release.get(slot) is given:
+                del self.tenures.to_release[slot]
+            if given[1]:
+                self._report(slot[0], Drained(slot[1]))
 
     def openings(self) -> list[Opening]:
         """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
@@ -182,7 +204,10 @@ class DeliveryState:
         self._broken.mended((slot,))
         self._held.mended((slot,))
         if not self.tenures.opened(slot, tenure):
-            return  # running tasks of a stopped slot are settled under this tenure; nothing more starts
+            # Running tasks of a stopped slot are settled under this tenure; nothing more starts.
+            if slot not in self.tenures.held and slot not in self.tenures.to_open:
+                self._give_back(slot, tenure, drained=False)
+            return
         self.gate.open(slot)
         self.rounds.note((slot,))
         self._report(tenure.keyspace, Opened(tenure.slot, tenure.epoch))
@@ -216,7 +241,15 @@ class DeliveryState:
         self.rounds.forget(slot)
 
     def _drained(self, slot: SlotId) -> None:
+        tenure = self.tenures.held.get(slot)
         if self.tenures.drained(slot):
+            self._give_back(slot, tenure, drained=True)
+
+    def _give_back(self, slot: SlotId, tenure: Tenure | None, *, drained: bool) -> None:
+        """Give a slot back at the broker, if the connection holds it there, and then report that it is drained."""
+        if tenure is not None and self._held_by_connection and self._connected:
+            self.tenures.to_release[slot] = (tenure, drained)
+        elif drained:
             self._report(slot[0], Drained(slot[1]))
 
     # -- runs ----------------------------------------------------------------------------------
@@ -309,7 +342,10 @@ class DeliveryState:
     def _mark(self, now: float) -> bool:
         due = list(self.gate.uncounted(self._concurrency(), wary=max(0, self._max_attempts - LONE_STARTS)))
         for entry in due:
-            self._put(entry, End(Outcome.COUNT_START), now)
+            if self._counts_starts:
+                self._put(entry, End(Outcome.COUNT_START), now)
+            else:  # nobody else will know of it, but a task that kills its processes here is buried at the limit
+                self._on_start_counted(entry, (entry.attempts or 0) + 1, now)
         return bool(due)
 
     def wants(self, now: float, *, company: bool) -> list[Want]:

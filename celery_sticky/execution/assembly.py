@@ -62,7 +62,7 @@ class _Assembly:
     def make(self) -> WorkerContext:
         worker, wiring = self._worker, self._wiring
         jobs = [name for name in self._keyspaces if name in wiring.declared.keyspaces]
-        check_servers(worker, self._where, self._settings, self._placed, jobs)
+        self._guarantees = check_servers(worker, self._where, self._settings, self._placed, jobs)
         self._in_process = keeps_in_process(self._where)
         if self._in_process:
             self._write_documents()
@@ -99,7 +99,12 @@ class _Assembly:
         for name, slots in self._keyspaces.items():
             store = open_store(self._where, name, prefix=self._settings.key_prefix)
             with closing(store), suppress(StickyError):  # another worker of this process was quicker
-                write_first(store, slots, hash_name=self._settings.hash_of(name))
+                write_first(
+                    store,
+                    slots,
+                    hash_name=self._settings.hash_of(name),
+                    epochs_outlive_store=self._guarantees.epochs_outlive_store,
+                )
 
     def _connect(self) -> SlotQueues:
         settings = self._settings
@@ -116,6 +121,7 @@ class _Assembly:
             max_attempts=settings.max_attempts,
             broker_grace=settings.broker_grace,
             placed=self._placed,
+            guarantees=self._guarantees,
             dead_limit=settings.dead_limit,
             dead_ttl=settings.dead_ttl,
         )
@@ -173,6 +179,7 @@ class _Assembly:
             margin=settings.lease_margin,
             settle=settings.settle,
             broker_grace=settings.broker_grace,
+            epochs_outlive_store=self._guarantees.epochs_outlive_store,
             loop_timeout=settings.loop_timeout or 0.0,
             weight=settings.weight,
             attributes=_attributes(settings, keyspace),

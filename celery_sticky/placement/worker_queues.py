@@ -144,7 +144,7 @@ class WorkerQueues:
         depths: Mapping[Slot, Depth] = yield lambda _: self._depths(names)
         for name, depth in depths.items():
             queue, worker = self._queues[str(name)], str(name).removeprefix(WORKER_QUEUE)
-            if depth.waiting or depth.deferred or depth.in_flight:
+            if not depth.is_empty:
                 queue.empty_since = None
             elif queue.empty_since is None:
                 queue.empty_since = now

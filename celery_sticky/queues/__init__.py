@@ -8,7 +8,6 @@ from celery_sticky.queues.base import (
     Depth,
     Disposition,
     Fetched,
-    Guarantees,
     OpenAnswer,
     Opening,
     Outcome,
@@ -17,16 +16,19 @@ from celery_sticky.queues.base import (
     Tenure,
     Want,
 )
+from celery_sticky.queues.guarantees import Fence, Guarantees, Order
 
 __all__ = [
     "Dead",
     "Delivery",
     "Depth",
     "Disposition",
+    "Fence",
     "Fetched",
     "Guarantees",
     "OpenAnswer",
     "Opening",
+    "Order",
     "Outcome",
     "SlotQueues",
     "Tag",

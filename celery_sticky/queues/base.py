@@ -17,28 +17,9 @@ from msgspec import Struct
 
 from celery_sticky.errors import Fenced, SlotBroken, SlotHeld
 from celery_sticky.keys import WORKER_QUEUE, Slot
+from celery_sticky.queues.guarantees import Guarantees
 
 _SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
-
-
-@dataclass(frozen=True, slots=True)
-class Guarantees:
-    """A driver's guarantees as data: printed by `celery sticky doctor` and in the docs table."""
-
-    fenced: bool
-    """The broker ignores fetches and dispositions of a former owner."""
-    ordered: bool
-    """Unsettled messages return to the front of their queue in their original order."""
-    atomic: bool
-    """A message is always in its queue or in flight, even if its reader dies."""
-    deferred: bool
-    """A message can wait in the broker for its time."""
-    moves: bool = False
-    """A message can go from one queue of a keyspace to another in one step (`Outcome.MOVE`)."""
-
-
-FULL = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
-"""Every guarantee."""
 
 
 class Tenure(Struct, frozen=True):
@@ -135,7 +116,7 @@ class Want(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Fetched:
-    """The answer to one round trip."""
+    """The answer to one round trip. A disposition may be answered by a later one: see `SlotQueues.fetch`."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     """In order within each slot."""
@@ -159,11 +140,11 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The number of messages in a slot queue."""
+    """The number of messages in a slot queue; None: the broker cannot say."""
 
     waiting: int
-    deferred: int
-    in_flight: int
+    deferred: int | None
+    in_flight: int | None
     oldest: float | None
     """When the next message was sent, by its stamp (seconds since the epoch).
 
@@ -171,6 +152,16 @@ class Depth:
     """
     broken: str = ""
     """Which record of the slot is unusable, and why; the counts are then 0."""
+
+    @property
+    def known(self) -> int:
+        """The number of messages that are known of."""
+        return self.waiting + (self.deferred or 0) + (self.in_flight or 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are certainly no messages."""
+        return self.waiting == self.deferred == self.in_flight == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +180,7 @@ class SlotQueues(Protocol):
     """The slot queues of every keyspace at one broker."""
 
     guarantees: Guarantees
+    """Those of its `Driver`, but for what the options of the connection change (`priorities`)."""
 
     def open(self, openings: Sequence[Opening]) -> Sequence[OpenAnswer]:
         """Open different slots in one round trip, each in one step of its own; return an answer for each, in order.
@@ -224,12 +216,15 @@ class SlotQueues(Protocol):
         than wanted, but brings something while there is anything; such a slot is not `drained`. The order holds: a
         message that came due before another was published or came due is brought first.
 
+        Each disposition has one answer: it is `confirmed`, `refused` or `failed`. A broker that confirms later answers
+        with a later fetch; one with no wants and no dispositions only collects such answers.
+
         Raises:
             BrokerUnavailable: any part of it may have happened; open the slots again.
         """
 
     def idle(self, timeout: float) -> set[tuple[str, Slot]]:
-        """Wait until a drained slot may have a message, `wake` is called, or `timeout` seconds have passed.
+        """Wait until a drained slot may have a message, a disposition was answered, `wake` is called, or time is up.
 
         Return the drained slots (keyspace, slot) that may have received a message since. A slot is returned once, then
         not again until a `fetch` finds it drained again. With a timeout of 0 it only checks. Deferred messages do not
@@ -242,8 +237,16 @@ class SlotQueues(Protocol):
     def wake(self) -> None:
         """Make the current `idle`, or the next one, return at once. Any thread may call this."""
 
-    def close_slot(self, tenure: Tenure) -> None:
-        """Stop waiting for this slot in `idle`. Its deliveries stay in flight until the next `open`."""
+    def release(self, tenures: Sequence[Tenure]) -> None:
+        """Give slots back, in one round trip, and stop waiting for them in `idle`; ignore those under other tenures.
+
+        If the connection holds a slot, its deliveries go back to the queue, and another connection may open it; the
+        end of a connection does the same for all of its slots. A driver that fences by epoch sends nothing, and need
+        not be asked: deliveries stay in flight until the next `open`.
+
+        Raises:
+            BrokerUnavailable: the connection broke, and so holds nothing.
+        """
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """Return the number of messages in these slots, of any owner; possibly big bodies are not read."""

@@ -17,7 +17,6 @@ from functools import cache
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId, slot_of_queue
 from celery_sticky.queues.base import (
-    FULL,
     Dead,
     Delivery,
     Depth,
@@ -32,8 +31,9 @@ from celery_sticky.queues.base import (
     dead_slot,
     sent_at,
 )
+from celery_sticky.queues.guarantees import FULL
 
-STEPS = (0, 3, 6, 9)
+STEPS = FULL.priorities
 
 
 @dataclass(slots=True)
@@ -142,11 +142,12 @@ class MemoryQueues:
             self._woken = True
             self.broker.changed.notify_all()
 
-    def close_slot(self, tenure: Tenure) -> None:
-        """Stop waiting for the slot under this tenure."""
-        slot_id = (tenure.keyspace, tenure.slot)
-        if self._drained.get(slot_id) == tenure:
-            del self._drained[slot_id]
+    def release(self, tenures: Sequence[Tenure]) -> None:
+        """Stop waiting for the slots under these tenures."""
+        for tenure in tenures:
+            slot_id = (tenure.keyspace, tenure.slot)
+            if self._drained.get(slot_id) == tenure:
+                del self._drained[slot_id]
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """See `SlotQueues.depth`."""

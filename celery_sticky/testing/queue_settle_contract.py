@@ -291,11 +291,11 @@ class SettleContract(QueueFixtures):
 
     def test_idle_does_not_wait_for_a_closed_slot(self, queues: SlotQueues, publish: Publish) -> None:
         take(queues, FIRST)
-        queues.close_slot(tenure(epoch=4))  # another tenure: no effect
+        queues.release([tenure(epoch=4)])  # another tenure: no effect
         publish(b"1")
         assert queues.idle(LONG) == {HERE}
         take(queues, FIRST)
-        queues.close_slot(FIRST)
+        queues.release([FIRST])
         publish(b"2")
         assert queues.idle(0.05) == set()
         assert bodies(take(queues, FIRST)) == [b"2"]

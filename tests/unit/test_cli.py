@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
 from celery_sticky.queues import Disposition, Outcome, Tenure, Want
+from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.memory import process_broker
 from celery_sticky.stores import PlacementStore
 from celery_sticky.stores.jobs import NewJob
@@ -412,7 +414,11 @@ def test_doctor_tells_effective_settings_and_where_they_come_from(app: Any, sess
     settings = {one["name"]: (one["value"], one["source"]) for one in found["settings"]}
     assert settings["sticky_slots"] == (SLOTS, "app.conf") and settings["sticky_max_attempts"] == (5, "default")
     assert settings["sticky_store"][1] == "the broker"
-    assert found["guarantees"] == dict.fromkeys(("fenced", "ordered", "atomic", "deferred", "moves"), True)
+    assert found["guarantees"] == json.loads(json.dumps(asdict(FULL)))
+    promised = (
+        "slot queues here: fenced, ordered, atomic, deferred, moves, counts starts, epochs outlive store, exact idle"
+    )
+    assert f"{promised}; fence by epoch; priorities 0, 3, 6, 9" in " ".join(run(app, "doctor", *QUICK).output.split())
     assert found["tasks"] == [
         {"task": "sync", "key": "its key, the argument 'tenant'", "keyspace": "default", "serial": True}
     ]

@@ -23,7 +23,7 @@ from celery_sticky.queues import Depth, Disposition, Outcome, SlotQueues, Tenure
 from celery_sticky.testing.queue_steps import open_slot
 
 
-def totals(depth: Depth) -> tuple[int, int, int]:
+def totals(depth: Depth) -> tuple[int, int | None, int | None]:
     return depth.waiting, depth.deferred, depth.in_flight
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import redis
@@ -18,7 +19,6 @@ import redis
 from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.queues.base import (
-    FULL,
     Dead,
     Depth,
     Disposition,
@@ -31,6 +31,7 @@ from celery_sticky.queues.base import (
     dead_slot,
     sent_at,
 )
+from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.dead_queue import DeadQueue
 from celery_sticky.queues.redis.empty_slots import EmptySlots
@@ -58,6 +59,7 @@ class RedisQueues:
     guarantees = FULL
 
     def __init__(self, client: redis.Redis, layout: Layout, *, socket_timeout: float) -> None:
+        self.guarantees = replace(FULL, priorities=tuple(layout.steps))
         self._layout = layout
         self._empty = EmptySlots(layout)
         self._wire = Wire(client, socket_timeout, self._empty.hear)
@@ -168,9 +170,10 @@ class RedisQueues:
         """See `SlotQueues.wake`."""
         self._wire.wake()
 
-    def close_slot(self, tenure: Tenure) -> None:
-        """See `SlotQueues.close_slot`."""
-        self._empty.release((tenure.keyspace, tenure.slot), tenure)
+    def release(self, tenures: Sequence[Tenure]) -> None:
+        """See `SlotQueues.release`."""
+        for tenure in tenures:
+            self._empty.release((tenure.keyspace, tenure.slot), tenure)
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """See `SlotQueues.depth`."""

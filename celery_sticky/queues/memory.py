@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId, slot_of_queue
@@ -31,30 +32,37 @@ from celery_sticky.queues.base import (
     dead_slot,
     sent_at,
 )
-from celery_sticky.queues.guarantees import FULL
+from celery_sticky.queues.guarantees import FULL, Guarantees
 
 STEPS = FULL.priorities
 
 
 @dataclass(slots=True)
-class _Message:
+class Message:
+    """A message at the broker."""
+
     priority: int
     body: bytes
     counted_starts: int | None = None
+    place: int = 0
+    """Its position in the order in which messages came to their list."""
 
 
 @dataclass(slots=True)
-class _Slot:
+class SlotQueue:
+    """The queue of one slot."""
+
     fence: Tenure | None = None
     seq: int = 0
-    lists: dict[int, deque[_Message]] = field(default_factory=lambda: {step: deque() for step in STEPS})
+    lists: dict[int, deque[Message]] = field(default_factory=lambda: {step: deque() for step in STEPS})
     """The left end is the front."""
-    flight: dict[Tag, _Message] = field(default_factory=dict)
-    deferred: list[tuple[float, int, _Message]] = field(default_factory=list)
+    flight: dict[Tag, Message] = field(default_factory=dict)
+    deferred: list[tuple[float, int, Message]] = field(default_factory=list)
     """Due time, delivery number, message; sorted."""
 
     @property
-    def waiting(self) -> list[_Message]:
+    def waiting(self) -> list[Message]:
+        """The messages that can be fetched, in that order."""
         return [message for step in STEPS for message in self.lists[step]]
 
 
@@ -64,8 +72,9 @@ class MemoryBroker:
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = prefix
         self.changed = threading.Condition()
-        self.slots: dict[SlotId, _Slot] = {}
-        self.dead: dict[str, dict[str, tuple[str, _Message]]] = {}
+        self.slots: dict[SlotId, SlotQueue] = {}
+        self.dead: dict[str, dict[str, tuple[str, Message]]] = {}
+        self._places = count(1)
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
         """Add a message to the back of a slot queue, given by name or as (keyspace, slot)."""
@@ -76,14 +85,26 @@ class MemoryBroker:
             queue = slot
         step = STEPS[bisect(STEPS, max(priority, 0)) - 1]
         with self.changed:
-            self.slot(*queue).lists[step].append(_Message(step, body))
+            self.append(self.slot(*queue), Message(step, body))
             self.changed.notify_all()
 
-    def slot(self, keyspace: str, number: Slot) -> _Slot:
+    def append(self, slot: SlotQueue, message: Message) -> None:
+        """Add a message to the back of its list."""
+        message.place = next(self._places)
+        slot.lists[message.priority].append(message)
+
+    def put_back(self, slot: SlotQueue, keep: Collection[Tag] = ()) -> list[Message]:
+        """Put deliveries in flight back to the front of their lists, in the order in which they were fetched."""
+        back = [slot.flight.pop(tag) for tag in sorted(slot.flight.keys() - set(keep), reverse=True)]
+        for message in back:
+            slot.lists[message.priority].appendleft(message)
+        return back
+
+    def slot(self, keyspace: str, number: Slot) -> SlotQueue:
         """Return a slot, empty if it was never used."""
         slot_id = (keyspace, number)
         if slot_id not in self.slots:
-            self.slots[slot_id] = _Slot()
+            self.slots[slot_id] = SlotQueue()
         return self.slots[slot_id]
 
 
@@ -96,7 +117,7 @@ def process_broker(prefix: str) -> MemoryBroker:
 class MemoryQueues:
     """A client of a `MemoryBroker`; see `SlotQueues` for each method."""
 
-    guarantees = FULL
+    guarantees: Guarantees = FULL
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -204,6 +225,10 @@ class MemoryQueues:
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
+    def _has(self, tenure: Tenure) -> bool:
+        """Return whether requests under this tenure are served."""
+        return self.broker.slot(tenure.keyspace, tenure.slot).fence == tenure
+
     def _open(self, opening: Opening) -> OpenAnswer:
         tenure = opening.tenure
         slot = self.broker.slot(tenure.keyspace, tenure.slot)
@@ -212,9 +237,7 @@ class MemoryQueues:
             return Fenced(fence.epoch, fence.incarnation)
         slot.fence = tenure
         self._drained.pop((tenure.keyspace, tenure.slot), None)
-        for tag in sorted(slot.flight.keys() - set(opening.keep), reverse=True):
-            message = slot.flight.pop(tag)
-            slot.lists[message.priority].appendleft(message)
+        for message in self.broker.put_back(slot, opening.keep):
             if fence is not None and fence.incarnation != tenure.incarnation:
                 message.counted_starts = message.counted_starts or 0
         return tuple(slot.flight)
@@ -222,7 +245,7 @@ class MemoryQueues:
     def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
         tenure, tag = disposition.tenure, disposition.tag
         slot = self.broker.slot(tenure.keyspace, tenure.slot)
-        if slot.fence != tenure or tag not in slot.flight:
+        if not self._has(tenure) or tag not in slot.flight:
             fetched.refused.append(disposition)
             return
         fetched.confirmed.append(disposition)
@@ -237,7 +260,7 @@ class MemoryQueues:
             return
         del slot.flight[tag]
         if disposition.outcome is Outcome.DEFER:
-            deferred = _Message(message.priority, disposition.body or message.body)
+            deferred = Message(message.priority, disposition.body or message.body)
             slot.deferred.append((disposition.due, tag.number, deferred))
             slot.deferred.sort(key=lambda item: item[:2])
         elif disposition.outcome is Outcome.MOVE:
@@ -250,12 +273,11 @@ class MemoryQueues:
         tenure, slot_id = want.tenure, (want.tenure.keyspace, want.tenure.slot)
         slot = self.broker.slot(*slot_id)
         self._drained.pop(slot_id, None)
-        if slot.fence != tenure:
+        if not self._has(tenure):
             fetched.lost.add(slot_id)
             return
         while slot.deferred and slot.deferred[0][0] <= now:
-            message = slot.deferred.pop(0)[2]
-            slot.lists[message.priority].append(message)
+            self.broker.append(slot, slot.deferred.pop(0)[2])
         for message in slot.waiting[: max(want.limit, 0)]:
             slot.lists[message.priority].popleft()
             slot.seq += 1
@@ -275,6 +297,6 @@ def _refuses(fence: Tenure, tenure: Tenure) -> bool:
     return fence.incarnation != tenure.incarnation or fence.open_count >= tenure.open_count
 
 
-def _depth(slot: _Slot) -> Depth:
+def _depth(slot: SlotQueue) -> Depth:
     waiting = slot.waiting
     return Depth(len(waiting), len(slot.deferred), len(slot.flight), sent_at(waiting[0].body) if waiting else None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from celery_sticky.errors import Fenced
+from celery_sticky.errors import Fenced, SlotHeld
 from celery_sticky.queues.base import Disposition, Fetched, Opening, Outcome, SlotQueues, Tenure, Want
-from celery_sticky.queues.guarantees import FULL, Order
+from celery_sticky.queues.guarantees import FULL, Fence, Order
 from celery_sticky.testing.queue_steps import (
     AGAIN,
     FIRST,
@@ -147,9 +147,13 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
-        with pytest.raises(Fenced) as refusal:
-            open_slot(connect(), late)
-        assert (refusal.value.epoch, refusal.value.incarnation) == (5, "ann")
+        if queues.guarantees.fence is Fence.EPOCH:
+            with pytest.raises(Fenced) as refusal:
+                open_slot(connect(), late)
+            assert (refusal.value.epoch, refusal.value.incarnation) == (5, "ann")
+        else:
+            with pytest.raises(SlotHeld):
+                open_slot(connect(), late)
         assert settle(queues, ack(delivery)).confirmed == [ack(delivery)]
 
     @pytest.mark.parametrize("later", [AGAIN, NEXT, tenure(epoch=6, count=0), tenure(epoch=10)])
@@ -162,23 +166,47 @@ class FenceContract(QueueFixtures):
         assert bodies(take(queues, later)) == [b"1"]
 
     def test_many_slots_open_in_one_request_and_each_has_an_answer_of_its_own(
-        self, queues: SlotQueues, publish: Publish, broker: Broker
+        self, queues: SlotQueues, publish: Publish, broker: Broker, connect: Connect
     ) -> None:
         publish(b"1", b"2")
         first, _ = take(queues, FIRST).deliveries
-        others = [tenure(slot=slot) for slot in range(100, 200)]
+        others, another = [tenure(slot=slot) for slot in range(100, 200)], connect()
         for slot in range(100, 200):
             broker.publish("default", slot, b"%d" % slot)
         openings = [Opening(tenure(epoch=4)), *(Opening(other) for other in others)]
-        refused, *answers = queues.open(openings)
-        assert isinstance(refused, Fenced) and (refused.epoch, refused.incarnation) == (5, "ann")
+        refused, *answers = another.open(openings)
+        assert isinstance(refused, Fenced | SlotHeld)
         assert [list(answer) for answer in answers if not isinstance(answer, Exception)] == [[]] * 100
-        brought = queues.fetch([Want(other, 1) for other in others], [], NOW)
+        brought = another.fetch([Want(other, 1) for other in others], [], NOW)
         assert bodies(brought) == [b"%d" % slot for slot in range(100, 200)]
         kept, again = queues.open([Opening(AGAIN, (first.tag,)), Opening(tenure(slot=100))])
         assert not isinstance(kept, Exception) and list(kept) == [first.tag]
-        assert isinstance(again, Fenced), "this tenure has opened it before"
+        assert isinstance(again, Fenced | SlotHeld), "the other connection has opened it under this tenure"
         assert queues.open([]) == []
+
+    def test_a_slot_that_was_given_back_is_opened_by_another_connection(
+        self, queues: SlotQueues, publish: Publish, connect: Connect
+    ) -> None:
+        publish(b"1", b"2", b"3")
+        first, *_ = take(queues, FIRST).deliveries
+        queues.release([tenure(epoch=4)])  # another tenure: no effect
+        assert settle(queues, ack(first)).confirmed == [ack(first)]
+        queues.release([FIRST])
+        other = connect()
+        open_slot(other, NEXT)
+        assert bodies(take(other, NEXT)) == [b"2", b"3"]
+        assert take(queues, FIRST).lost == {HERE}
+
+    def test_a_connection_that_ended_holds_nothing(
+        self, queues: SlotQueues, publish: Publish, connect: Connect
+    ) -> None:
+        publish(b"1", b"2", b"3")
+        first, *_ = take(queues, FIRST).deliveries
+        settle(queues, ack(first))
+        queues.close()
+        other = connect()
+        open_slot(other, NEXT)
+        assert bodies(take(other, NEXT)) == [b"2", b"3"]
 
     def test_what_is_in_flight_goes_back_to_the_front_in_its_original_order(
         self, queues: SlotQueues, publish: Publish

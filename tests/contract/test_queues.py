@@ -14,6 +14,7 @@ from celery_sticky.drivers import open_queues
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.queues import SlotQueues
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.queues.memory_held import HeldBroker, HeldQueues
 from celery_sticky.queues.redis import Layout, RedisQueues
 from celery_sticky.redis_clients import client_from_connection
 from celery_sticky.testing.queue_contract import QueueContract
@@ -63,6 +64,25 @@ class TestMemory(QueueContract):
     @pytest.fixture
     def broker(self) -> InMemory:
         return InMemory()
+
+
+@dataclass
+class InMemoryHeld:
+    """A broker of this process whose slots are held by connections."""
+
+    at: HeldBroker = field(default_factory=HeldBroker)
+
+    def driver(self) -> SlotQueues:
+        return HeldQueues(self.at)
+
+    def publish(self, keyspace: str, slot: int | str, body: bytes, priority: int = 0) -> None:
+        self.at.publish((keyspace, slot), body, priority)
+
+
+class TestHeldByConnections(QueueContract):
+    @pytest.fixture
+    def broker(self) -> InMemoryHeld:
+        return InMemoryHeld()
 
 
 class TestRedis(QueueContract):

@@ -23,20 +23,30 @@ EVERY = 60.0
 @click.option("--seconds", default=float("inf"), help="Stop after so long, however many seeds are left.")
 @click.option("--seed", type=int, help="Only this one, with its trace.")
 @click.option("--placed/--plain", default=None, help="Placed or plain keyspaces; default: as each seed says.")
+@click.option("--held", is_flag=True, help="A broker whose slots are held by connections, instead of fenced by epochs.")
 @click.option("--scale", is_flag=True, help="Instead: figures of a keyspace of 1,000 members and 16,384 slots.")
-def main(seeds: int, first: int, jobs: int, seconds: float, seed: int | None, placed: bool | None, scale: bool) -> None:
+def main(
+    seeds: int,
+    first: int,
+    jobs: int,
+    seconds: float,
+    seed: int | None,
+    placed: bool | None,
+    held: bool,
+    scale: bool,
+) -> None:
     """Simulate workers, a store and a broker under random faults; exit with 1 if a promise was broken."""
     if scale:
         for line in measure():
             click.echo(line)
     elif seed is not None:
-        sys.exit(_replay(seed, placed))
+        sys.exit(_replay(seed, placed, held))
     else:
-        sys.exit(_simulate(first, seeds, jobs, seconds, placed))
+        sys.exit(_simulate(first, seeds, jobs, seconds, placed, held))
 
 
-def _replay(seed: int, placed: bool | None) -> int:
-    outcome = live(draw(seed, placed=placed))
+def _replay(seed: int, placed: bool | None, held: bool) -> int:
+    outcome = live(draw(seed, placed=placed, held=held))
     if isinstance(outcome, Failure):
         return _report(outcome)
     click.echo("\n".join(outcome.lines(len(outcome.trace))))
@@ -44,10 +54,10 @@ def _replay(seed: int, placed: bool | None) -> int:
     return 0
 
 
-def _simulate(first: int, seeds: int, jobs: int, seconds: float, placed: bool | None) -> int:
+def _simulate(first: int, seeds: int, jobs: int, seconds: float, placed: bool | None, held: bool) -> int:
     begun = told = time.monotonic()
     totals = Totals()
-    for totals, failure in live_all(first, seeds, jobs, seconds, placed=placed):
+    for totals, failure in live_all(first, seeds, jobs, seconds, placed=placed, held=held):
         if failure is not None:
             return _report(failure)
         if time.monotonic() > told + EVERY:
@@ -69,6 +79,7 @@ def _report(failure: Failure) -> int:
     click.echo(f"seed {failure.scenario.seed} broke {failure.invariant}; cutting it down …")
     click.echo(str(shrink(failure)))
     world = "--plain" if failure.scenario.placement is None else "--placed"
+    world += " --held" if failure.scenario.held else ""
     click.echo(f"again: make simulate SIMULATE_ARGS='{world} --seed {failure.scenario.seed}'")
     return 1
 

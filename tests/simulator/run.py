@@ -53,13 +53,13 @@ def live_seeds(
 
 
 def live_all(
-    first: int, seeds: int, jobs: int, seconds: float = float("inf"), *, placed: bool | None = None
+    first: int, seeds: int, jobs: int, seconds: float = float("inf"), *, placed: bool | None = None, held: bool = False
 ) -> Iterator[tuple[Totals, Failure | None]]:
     """Live through seeds in `jobs` processes, for at most `seconds`; yield totals so far after each batch."""
     totals, until = Totals(), time.monotonic() + seconds
     batches = [range(at, min(at + BATCH, first + seeds)) for at in range(first, first + seeds, BATCH)]
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        for counted, failure in pool.imap_unordered(_Batch(until, placed), batches):
+        for counted, failure in pool.imap_unordered(_Batch(until, placed, held), batches):
             totals.add(counted)
             yield totals, failure
 
@@ -68,9 +68,10 @@ def live_all(
 class _Batch:
     until: float
     placed: bool | None
+    held: bool
 
     def __call__(self, seeds: range) -> tuple[Totals, Failure | None]:
-        return live_seeds(seeds, partial(draw, placed=self.placed), until=self.until)
+        return live_seeds(seeds, partial(draw, placed=self.placed, held=self.held), until=self.until)
 
 
 def cores() -> int:

@@ -159,6 +159,8 @@ class Scenario:
     placement: PlacementSetup | None = None
     """None: the keyspace is not placed."""
     pins: tuple[Pin, ...] = ()
+    held: bool = False
+    """Whether slots are held at the broker by connections, not fenced by epochs."""
     away: str = ""
     """Names of workers that are not started again once they have ended."""
 
@@ -169,9 +171,18 @@ class Scenario:
 
 
 def draw(
-    seed: int, *, kinds: Collection[Kind] = tuple(Kind), deaf: bool = False, placed: bool | None = None
+    seed: int,
+    *,
+    kinds: Collection[Kind] = tuple(Kind),
+    deaf: bool = False,
+    placed: bool | None = None,
+    held: bool = False,
 ) -> Scenario:
     """Return the scenario of a seed, with faults of these kinds. `placed` None: the seed chooses."""
+    return replace(_draw(seed, kinds=kinds, deaf=deaf, placed=placed), held=held)
+
+
+def _draw(seed: int, *, kinds: Collection[Kind], deaf: bool, placed: bool | None) -> Scenario:
     placed = seed % PLACED_EVERY == 1 if placed is None else placed
     scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not placed else tuple(Point), deaf=deaf)
     if Kind.BROKER_BACK in kinds:

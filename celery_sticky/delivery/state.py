@@ -119,11 +119,10 @@ class DeliveryState:
 
     def stop(self, slot: SlotId, now: float) -> None:
         """Start nothing more in a slot; reports `Drained` once nothing of it runs here and everything is settled."""
-        for entry in self.gate.suspects(slot):
+        for entry in self.gate.suspects(slot) if self._counts_starts else ():
             if entry.start_counted and (self.gate.end(entry) or self.gate.end_waiting(entry)):
-                if self._counts_starts:
-                    # A counted start without a run: after a few such handovers the message would be buried as poison.
-                    self._put(entry, End(Outcome.UNCOUNT_START), now)
+                # A counted start without a run: after a few such handovers the message would be buried as poison.
+                self._put(entry, End(Outcome.UNCOUNT_START), now)
                 entry.adrift = True  # it has not run: if this slot is opened here again, it goes back to its queue
         self.tenures.stop(slot)
         self._forget(slot)

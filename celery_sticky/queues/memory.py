@@ -9,9 +9,7 @@ import json
 import threading
 import time
 from bisect import bisect
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 
@@ -33,37 +31,7 @@ from celery_sticky.queues.base import (
     sent_at,
 )
 from celery_sticky.queues.guarantees import FULL, Guarantees
-
-STEPS = FULL.priorities
-
-
-@dataclass(slots=True)
-class Message:
-    """A message at the broker."""
-
-    priority: int
-    body: bytes
-    counted_starts: int | None = None
-    place: int = 0
-    """Its position in the order in which messages came to their list."""
-
-
-@dataclass(slots=True)
-class SlotQueue:
-    """The queue of one slot."""
-
-    fence: Tenure | None = None
-    seq: int = 0
-    lists: dict[int, deque[Message]] = field(default_factory=lambda: {step: deque() for step in STEPS})
-    """The left end is the front."""
-    flight: dict[Tag, Message] = field(default_factory=dict)
-    deferred: list[tuple[float, int, Message]] = field(default_factory=list)
-    """Due time, delivery number, message; sorted."""
-
-    @property
-    def waiting(self) -> list[Message]:
-        """The messages that can be fetched, in that order."""
-        return [message for step in STEPS for message in self.lists[step]]
+from celery_sticky.queues.memory_slot import STEPS, Message, SlotQueue
 
 
 class MemoryBroker:

@@ -6,6 +6,7 @@ disposition with the request after the one that brought it. A connection's end g
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from celery_sticky.errors import BrokerUnavailable, SlotHeld
 from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId
 from celery_sticky.queues.base import Depth, Disposition, Fetched, OpenAnswer, Opening, Tag, Tenure, Want
 from celery_sticky.queues.guarantees import FULL, Fence, Order
-from celery_sticky.queues.memory import MemoryBroker, MemoryQueues, Message, SlotQueue
+from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.queues.memory_slot import Message, SlotQueue
 
 HELD = replace(
     FULL,
@@ -40,8 +42,7 @@ class HeldBroker(MemoryBroker):
     def put_back(self, slot: SlotQueue, keep: Collection[Tag] = ()) -> list[Message]:
         """Put deliveries in flight back into their lists, in the order of the queue."""
         back = super().put_back(slot, keep)
-        for step, messages in slot.lists.items():
-            slot.lists[step] = type(messages)(sorted(messages, key=lambda message: message.place))
+        slot.lists[0] = deque(sorted(slot.lists[0], key=lambda message: message.place))
         return back
 
     def let_go(self, slot_ids: Collection[SlotId]) -> None:

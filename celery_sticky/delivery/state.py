@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from celery_sticky.delivery.backoff import Backoff
 from celery_sticky.delivery.broken_slots import BrokenSlots
-from celery_sticky.delivery.envelope import Envelope, restamped
 from celery_sticky.delivery.gate import Entry, Gate, Stage
 from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.delivery.message_memory import MessageMemory
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.tenures import Tenures
+from celery_sticky.envelope import Envelope, restamped
 from celery_sticky.errors import AssignmentFailed, Fenced, SlotBroken, SlotHeld, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER
@@ -320,7 +320,7 @@ class DeliveryState:
             reason = f"passed on {MOST_HOPS} times: the workers disagree on where key {stamp.get('key')!r} belongs"
             self._put(entry, _refusal(AssignmentFailed(reason)), now)
         else:
-            self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.body, stamp), to=to), now)
+            self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.raw(), stamp), to=to), now)
 
     def refuse(self, entry: Entry, error: StickyError, now: float) -> None:
         """Bury a message that has not started, and tell those who wait for its task why."""
@@ -486,7 +486,7 @@ class DeliveryState:
             if self.gate.add_ended(entry):  # no later message of its key starts before this is confirmed
                 self._put(entry, end, now)
             else:
-                self._memory.note_end(entry.content.delivery.body, end)
+                self._memory.note_end(entry.content.delivery.identity, end)
         elif due is not None and due > now:
             self._put(entry, End(Outcome.DEFER, due=due), now)
         elif entry.claim is None:
@@ -499,7 +499,7 @@ class DeliveryState:
     def _recall(self, entry: Entry) -> End | None:
         """Return how this message ended here earlier, if it did; apply the starts that were counted here."""
         delivery: Delivery = entry.content.delivery
-        end, starts = self._memory.recall(delivery.body)
+        end, starts = self._memory.recall(delivery.identity)
         if starts is not None and starts.epoch == delivery.tenure.epoch:
             entry.attempts, entry.start_counted = starts.attempts, starts.start_counted
         elif starts is not None:
@@ -541,17 +541,17 @@ class DeliveryState:
 
     def _end_again(self, entry: Entry, end: End, now: float) -> None:
         """Apply this end to the message if it is delivered here again: its task has run."""
-        body = entry.content.delivery.body
-        again = [other for other in self.gate.behind(entry) if other.content.delivery.body == body]
+        identity = entry.content.delivery.identity
+        again = [other for other in self.gate.behind(entry) if other.content.delivery.identity == identity]
         for other in again:
             self.gate.end_waiting(other)
             self._put(other, end, now)
         if not again:
-            self._memory.note_end(body, end)
+            self._memory.note_end(identity, end)
 
     def _note_starts(self, entry: Entry) -> None:
         delivery: Delivery = entry.content.delivery
-        self._memory.note_starts(delivery.body, entry, delivery.tenure.epoch)
+        self._memory.note_starts(delivery.identity, entry, delivery.tenure.epoch)
 
 
 def _endless(entry: Entry, attempts: int) -> str:

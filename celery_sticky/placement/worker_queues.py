@@ -12,7 +12,8 @@ from celery_sticky.keys import WORKER_QUEUE, Slot, worker_queue
 from celery_sticky.keyspace import successor
 from celery_sticky.ownership.view import View
 from celery_sticky.placement.flow import Courier, Flow, ask
-from celery_sticky.queues.base import Depth, SlotQueues
+from celery_sticky.queues.base import SlotQueues
+from celery_sticky.queues.inspection import Depth
 from celery_sticky.stores.placement import START, PlacementStore
 
 logger = logging.getLogger("celery_sticky.placer")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from celery_sticky.queues.base import (
-    Dead,
     Delivery,
-    Depth,
     Disposition,
     Fetched,
     OpenAnswer,
@@ -17,6 +15,7 @@ from celery_sticky.queues.base import (
     Want,
 )
 from celery_sticky.queues.guarantees import Fence, Guarantees, Order
+from celery_sticky.queues.inspection import Dead, Depth
 
 __all__ = [
     "Dead",

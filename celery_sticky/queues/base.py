@@ -7,19 +7,19 @@ One thread (the courier) uses a driver object; any thread may call `wake`. A mes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Protocol
 
 from msgspec import Struct
 
+from celery_sticky.envelope import Envelope, parse
 from celery_sticky.errors import Fenced, SlotBroken, SlotHeld
-from celery_sticky.keys import WORKER_QUEUE, Slot
+from celery_sticky.keys import Slot
 from celery_sticky.queues.guarantees import Guarantees
-
-_SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
+from celery_sticky.queues.inspection import Dead, Depth
 
 
 class Tenure(Struct, frozen=True):
@@ -95,16 +95,45 @@ class Disposition(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """One message as it was fetched."""
+    """One message as it was fetched.
+
+    The methods read the JSON that Kombu's virtual transports write. Where a broker carries messages in another form,
+    the driver returns a subclass whose methods read that.
+    """
 
     tenure: Tenure
     tag: Tag
     priority: int
     """The priority list the message came from (0, 3, 6 or 9)."""
     body: bytes
-    """The envelope exactly as the publisher wrote it."""
+    """The message exactly as the publisher wrote it."""
     attempts: int | None
     """Starts counted so far; None if no change of owner ever found the message in flight: it needs no counting."""
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes in memory, about."""
+        return len(self.body)
+
+    @property
+    def identity(self) -> bytes:
+        """A digest of what was published (id, retries, stamp, arguments): the same in every delivery of the message.
+
+        It is computed only for messages that may come again after they ended here, or after their starts were counted.
+        """
+        return blake2b(self.body, digest_size=16).digest()
+
+    def envelope(self) -> Envelope:
+        """Parse the message.
+
+        Raises:
+            DamagedMessage: it is not what Kombu writes.
+        """
+        return parse(self.body)
+
+    def raw(self) -> bytes:
+        """Return the message as the JSON that Kombu's virtual transports write: what `Disposition.body` replaces."""
+        return self.body
 
 
 class Want(Struct, frozen=True):
@@ -136,44 +165,6 @@ class Fetched:
     """Dispositions that could not be applied, and why (an unusable record, no memory): send them again later."""
     due: dict[tuple[str, Slot], float] = field(default_factory=dict)
     """Wanted slots with deferred messages -> when the next is due, in seconds since the epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """The number of messages in a slot queue; None: the broker cannot say."""
-
-    waiting: int
-    deferred: int | None
-    in_flight: int | None
-    oldest: float | None
-    """When the next message was sent, by its stamp (seconds since the epoch).
-
-    None if there is no next message, it has no stamp, or the messages of this queue are too big to read it.
-    """
-    broken: str = ""
-    """Which record of the slot is unusable, and why; the counts are then 0."""
-
-    @property
-    def known(self) -> int:
-        """The number of messages that are known of."""
-        return self.waiting + (self.deferred or 0) + (self.in_flight or 0)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are certainly no messages."""
-        return self.waiting == self.deferred == self.in_flight == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Dead:
-    """A buried message."""
-
-    id: str
-    """`<slot>-<tag>`, unique in its keyspace."""
-    info: str
-    """The JSON object that was passed when it was buried."""
-    body: bytes | None = None
-    """The envelope; None in a list."""
 
 
 class SlotQueues(Protocol):
@@ -279,19 +270,3 @@ class SlotQueues(Protocol):
 
     def close(self) -> None:
         """Close every connection. May be called twice."""
-
-
-def sent_at(body: bytes | None) -> float | None:
-    """Return when a message was sent (seconds since the epoch) from its stamp; the rest is not parsed."""
-    found = _SENT_AT.search(body) if body is not None else None
-    return float(found[1]) if found is not None else None
-
-
-def dead_slot(dead_id: str) -> Slot | None:
-    """Return the slot in a buried message's id, or None if the id is malformed."""
-    slot, _, tag = dead_id.rpartition("-")
-    if not (tag.isascii() and tag.isdigit()):
-        return None
-    if slot.isascii() and slot.isdigit():
-        return int(slot)
-    return slot if slot.startswith(WORKER_QUEUE) else None

@@ -15,22 +15,9 @@ from itertools import count
 
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId, slot_of_queue
-from celery_sticky.queues.base import (
-    Dead,
-    Delivery,
-    Depth,
-    Disposition,
-    Fetched,
-    OpenAnswer,
-    Opening,
-    Outcome,
-    Tag,
-    Tenure,
-    Want,
-    dead_slot,
-    sent_at,
-)
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
 from celery_sticky.queues.guarantees import FULL, Guarantees
+from celery_sticky.queues.inspection import Dead, Depth, dead_slot, sent_at
 from celery_sticky.queues.memory_slot import STEPS, Message, SlotQueue
 
 

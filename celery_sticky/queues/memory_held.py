@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from celery_sticky.errors import BrokerUnavailable, SlotHeld
 from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId
-from celery_sticky.queues.base import Depth, Disposition, Fetched, OpenAnswer, Opening, Tag, Tenure, Want
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Tag, Tenure, Want
 from celery_sticky.queues.guarantees import FULL, Fence, Order
+from celery_sticky.queues.inspection import Depth
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.memory_slot import Message, SlotQueue
 

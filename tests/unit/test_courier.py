@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from celery_sticky.delivery.courier import Courier
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.flow import IDLE, RETRY_FIRST, RETRY_LAST, UNTRUSTED, CourierConfig
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.requests import (
@@ -28,6 +27,7 @@ from celery_sticky.delivery.requests import (
     Unexpected,
 )
 from celery_sticky.delivery.state import OPENINGS, End
+from celery_sticky.envelope import Envelope
 from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBroken, SlotHeld, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Drained, Event, Opened, OpenRefused

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.state import DeliveryState, End, Item
+from celery_sticky.envelope import Envelope
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.queues.base import Fetched, Outcome
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues

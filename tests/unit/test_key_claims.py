@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.delivery.envelope import parse
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.key_claims import HELD_FIRST, REVIEW
 from celery_sticky.delivery.state import MOST_HOPS, DeliveryState, End
 from celery_sticky.delivery.state import Item as DeskItem
+from celery_sticky.envelope import parse
 from celery_sticky.errors import AssignmentFailed, NotPinned
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.queues.base import Outcome, Tag

@@ -12,11 +12,11 @@ import pytest
 
 from celery_sticky.delivery import key_claims
 from celery_sticky.delivery.courier import Courier
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.flow import CourierConfig
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.line import ThreadedLine
 from celery_sticky.delivery.state import End
+from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import SlotId, slot_for, worker_queue
 from celery_sticky.keyspace import Keyspace

@@ -15,8 +15,8 @@ from celery.exceptions import Reject, Retry
 from harness.app import AppConfig, make_app
 
 from celery_sticky import Sticky
-from celery_sticky.delivery.envelope import parse
 from celery_sticky.drivers import open_queues
+from celery_sticky.envelope import parse
 from celery_sticky.execution.retry import DeferredRetry, fence_retry
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.queues import Depth, Disposition, Outcome, SlotQueues, Tenure, Want

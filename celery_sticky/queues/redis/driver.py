@@ -18,20 +18,9 @@ import redis
 
 from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import Slot, SlotId
-from celery_sticky.queues.base import (
-    Dead,
-    Depth,
-    Disposition,
-    Fetched,
-    OpenAnswer,
-    Opening,
-    Outcome,
-    Tenure,
-    Want,
-    dead_slot,
-    sent_at,
-)
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tenure, Want
 from celery_sticky.queues.guarantees import FULL
+from celery_sticky.queues.inspection import Dead, Depth, dead_slot, sent_at
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.dead_queue import DeadQueue
 from celery_sticky.queues.redis.empty_slots import EmptySlots

@@ -15,7 +15,6 @@ ONE_IDEA = {
     "celery_sticky/jobs/client.py": "what an app calls for its jobs",
     "celery_sticky/ownership/machine.py": "one member's state machine: events in, effects out",
     "celery_sticky/settings.py": "every setting, with its check and its description",
-    "celery_sticky/testing/queue_fence_contract.py": "the half of the queue contract about openings and fences",
     "celery_sticky/testing/queue_settle_contract.py": "the half of the queue contract about dispositions",
 }
 """Files of the package over 300 lines, each with the one idea that holds it together."""

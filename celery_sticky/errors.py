@@ -151,6 +151,10 @@ class SlotBroken(StickyError, RuntimeError):
     """A record of one slot queue is unusable: it has the wrong type, or the server refuses a command on it."""
 
 
+class SlotHeld(StickyError):
+    """Another connection still holds the slot's queue: its worker has not given it back yet."""
+
+
 class PinnedElsewhere(StickyError):
     """Another live worker has pinned the key."""
 

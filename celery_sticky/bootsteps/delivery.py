@@ -21,10 +21,10 @@ from celery.exceptions import NotRegistered
 from celery.utils.imports import symbol_by_name
 from kombu.message import Message
 
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import Item
 from celery_sticky.drivers import find_driver
+from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.execution.body import guard_traces
 from celery_sticky.execution.context import WorkerContext

@@ -17,7 +17,7 @@ from rich.text import Text
 from celery_sticky.cli.reroute import retry_message
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import dash, json_option, keyspace_option, moment, show, table
-from celery_sticky.delivery.envelope import DamagedMessage, parse
+from celery_sticky.envelope import DamagedMessage, parse
 from celery_sticky.errors import StickyError
 from celery_sticky.queues import Dead
 

@@ -93,6 +93,16 @@ def _guarantees(session: Session) -> dict[str, Any]:
         return {}
 
 
+def _promised(guarantees: Mapping[str, Any]) -> str:
+    """Return a sentence about what the slot queues guarantee."""
+    if not guarantees:
+        return ""
+    said = {name.replace("_", " "): value for name, value in guarantees.items() if isinstance(value, bool)}
+    kept = ", ".join(name if value else f"not {name}" for name, value in said.items())
+    priorities = ", ".join(str(priority) for priority in guarantees["priorities"])
+    return f"slot queues here: {kept}; fence by {guarantees['fence']}; priorities {priorities}"
+
+
 def _examine(connection: Any) -> dict[str, Any]:
     try:
         return server_facts(connection)
@@ -127,8 +137,7 @@ def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
         for number, (name, value) in enumerate(found.items()):
             servers.add_row("" if number else what, name.replace("_", " "), dash(value))
     yield from ("", servers)
-    promised = ", ".join(name if value else f"not {name}" for name, value in facts["guarantees"].items())
-    yield from ("", f"slot queues here are {promised}" if promised else "", "")
+    yield from ("", _promised(facts["guarantees"]), "")
     tasks = table("keyed task", "key", "keyspace", "one at a time")
     for one in facts["tasks"]:
         tasks.add_row(one["task"], one["key"].removeprefix("its "), one["keyspace"], "yes" if one["serial"] else "no")

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import json_option, keyspace_option, show
+from celery_sticky.drivers import guarantees_of
 from celery_sticky.stores.first_document import write_first
 
 WARNING = (
@@ -35,6 +36,7 @@ def init(ctx: click.Context, keyspace: str | None, force: bool, yes: bool, as_js
     if force and not yes:
         click.confirm(f"{WARNING} Continue?", abort=True, err=True)
     with Session(ctx.obj.app) as session:
+        guarantees = guarantees_of(session.broker)
         done = [
             {
                 "keyspace": name,
@@ -43,6 +45,7 @@ def init(ctx: click.Context, keyspace: str | None, force: bool, yes: bool, as_js
                     session.settings.slots_of(name),
                     force=force,
                     hash_name=session.settings.hash_of(name),
+                    epochs_outlive_store=guarantees is None or guarantees.epochs_outlive_store,
                 ),
             }
             for name in session.only(keyspace)

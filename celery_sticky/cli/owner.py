@@ -98,7 +98,8 @@ def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
         made.add_row("claimed by", dash(facts["claimed_by"]))
     if facts["queue"]:
         oldest = f", oldest {seconds(facts['oldest_seconds'])}" if facts["oldest_seconds"] is not None else ""
-        counts = f"{facts['waiting']} waiting{oldest}, {facts['deferred']} deferred, {facts['in_flight']} in flight"
+        deferred, in_flight = dash(facts["deferred"]), dash(facts["in_flight"])
+        counts = f"{facts['waiting']} waiting{oldest}, {deferred} deferred, {in_flight} in flight"
         made.add_row("messages", f"{counts} (of all keys of this {'slot' if facts['by'] == 'slot' else 'queue'})")
     yield made
 

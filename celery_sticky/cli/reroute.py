@@ -9,12 +9,12 @@ from typing import Any
 from kombu import Exchange
 
 from celery_sticky.cli.session import Session
-from celery_sticky.delivery.envelope import Envelope, parse
+from celery_sticky.envelope import Envelope, parse
 from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.queues import Dead
-from celery_sticky.queues.base import dead_slot
+from celery_sticky.queues.inspection import dead_slot
 
 REWRITTEN = ("delivery_info", "delivery_tag", "body_encoding", "headers")
 """Properties that a publish sets itself."""

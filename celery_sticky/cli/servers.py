@@ -103,6 +103,6 @@ def _standing(session: Session, named: Collection[SlotId]) -> tuple[Counter[Slot
         for slot, depth in session.queues.depth(keyspace, [slot for name, slot in named if name == keyspace]).items():
             if depth.broken:
                 broken[keyspace, slot] = depth.broken
-            if total := depth.waiting + depth.deferred + depth.in_flight:
-                counted[keyspace, slot] = total
+            if depth.known:
+                counted[keyspace, slot] = depth.known
     return counted, broken

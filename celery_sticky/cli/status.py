@@ -14,7 +14,7 @@ from rich.text import Text
 from celery_sticky.cli.answers import ask, beating, stall_of, stall_text
 from celery_sticky.cli.failures import attempt, failures, said
 from celery_sticky.cli.session import Session
-from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table
+from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table, total
 from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
 from celery_sticky.keys import Slot, worker_queue
 from celery_sticky.ownership.view import Member, View
@@ -101,8 +101,8 @@ def _keyspace(
         "store_lost": view is not None and view.store_id != reading.store_id,
         "unowned": len(view.unowned) if view else slots,
         "waiting": sum(depth.waiting for depth in depths.values()),
-        "deferred": sum(depth.deferred for depth in depths.values()),
-        "in_flight": sum(depth.in_flight for depth in depths.values()),
+        "deferred": total(depth.deferred for depth in depths.values()),
+        "in_flight": total(depth.in_flight for depth in depths.values()),
         "oldest_seconds": max(ages, default=None),
         **_dead(session, keyspace),
         "broken": [{"slot": slot, "error": depth.broken} for slot, depth in depths.items() if depth.broken],
@@ -137,7 +137,7 @@ def _member(member: Member, view: View, depths: Collection[Depth]) -> dict[str, 
         "slots": view.owner.count(member.name),
         "giving": len(view.giving(member.name)),
         "waiting": sum(depth.waiting for depth in depths),
-        "in_flight": sum(depth.in_flight for depth in depths),
+        "in_flight": total(depth.in_flight for depth in depths),
     }
 
 
@@ -214,7 +214,8 @@ def _headline(found: Mapping[str, Any]) -> str:
 
 def _messages(found: Mapping[str, Any]) -> str:
     oldest = f" (oldest {seconds(found['oldest_seconds'])})" if found["oldest_seconds"] is not None else ""
-    counts = f"{found['waiting']} waiting{oldest}, {found['deferred']} deferred, {found['in_flight']} in flight"
+    deferred, in_flight = dash(found["deferred"]), dash(found["in_flight"])
+    counts = f"{found['waiting']} waiting{oldest}, {deferred} deferred, {in_flight} in flight"
     return f"messages: {counts}, {dash(found['dead'])} dead"
 
 
@@ -236,7 +237,7 @@ def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:
             str(member["slots"]),
             str(member["giving"]),
             dash(member["running"]),
-            str(member["in_flight"]),
+            dash(member["in_flight"]),
             str(member["waiting"]),
             lease,
             seconds(member["answer_age"]) if member["answer_age"] is not None else "-",

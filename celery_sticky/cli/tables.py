@@ -66,6 +66,12 @@ def dash(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
+def total(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum, or None if one of the numbers is unknown."""
+    known = list(numbers)
+    return None if None in known else sum(number for number in known if number is not None)
+
+
 def age_of(at: float | None, now: float) -> float | None:
     """Return how many seconds ago something was, at least 0 because clocks of machines differ; None if unknown."""
     return max(0.0, now - at) if at is not None else None

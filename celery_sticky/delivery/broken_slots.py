@@ -27,8 +27,10 @@ class _Trouble:
 class BrokenSlots:
     """The broken slots and when to retry them. Guarded by the courier's lock. `now` is in seconds since the epoch."""
 
-    def __init__(self, meaning: str) -> None:
-        self._meaning = meaning
+    def __init__(
+        self, meaning: str, *, level: int = logging.ERROR, first: float = FIRST_PAUSE, last: float = LAST_PAUSE
+    ) -> None:
+        self._meaning, self._level, self._first, self._last = meaning, level, first, last
         self._troubles: dict[SlotId, _Trouble] = {}
 
     @property
@@ -40,19 +42,20 @@ class BrokenSlots:
         """Record a slot that could not be worked on; return when to try again."""
         trouble = self._troubles.get(slot)
         if trouble is None:
-            trouble = self._troubles[slot] = _Trouble("", FIRST_PAUSE, now, now - REPEAT)
+            trouble = self._troubles[slot] = _Trouble("", self._first, now, now - REPEAT)
         elif now >= trouble.retry_at:
-            trouble.pause = min(2 * trouble.pause, LAST_PAUSE)
+            trouble.pause = min(2 * trouble.pause, self._last)
         trouble.retry_at = max(trouble.retry_at, now + trouble.pause)
         if trouble.text != text or now >= trouble.said_at + REPEAT:
             trouble.text, trouble.said_at = text, now
-            logger.error(
+            logger.log(
+                self._level,
                 "slot %s of keyspace %s: %s. %s; the other slots continue. This slot is retried at least every %g s",
                 slot[1],
                 slot[0],
                 text,
                 self._meaning,
-                LAST_PAUSE,
+                self._last,
             )
         return trouble.retry_at
 

@@ -50,6 +50,7 @@ class Courier:
             max_waiting=config.max_waiting,
             max_waiting_bytes=config.max_waiting_bytes,
             max_attempts=config.max_attempts,
+            guarantees=config.guarantees,
         )
         self._flow = CourierFlow(config, self._state, self._lock, report, unclaimed, clock, monotonic)
         self._started = False

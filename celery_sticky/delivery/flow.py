@@ -13,13 +13,25 @@ from dataclasses import dataclass
 
 from celery_sticky.delivery.dead_bounds import DeadBounds
 from celery_sticky.delivery.intake import TaskSink, read
-from celery_sticky.delivery.requests import BrokerFlow, Close, Connect, Fetch, Flow, Idle, Open, Pause, Unexpected
+from celery_sticky.delivery.requests import (
+    BrokerFlow,
+    Close,
+    Connect,
+    Fetch,
+    Flow,
+    Idle,
+    Open,
+    Pause,
+    Release,
+    Unexpected,
+)
 from celery_sticky.delivery.state import DeliveryState
-from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken
+from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
 from celery_sticky.platform.native import Section
-from celery_sticky.queues.base import Delivery, Fetched, Tag, Tenure, Want
+from celery_sticky.queues.base import Delivery, Fetched, OpenAnswer, Want
+from celery_sticky.queues.guarantees import FULL, Guarantees
 
 logger = logging.getLogger("celery_sticky.courier")
 
@@ -45,6 +57,8 @@ class CourierConfig:
     broker_grace: float
     placed: Collection[str] = ()
     """The keyspaces among `keyspaces` whose keys must be claimed."""
+    guarantees: Guarantees = FULL
+    """Those of the broker's driver."""
     dead_limit: int = 0
     dead_ttl: float = 0.0
 
@@ -107,6 +121,8 @@ class CourierFlow:
     def _lose(self, error: BrokerUnavailable | None) -> Flow[None]:
         self._connected = self.idling = False
         yield Close()
+        with self._lock:
+            self._state.disconnected()
         if self.down_since is None:
             self.down_since = self._monotonic()
             logger.warning("broker lost: %s; running tasks continue, their outcomes are kept until it is back", error)
@@ -129,30 +145,29 @@ class CourierFlow:
     def _open_slots(self) -> BrokerFlow[None]:
         while True:
             with self._lock:
-                opening = self._state.next_to_open()
-            if opening is None:
+                openings = self._state.openings()
+            if not openings:
                 return
-            yield from self._open(*opening)
+            answers: Sequence[OpenAnswer] = yield Open(openings)
+            now = self._clock()
+            with self._lock:
+                for opening, answer in zip(openings, answers, strict=True):
+                    self._state.answered(opening.tenure, answer, now)
 
-    def _open(self, tenure: Tenure, keep: tuple[Tag, ...]) -> BrokerFlow[None]:
-        try:
-            kept: Collection[Tag] = yield Open(tenure, keep)
-        except Fenced as fenced:
-            logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, fenced)
-            with self._lock:
-                self._state.fenced(tenure, fenced.epoch)
-        except SlotBroken as broken:
-            with self._lock:
-                self._state.open_failed(tenure, str(broken), self._clock())
-        else:
-            with self._lock:
-                self._state.opened(tenure, kept)
+    def _release(self) -> BrokerFlow[None]:
+        with self._lock:
+            given = self._state.tenures.to_release.copy()
+        yield Release([tenure for tenure, _ in given.values()])
+        with self._lock:
+            self._state.released(given)
 
     # -- a turn --------------------------------------------------------------------------------
 
     def _turn(self) -> BrokerFlow[None]:
-        """Open, settle and fetch what is due, then look, or wait, for messages in empty slots."""
+        """Release, open, settle and fetch what is due, then look, or wait, for messages in empty slots."""
         state, now = self._state, self._clock()
+        if state.tenures.to_release:
+            yield from self._release()
         if state.tenures.opens_at is not None:
             with self._lock:
                 state.tenures.open_again(now)
@@ -160,13 +175,15 @@ class CourierFlow:
             yield from self._open_slots()
             now = self._clock()
         with self._lock:
-            roused = state.rouse(now)
+            unanswered, roused = state.outbox.unanswered, state.rouse(now)
             dispositions = state.dispositions(now)
             wants = state.wants(now, company=bool(dispositions))
-            self.idling = not (dispositions or wants or state.tenures.to_open)
+            self.idling = not (dispositions or wants or state.tenures.to_open or state.tenures.to_release)
             decided, self.decided = self.decided or roused, False
-        if dispositions or wants:
+        if dispositions or wants or unanswered:
             fetched: Fetched = yield Fetch(wants, dispositions, now)
+            if fetched.confirmed or fetched.refused or fetched.failed:
+                self.idling = False
             self._take_in(wants, fetched, now)
         elif decided and state.gate.has_ready:
             self._sink.ready()

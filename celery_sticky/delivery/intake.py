@@ -6,9 +6,9 @@ import logging
 from collections.abc import Collection, Hashable
 from typing import Protocol
 
-from celery_sticky.delivery.envelope import Envelope, parse
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import Item
+from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
@@ -41,9 +41,9 @@ class TaskSink(Protocol):
 def read(delivery: Delivery, sink: TaskSink, *, placed: bool) -> tuple[Entry, float | None, str]:
     """Return the entry of a delivery, when it is due, and the reason to bury it or an empty string."""
     slot = (delivery.tenure.keyspace, delivery.tenure.slot)
-    entry = Entry(slot, delivery.tag, None, Item(delivery, UNREAD), delivery.attempts, size=len(delivery.body))
+    entry = Entry(slot, delivery.tag, None, Item(delivery, UNREAD), delivery.attempts, size=delivery.size)
     try:
-        envelope = parse(delivery.body)
+        envelope = delivery.envelope()
         entry.content, entry.kind = Item(delivery, envelope), envelope.task
         entry.key = sink.lock_of(slot, envelope)
         due = sink.due_of(envelope)

@@ -1,12 +1,11 @@
 """The worker's memory of messages that the broker may deliver to it again.
 
-A message is recognised by its bytes, not by its delivery: the same message gets another tag if the broker has lost its
-newest data, or if another worker owned the slot meanwhile.
+A message is recognised by its identity (`Delivery.identity`), not by its tag: the same message gets another tag if the
+broker has lost its newest data, or if another worker owned the slot meanwhile.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -41,25 +40,20 @@ class MessageMemory:
     def __bool__(self) -> bool:
         return bool(self._ends or self._starts)
 
-    def note_end(self, body: bytes, end: End) -> None:
+    def note_end(self, identity: bytes, end: End) -> None:
         """Remember how the task of this message ended."""
-        _note(self._ends, _digest(body), end)
+        _note(self._ends, identity, end)
 
-    def note_starts(self, body: bytes, entry: Entry, epoch: int) -> None:
+    def note_starts(self, identity: bytes, entry: Entry, epoch: int) -> None:
         """Remember the counted starts of an entry that is about to be forgotten."""
-        _note(self._starts, _digest(body), Starts(entry.attempts or 0, entry.start_counted, epoch))
+        _note(self._starts, identity, Starts(entry.attempts or 0, entry.start_counted, epoch))
 
-    def recall(self, body: bytes) -> tuple[End | None, Starts | None]:
+    def recall(self, identity: bytes) -> tuple[End | None, Starts | None]:
         """Return what is remembered of this message, and forget it."""
-        digest = _digest(body)
-        return self._ends.pop(digest, None), self._starts.pop(digest, None)
+        return self._ends.pop(identity, None), self._starts.pop(identity, None)
 
 
-def _note(notes: OrderedDict[bytes, T], digest: bytes, note: T) -> None:
-    notes[digest] = note
+def _note(notes: OrderedDict[bytes, T], identity: bytes, note: T) -> None:
+    notes[identity] = note
     if len(notes) > REMEMBERED:
         notes.popitem(last=False)
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()

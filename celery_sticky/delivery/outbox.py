@@ -11,14 +11,14 @@ from celery_sticky.queues.base import Disposition, Outcome, Tag
 
 LINGER = 0.005
 """Longest time in seconds that a disposition waits for others while nothing depends on it."""
-COMPANY = 16
-"""Number of waiting dispositions that are sent at once."""
 
 
 class Outbox:
     """Unconfirmed dispositions and their entries. Guarded by the courier's lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, company: int) -> None:
+        self._company = company
+        """The number of waiting dispositions that are sent at once."""
         self._waiting: deque[tuple[Entry, Disposition]] = deque()
         self._sent: dict[tuple[SlotId, Tag, Outcome], tuple[Entry, Disposition]] = {}
         """Keyed by act too: a message may be passed on before its start has been counted; both then go together."""
@@ -40,7 +40,12 @@ class Outbox:
     @property
     def full(self) -> bool:
         """Whether enough dispositions wait to send them now."""
-        return len(self._waiting) >= COMPANY
+        return len(self._waiting) >= self._company
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the broker has not answered dispositions that were sent: it may do so with a later fetch."""
+        return bool(self._sent)
 
     @property
     def goes_at(self) -> float | None:

@@ -5,13 +5,13 @@ Their values are fixed when they are yielded, however late they are performed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from celery_sticky.keys import SlotId
-from celery_sticky.queues.base import Disposition, Fetched, SlotQueues, Tag, Tenure, Want
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, SlotQueues, Tenure, Want
 
 Answer = TypeVar("Answer")
 
@@ -25,14 +25,23 @@ class BrokerRequest(Struct, frozen=True):
 
 
 class Open(BrokerRequest, frozen=True):
-    """Open a slot. Answer: the tags of `keep` that are in flight."""
+    """Open slots in one round trip. Answer: one for each, in order."""
 
-    tenure: Tenure
-    keep: tuple[Tag, ...]
+    openings: Sequence[Opening]
 
-    def __call__(self, queues: SlotQueues, /) -> Collection[Tag]:
+    def __call__(self, queues: SlotQueues, /) -> Sequence[OpenAnswer]:
         """Make the request."""
-        return queues.open(self.tenure, self.keep)
+        return queues.open(self.openings)
+
+
+class Release(BrokerRequest, frozen=True):
+    """Give slots back in one round trip."""
+
+    tenures: Sequence[Tenure]
+
+    def __call__(self, queues: SlotQueues, /) -> None:
+        """Make the request."""
+        queues.release(self.tenures)
 
 
 class Fetch(BrokerRequest, frozen=True):

@@ -7,37 +7,48 @@ delivery state hold one lock around every call, so that reports leave in the ord
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from celery_sticky.delivery.backoff import Backoff
 from celery_sticky.delivery.broken_slots import BrokenSlots
-from celery_sticky.delivery.envelope import Envelope, restamped
 from celery_sticky.delivery.gate import Entry, Gate, Stage
 from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.delivery.message_memory import MessageMemory
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.tenures import Tenures
-from celery_sticky.errors import AssignmentFailed, StickyError
+from celery_sticky.envelope import Envelope, restamped
+from celery_sticky.errors import AssignmentFailed, Fenced, SlotBroken, SlotHeld, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.guarantees import FULL, Fence, Guarantees
+
+logger = logging.getLogger("celery_sticky.courier")
 
 BATCH = 64
 """Most messages that one fetch brings."""
+OPENINGS = 64
+"""Most slots that one request opens, so that no request takes long."""
 IN_A_SLOT = 4
 """Messages requested from each slot at least: one look into a slot serves all of them."""
 AHEAD = 32
 """Runnable messages kept in addition to those that the pool runs at a time."""
 MOST_HOPS = 16
 """Most times in a row that a message is passed on while neither the members nor the pins change."""
+HELD = "another worker's connection to the broker still holds it"
+WAITS_FOR_IT = "Nothing is fetched from this slot until that worker gives it back or its connection ends"
 STANDS_STILL = "Nothing is fetched from this slot until that key is repaired or deleted"
 UNSETTLED = "Tasks that ended in this slot keep their message and key until the broker accepts their outcome"
+HELD_PAUSE, LAST_HELD_PAUSE = 0.1, 2.0
+"""Shortest and longest pause between two tries to open a slot that another connection holds, in seconds."""
 LONE_STARTS = 2
 """Number of last counted starts of a message (its last start, its burial) that run beside no other counted one."""
 
@@ -77,16 +88,21 @@ class DeliveryState:
         max_waiting: int,
         max_attempts: int,
         max_waiting_bytes: int = 64 * 1024 * 1024,
+        guarantees: Guarantees = FULL,
     ) -> None:
         self.gate = Gate()
         self.claims = KeyClaims(self.gate)
-        self.outbox = Outbox()
+        self.outbox = Outbox(guarantees.company)
         self.rounds = Rounds()
         self.backoff = Backoff()
         self.tenures = Tenures()
         self._broken, self._unsettled = BrokenSlots(STANDS_STILL), BrokenSlots(UNSETTLED)
+        self._held = BrokenSlots(WAITS_FOR_IT, level=logging.WARNING, first=HELD_PAUSE, last=LAST_HELD_PAUSE)
         self.refused: list[tuple[Envelope, StickyError]] = []
         """Messages buried before they started, and why, until the courier collects them here."""
+        self._counts_starts = guarantees.counts_starts
+        self._held_by_connection = guarantees.fence is Fence.CONNECTION
+        self._connected = False
         self._report, self._worker, self._concurrency = report, worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._max_waiting_bytes = max_waiting_bytes
@@ -103,7 +119,7 @@ class DeliveryState:
 
     def stop(self, slot: SlotId, now: float) -> None:
         """Start nothing more in a slot; reports `Drained` once nothing of it runs here and everything is settled."""
-        for entry in self.gate.suspects(slot):
+        for entry in self.gate.suspects(slot) if self._counts_starts else ():
             if entry.start_counted and (self.gate.end(entry) or self.gate.end_waiting(entry)):
                 # A counted start without a run: after a few such handovers the message would be buried as poison.
                 self._put(entry, End(Outcome.UNCOUNT_START), now)
@@ -115,7 +131,9 @@ class DeliveryState:
 
     def close(self, slot: SlotId) -> None:
         """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
+        tenure = self.tenures.held.get(slot)
         self.tenures.close(slot)
+        self._give_back(slot, tenure, drained=False)
         self._forget(slot)
         self.gate.lose(slot)
 
@@ -137,17 +155,45 @@ class DeliveryState:
 
     def reopen_all(self, now: float) -> None:
         """Handle a new connection: request that every slot be opened again and resend unanswered dispositions."""
+        self._connected = True
         self.outbox.back(now)
         self.tenures.reopen_all()
 
-    def next_to_open(self) -> tuple[Tenure, tuple[Tag, ...]] | None:
-        """Return a tenure to open and the tags that stay here; the opening puts unstarted messages back."""
-        for slot, tenure in self.tenures.to_open.items():
+    def disconnected(self) -> None:
+        """Note that there is no connection any more: slots that it held are given back by that."""
+        self._connected = False
+        self.released(self.tenures.to_release.copy())
+
+    def released(self, slots: Mapping[SlotId, tuple[Tenure, bool]]) -> None:
+        """Note that the broker has taken these slots back (a part of `tenures.to_release`)."""
+        for slot, given in slots.items():
+            if self.tenures.to_release.get(slot) is given:
+                del self.tenures.to_release[slot]
+            if given[1]:
+                self._report(slot[0], Drained(slot[1]))
+
+    def openings(self) -> list[Opening]:
+        """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
+        openings = []
+        for slot, tenure in islice(self.tenures.to_open.items(), OPENINGS):
             for entry in self.gate.suspects(slot):
                 self._note_starts(entry)
             self.gate.recall(slot)
-            return tenure, tuple(self.gate.kept(slot))
-        return None
+            openings.append(Opening(tenure, tuple(self.gate.kept(slot))))
+        return openings
+
+    def answered(self, tenure: Tenure, answer: OpenAnswer, now: float) -> None:
+        """Process the broker's answer to an opening."""
+        match answer:
+            case Fenced():
+                logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, answer)
+                self.fenced(tenure, answer.epoch)
+            case SlotBroken():
+                self.open_failed(tenure, str(answer), now)
+            case SlotHeld():
+                self.held_elsewhere(tenure, now)
+            case _:
+                self.opened(tenure, answer)
 
     def opened(self, tenure: Tenure, kept: Collection[Tag]) -> None:
         """Note that the broker has opened the slot for this tenure; it knows the deliveries `kept`, which stay here."""
@@ -155,8 +201,12 @@ class DeliveryState:
         self._newest[slot] = 0
         self.gate.set_adrift(slot, kept)
         self._broken.mended((slot,))
+        self._held.mended((slot,))
         if not self.tenures.opened(slot, tenure):
-            return  # running tasks of a stopped slot are settled under this tenure; nothing more starts
+            # Running tasks of a stopped slot are settled under this tenure; nothing more starts.
+            if slot not in self.tenures.held and slot not in self.tenures.to_open:
+                self._give_back(slot, tenure, drained=False)
+            return
         self.gate.open(slot)
         self.rounds.note((slot,))
         self._report(tenure.keyspace, Opened(tenure.slot, tenure.epoch))
@@ -176,13 +226,29 @@ class DeliveryState:
         if self.tenures.postpone(slot, tenure, at):
             self.rounds.forget(slot)
 
+    def held_elsewhere(self, tenure: Tenure, now: float) -> None:
+        """Note that another connection still holds the slot at the broker; a later retry uses the next open count."""
+        slot = (tenure.keyspace, tenure.slot)
+        at = self._held.note(slot, HELD, now)
+        if self.tenures.postpone(slot, tenure, at):
+            self.rounds.forget(slot)
+
     def _forget(self, slot: SlotId) -> None:
+        self._held.forget(slot)
         self._broken.forget(slot)
         self._unsettled.forget(slot)
         self.rounds.forget(slot)
 
     def _drained(self, slot: SlotId) -> None:
+        tenure = self.tenures.held.get(slot)
         if self.tenures.drained(slot):
+            self._give_back(slot, tenure, drained=True)
+
+    def _give_back(self, slot: SlotId, tenure: Tenure | None, *, drained: bool) -> None:
+        """Give a slot back at the broker, if the connection holds it there, and then report that it is drained."""
+        if tenure is not None and self._held_by_connection and self._connected:
+            self.tenures.to_release[slot] = (tenure, drained)
+        elif drained:
             self._report(slot[0], Drained(slot[1]))
 
     # -- runs ----------------------------------------------------------------------------------
@@ -254,7 +320,7 @@ class DeliveryState:
             reason = f"passed on {MOST_HOPS} times: the workers disagree on where key {stamp.get('key')!r} belongs"
             self._put(entry, _refusal(AssignmentFailed(reason)), now)
         else:
-            self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.body, stamp), to=to), now)
+            self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.raw(), stamp), to=to), now)
 
     def refuse(self, entry: Entry, error: StickyError, now: float) -> None:
         """Bury a message that has not started, and tell those who wait for its task why."""
@@ -275,7 +341,10 @@ class DeliveryState:
     def _mark(self, now: float) -> bool:
         due = list(self.gate.uncounted(self._concurrency(), wary=max(0, self._max_attempts - LONE_STARTS)))
         for entry in due:
-            self._put(entry, End(Outcome.COUNT_START), now)
+            if self._counts_starts:
+                self._put(entry, End(Outcome.COUNT_START), now)
+            else:  # nobody else will know of it, but a task that kills its processes here is buried at the limit
+                self._on_start_counted(entry, (entry.attempts or 0) + 1, now)
         return bool(due)
 
     def wants(self, now: float, *, company: bool) -> list[Want]:
@@ -417,7 +486,7 @@ class DeliveryState:
             if self.gate.add_ended(entry):  # no later message of its key starts before this is confirmed
                 self._put(entry, end, now)
             else:
-                self._memory.note_end(entry.content.delivery.body, end)
+                self._memory.note_end(entry.content.delivery.identity, end)
         elif due is not None and due > now:
             self._put(entry, End(Outcome.DEFER, due=due), now)
         elif entry.claim is None:
@@ -430,7 +499,7 @@ class DeliveryState:
     def _recall(self, entry: Entry) -> End | None:
         """Return how this message ended here earlier, if it did; apply the starts that were counted here."""
         delivery: Delivery = entry.content.delivery
-        end, starts = self._memory.recall(delivery.body)
+        end, starts = self._memory.recall(delivery.identity)
         if starts is not None and starts.epoch == delivery.tenure.epoch:
             entry.attempts, entry.start_counted = starts.attempts, starts.start_counted
         elif starts is not None:
@@ -472,17 +541,17 @@ class DeliveryState:
 
     def _end_again(self, entry: Entry, end: End, now: float) -> None:
         """Apply this end to the message if it is delivered here again: its task has run."""
-        body = entry.content.delivery.body
-        again = [other for other in self.gate.behind(entry) if other.content.delivery.body == body]
+        identity = entry.content.delivery.identity
+        again = [other for other in self.gate.behind(entry) if other.content.delivery.identity == identity]
         for other in again:
             self.gate.end_waiting(other)
             self._put(other, end, now)
         if not again:
-            self._memory.note_end(body, end)
+            self._memory.note_end(identity, end)
 
     def _note_starts(self, entry: Entry) -> None:
         delivery: Delivery = entry.content.delivery
-        self._memory.note_starts(delivery.body, entry, delivery.tenure.epoch)
+        self._memory.note_starts(delivery.identity, entry, delivery.tenure.epoch)
 
 
 def _endless(entry: Entry, attempts: int) -> str:

@@ -21,6 +21,8 @@ class Tenures:
         """The last opening of each slot, also of those that are no longer ours: the fence, until the next owner's."""
         self.stopping: set[SlotId] = set()
         """The slots that are being given away: nothing more of them starts."""
+        self.to_release: dict[SlotId, tuple[Tenure, bool]] = {}
+        """The slots to give back at the broker: the tenure of each, and whether it is `Drained` then."""
         self._postponed: dict[SlotId, tuple[float, Tenure]] = {}
         self._counts: dict[SlotId, int] = {}
 

@@ -14,6 +14,7 @@ from celery_sticky.drivers.registry import all_drivers, find_driver, hints, know
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.one_server import check_one_server
 from celery_sticky.queues.base import SlotQueues
+from celery_sticky.queues.guarantees import Guarantees
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore
@@ -26,6 +27,7 @@ __all__ = [
     "all_drivers",
     "broker_driver",
     "find_driver",
+    "guarantees_of",
     "known_connection",
     "open_job_store",
     "open_placement_store",
@@ -55,6 +57,12 @@ def broker_driver(connection: Connection) -> Driver:
         )
     check_guarantees(driver, connection)
     return driver
+
+
+def guarantees_of(connection: Connection) -> Guarantees | None:
+    """Return what the slot queues at a broker guarantee; None if no driver serves it. It sends nothing."""
+    driver = find_driver(connection)
+    return driver.guarantees if driver is not None else None
 
 
 def open_queues(connection: Connection, *, prefix: str, socket_timeout: float) -> SlotQueues:

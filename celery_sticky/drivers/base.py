@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from celery_sticky.findings import Finding
 from celery_sticky.keys import SlotId
-from celery_sticky.queues.base import Guarantees, SlotQueues
+from celery_sticky.queues.base import SlotQueues
+from celery_sticky.queues.guarantees import Guarantees
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery_sticky.drivers.base import Driver
-from celery_sticky.queues.base import FULL, SlotQueues
+from celery_sticky.queues.base import SlotQueues
+from celery_sticky.queues.guarantees import FULL
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore

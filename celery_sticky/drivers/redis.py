@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_sticky.drivers.base import Checkup, Driver
 from celery_sticky.errors import MissingDependency
-from celery_sticky.queues.base import FULL, SlotQueues
+from celery_sticky.queues.base import SlotQueues
+from celery_sticky.queues.guarantees import FULL
 from celery_sticky.redis_errors import LISTS, Cure, describe, refusal_of
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.jobs import JobStore

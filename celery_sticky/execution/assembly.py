@@ -70,7 +70,7 @@ class _Assembly:
         self._placed = [name for name in self._keyspaces if self._settings.placed_keyspace(name) is not None]
         self._has_processes = issubclass(worker.pool_cls, PreforkPool)
         with_jobs = [name for name in self._keyspaces if name in wiring.declared.keyspaces]
-        check_servers(worker, self._where, self._settings, self._placed, with_jobs)
+        self._guarantees = check_servers(worker, self._where, self._settings, self._placed, with_jobs)
         self._in_process = keeps_in_process(self._where)
         self._lease = Lease(self._keyspaces)
         self._instruments = Instruments()
@@ -146,7 +146,12 @@ class _Assembly:
         for name, slots in self._keyspaces.items():
             store = open_store(self._where, name, prefix=self._settings.key_prefix)
             with closing(store), suppress(StickyError):  # another worker of this process was quicker
-                write_first(store, slots, hash_name=self._settings.hash_of(name))
+                write_first(
+                    store,
+                    slots,
+                    hash_name=self._settings.hash_of(name),
+                    epochs_outlive_store=self._guarantees.epochs_outlive_store,
+                )
 
     def _connect(self) -> SlotQueues:
         settings = self._settings
@@ -163,6 +168,7 @@ class _Assembly:
             max_attempts=settings.max_attempts,
             broker_grace=settings.broker_grace,
             placed=self._placed,
+            guarantees=self._guarantees,
             dead_limit=settings.dead_limit,
             dead_ttl=settings.dead_ttl,
         )
@@ -223,6 +229,7 @@ class _Assembly:
             margin=settings.lease_margin,
             settle=settings.settle,
             broker_grace=settings.broker_grace,
+            epochs_outlive_store=self._guarantees.epochs_outlive_store,
             loop_timeout=settings.loop_timeout or 0.0,
             weight=settings.weight,
             attributes=_attributes(settings, keyspace),

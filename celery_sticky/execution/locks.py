@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
-from celery_sticky.delivery.envelope import Envelope, loads
+from celery_sticky.envelope import Envelope, loads
 from celery_sticky.errors import InvalidKey
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.keys import SlotId, slot_for

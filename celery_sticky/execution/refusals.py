@@ -20,7 +20,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
-from celery_sticky.delivery.envelope import Envelope
+from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.execution.readable import Unreadable
 from celery_sticky.execution.results import Results

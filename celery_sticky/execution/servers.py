@@ -19,11 +19,16 @@ from celery_sticky.drivers import (
 from celery_sticky.drivers.needs import check_moves
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.keys import DEFAULT_KEYSPACE
+from celery_sticky.queues import Guarantees
 from celery_sticky.settings import Settings
 
 
-def check_servers(worker: Any, where: Any, settings: Settings, placed: Collection[str], jobs: Collection[str]) -> None:
+def check_servers(
+    worker: Any, where: Any, settings: Settings, placed: Collection[str], jobs: Collection[str]
+) -> Guarantees:
     """Check the broker of a worker's app and its store `where`, for its keyspaces that are placed or have jobs.
+
+    Return what the broker guarantees.
 
     Raises:
         InvalidSettings: the broker or the store has no driver, or cannot do what a keyspace needs.
@@ -49,6 +54,8 @@ def check_servers(worker: Any, where: Any, settings: Settings, placed: Collectio
         open_placement_store(where, DEFAULT_KEYSPACE, prefix=prefix, socket_timeout=timeout).close()
     if jobs:
         open_job_store(where, DEFAULT_KEYSPACE, prefix=prefix, socket_timeout=timeout).close()
+    assert driver.guarantees is not None, "a broker without them is refused"
+    return driver.guarantees
 
 
 def keeps_in_process(where: Any) -> bool:

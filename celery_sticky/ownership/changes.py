@@ -55,6 +55,16 @@ def generation_after(generation: int, clock: float) -> int:
     return max(generation + 1, int(clock * 1_000_000))
 
 
+def epochs_after(epoch: int, clock: float, *, outlive_store: bool) -> int:
+    """Return the epoch above which a new document begins, if `epoch` is the highest that is known of.
+
+    Where nothing but the store knows epochs, a store that has lost its data must not count from the start again: it
+    counts from its `clock` (seconds since the epoch), which is above them, as slots change owners less than once a
+    second.
+    """
+    return epoch if outlive_store else max(epoch, int(clock))
+
+
 def join(view: View, member: Member, *, settle: bool = False) -> View:
     """Add a member, and plan; with `settle` (a cold start, more members will come) only add it.
 

@@ -91,6 +91,8 @@ class MemberConfig:
     margin: float
     settle: float
     broker_grace: float
+    epochs_outlive_store: bool = True
+    """Whether the broker knows the epochs of slots even if the store has lost them."""
     loop_timeout: float = 0.0
     """How long the loop may be silent after the broker is back, since Celery reconnects at its own pace."""
     weight: int = 1
@@ -433,7 +435,9 @@ class Machine:
             generation=changes.generation_after(generation, event.clock),
             version=version + 1,
             store_id=event.store_id,
-            epochs=self._highest_epoch + 1,
+            epochs=changes.epochs_after(
+                self._highest_epoch + 1, event.clock, outlive_store=self.config.epochs_outlive_store
+            ),
         )
         self._emit_swap(Swap(view, new, {}), effects)
 

@@ -12,7 +12,8 @@ from celery_sticky.keys import WORKER_QUEUE, Slot, worker_queue
 from celery_sticky.keyspace import successor
 from celery_sticky.ownership.view import View
 from celery_sticky.placement.flow import Courier, Flow
-from celery_sticky.queues.base import Depth, SlotQueues
+from celery_sticky.queues.base import SlotQueues
+from celery_sticky.queues.inspection import Depth
 from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import START, PlacementStore
 
@@ -145,7 +146,7 @@ class WorkerQueues:
         depths: Mapping[Slot, Depth] = yield lambda _: self._depths(names)
         for name, depth in depths.items():
             queue, worker = self._queues[str(name)], str(name).removeprefix(WORKER_QUEUE)
-            if depth.waiting or depth.deferred or depth.in_flight:
+            if not depth.is_empty:
                 queue.empty_since = None
             elif queue.empty_since is None:
                 queue.empty_since = now

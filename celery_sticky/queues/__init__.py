@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from celery_sticky.queues.base import (
-    Dead,
     Delivery,
-    Depth,
     Disposition,
     Fetched,
-    Guarantees,
+    OpenAnswer,
+    Opening,
     Outcome,
     SlotQueues,
     Tag,
     Tenure,
     Want,
 )
+from celery_sticky.queues.guarantees import Fence, Guarantees, Order
+from celery_sticky.queues.inspection import Dead, Depth
 
 __all__ = [
     "Dead",
     "Delivery",
     "Depth",
     "Disposition",
+    "Fence",
     "Fetched",
     "Guarantees",
+    "OpenAnswer",
+    "Opening",
+    "Order",
     "Outcome",
     "SlotQueues",
     "Tag",

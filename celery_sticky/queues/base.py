@@ -7,37 +7,19 @@ One thread (the courier) uses a driver object; any thread may call `wake`. A mes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Protocol
 
 from msgspec import Struct
 
-from celery_sticky.keys import WORKER_QUEUE, Slot
-
-_SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
-
-
-@dataclass(frozen=True, slots=True)
-class Guarantees:
-    """A driver's guarantees as data: printed by `celery sticky doctor` and in the docs table."""
-
-    fenced: bool
-    """The broker ignores fetches and dispositions of a former owner."""
-    ordered: bool
-    """Unsettled messages return to the front of their queue in their original order."""
-    atomic: bool
-    """A message is always in its queue or in flight, even if its reader dies."""
-    deferred: bool
-    """A message can wait in the broker for its time."""
-    moves: bool = False
-    """A message can go from one queue of a keyspace to another in one step (`Outcome.MOVE`)."""
-
-
-FULL = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
-"""Every guarantee."""
+from celery_sticky.envelope import Envelope, parse
+from celery_sticky.errors import Fenced, SlotBroken, SlotHeld
+from celery_sticky.keys import Slot
+from celery_sticky.queues.guarantees import Guarantees
+from celery_sticky.queues.inspection import Dead, Depth
 
 
 class Tenure(Struct, frozen=True):
@@ -68,6 +50,18 @@ class Tag(Struct, frozen=True, order=True):
     """Grows with every delivery of the slot, so tags are ordered by fetch."""
     trip: str
     """The name of the request that fetched it (`Tenure.trip`)."""
+
+
+class Opening(Struct, frozen=True):
+    """A request to open one slot."""
+
+    tenure: Tenure
+    keep: tuple[Tag, ...] = ()
+    """The deliveries that stay in flight: they run here, or their disposition is not confirmed."""
+
+
+OpenAnswer = Collection[Tag] | Fenced | SlotHeld | SlotBroken
+"""The answer to an `Opening`: which tags of `keep` are in flight, or why the slot is not open."""
 
 
 class Outcome(StrEnum):
@@ -101,16 +95,45 @@ class Disposition(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """One message as it was fetched."""
+    """One message as it was fetched.
+
+    The methods read the JSON that Kombu's virtual transports write. Where a broker carries messages in another form,
+    the driver returns a subclass whose methods read that.
+    """
 
     tenure: Tenure
     tag: Tag
     priority: int
     """The priority list the message came from (0, 3, 6 or 9)."""
     body: bytes
-    """The envelope exactly as the publisher wrote it."""
+    """The message exactly as the publisher wrote it."""
     attempts: int | None
     """Starts counted so far; None if no change of owner ever found the message in flight: it needs no counting."""
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes in memory, about."""
+        return len(self.body)
+
+    @property
+    def identity(self) -> bytes:
+        """A digest of what was published (id, retries, stamp, arguments): the same in every delivery of the message.
+
+        It is computed only for messages that may come again after they ended here, or after their starts were counted.
+        """
+        return blake2b(self.body, digest_size=16).digest()
+
+    def envelope(self) -> Envelope:
+        """Parse the message.
+
+        Raises:
+            DamagedMessage: it is not what Kombu writes.
+        """
+        return parse(self.body)
+
+    def raw(self) -> bytes:
+        """Return the message as the JSON that Kombu's virtual transports write: what `Disposition.body` replaces."""
+        return self.body
 
 
 class Want(Struct, frozen=True):
@@ -122,7 +145,7 @@ class Want(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Fetched:
-    """The answer to one round trip."""
+    """The answer to one round trip. A disposition may be answered by a later one: see `SlotQueues.fetch`."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     """In order within each slot."""
@@ -144,41 +167,22 @@ class Fetched:
     """Wanted slots with deferred messages -> when the next is due, in seconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """The number of messages in a slot queue."""
-
-    waiting: int
-    deferred: int
-    in_flight: int
-    oldest: float | None
-    """When the next message was sent, by its stamp (seconds since the epoch).
-
-    None if there is no next message, it has no stamp, or the messages of this queue are too big to read it.
-    """
-    broken: str = ""
-    """Which record of the slot is unusable, and why; the counts are then 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dead:
-    """A buried message."""
-
-    id: str
-    """`<slot>-<tag>`, unique in its keyspace."""
-    info: str
-    """The JSON object that was passed when it was buried."""
-    body: bytes | None = None
-    """The envelope; None in a list."""
-
-
 class SlotQueues(Protocol):
     """The slot queues of every keyspace at one broker."""
 
     guarantees: Guarantees
+    """Those of its `Driver`, but for what the options of the connection change (`priorities`)."""
 
-    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-        """Set the slot's fence to `tenure`, put its queue in order, and return which tags of `keep` are in flight.
+    def open(self, openings: Sequence[Opening]) -> Sequence[OpenAnswer]:
+        """Open different slots in one round trip, each in one step of its own; return an answer for each, in order.
+
+        An opening sets the slot's fence to its tenure and puts the queue in order. Its answer is one of these:
+
+        - The tags of `keep` that are in flight: the slot is open.
+        - `Fenced`: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
+          and at least this open count. Nothing changed.
+        - `SlotHeld`: another connection still holds the slot. Nothing changed; open again later, with the next count.
+        - `SlotBroken`: a record of the slot is unusable; open again later, with the next count.
 
         Deliveries in flight go back to the front of the queue (of the priority list they came from) in their original
         order. Those whose tag is in `keep` stay in flight and can be settled under the new tenure. A tag that is not
@@ -190,10 +194,7 @@ class SlotQueues(Protocol):
         message did not kill its worker.
 
         Raises:
-            Fenced: the fence has a higher epoch, or this epoch and another incarnation, or this epoch and incarnation
-                and at least this open count. Nothing changed.
-            SlotBroken: a record of the slot is unusable; open again later, with the next count.
-            BrokerUnavailable: the slot may be open; open again with the next count.
+            BrokerUnavailable: any of the slots may be open; open them again with the next counts.
         """
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
@@ -206,12 +207,15 @@ class SlotQueues(Protocol):
         than wanted, but brings something while there is anything; such a slot is not `drained`. The order holds: a
         message that came due before another was published or came due is brought first.
 
+        Each disposition has one answer: it is `confirmed`, `refused` or `failed`. A broker that confirms later answers
+        with a later fetch; one with no wants and no dispositions only collects such answers.
+
         Raises:
             BrokerUnavailable: any part of it may have happened; open the slots again.
         """
 
     def idle(self, timeout: float) -> set[tuple[str, Slot]]:
-        """Wait until a drained slot may have a message, `wake` is called, or `timeout` seconds have passed.
+        """Wait until a drained slot may have a message, a disposition was answered, `wake` is called, or time is up.
 
         Return the drained slots (keyspace, slot) that may have received a message since. A slot is returned once, then
         not again until a `fetch` finds it drained again. With a timeout of 0 it only checks. Deferred messages do not
@@ -224,8 +228,16 @@ class SlotQueues(Protocol):
     def wake(self) -> None:
         """Make the current `idle`, or the next one, return at once. Any thread may call this."""
 
-    def close_slot(self, tenure: Tenure) -> None:
-        """Stop waiting for this slot in `idle`. Its deliveries stay in flight until the next `open`."""
+    def release(self, tenures: Sequence[Tenure]) -> None:
+        """Give slots back, in one round trip, and stop waiting for them in `idle`; ignore those under other tenures.
+
+        If the connection holds a slot, its deliveries go back to the queue, and another connection may open it; the
+        end of a connection does the same for all of its slots. A driver that fences by epoch sends nothing, and need
+        not be asked: deliveries stay in flight until the next `open`.
+
+        Raises:
+            BrokerUnavailable: the connection broke, and so holds nothing.
+        """
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """Return the number of messages in these slots, of any owner; possibly big bodies are not read."""
@@ -258,19 +270,3 @@ class SlotQueues(Protocol):
 
     def close(self) -> None:
         """Close every connection. May be called twice."""
-
-
-def sent_at(body: bytes | None) -> float | None:
-    """Return when a message was sent (seconds since the epoch) from its stamp; the rest is not parsed."""
-    found = _SENT_AT.search(body) if body is not None else None
-    return float(found[1]) if found is not None else None
-
-
-def dead_slot(dead_id: str) -> Slot | None:
-    """Return the slot in a buried message's id, or None if the id is malformed."""
-    slot, _, tag = dead_id.rpartition("-")
-    if not (tag.isascii() and tag.isdigit()):
-        return None
-    if slot.isascii() and slot.isdigit():
-        return int(slot)
-    return slot if slot.startswith(WORKER_QUEUE) else None

@@ -9,51 +9,16 @@ import json
 import threading
 import time
 from bisect import bisect
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 
 from celery_sticky.errors import Fenced
 from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId, slot_of_queue
-from celery_sticky.queues.base import (
-    FULL,
-    Dead,
-    Delivery,
-    Depth,
-    Disposition,
-    Fetched,
-    Outcome,
-    Tag,
-    Tenure,
-    Want,
-    dead_slot,
-    sent_at,
-)
-
-STEPS = (0, 3, 6, 9)
-
-
-@dataclass(slots=True)
-class _Message:
-    priority: int
-    body: bytes
-    counted_starts: int | None = None
-
-
-@dataclass(slots=True)
-class _Slot:
-    fence: Tenure | None = None
-    seq: int = 0
-    lists: dict[int, deque[_Message]] = field(default_factory=lambda: {step: deque() for step in STEPS})
-    """The left end is the front."""
-    flight: dict[Tag, _Message] = field(default_factory=dict)
-    deferred: list[tuple[float, int, _Message]] = field(default_factory=list)
-    """Due time, delivery number, message; sorted."""
-
-    @property
-    def waiting(self) -> list[_Message]:
-        return [message for step in STEPS for message in self.lists[step]]
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.guarantees import FULL, Guarantees
+from celery_sticky.queues.inspection import Dead, Depth, dead_slot, sent_at
+from celery_sticky.queues.memory_slot import STEPS, Message, SlotQueue
 
 
 class MemoryBroker:
@@ -62,8 +27,9 @@ class MemoryBroker:
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = prefix
         self.changed = threading.Condition()
-        self.slots: dict[SlotId, _Slot] = {}
-        self.dead: dict[str, dict[str, tuple[str, _Message]]] = {}
+        self.slots: dict[SlotId, SlotQueue] = {}
+        self.dead: dict[str, dict[str, tuple[str, Message]]] = {}
+        self._places = count(1)
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
         """Add a message to the back of a slot queue, given by name or as (keyspace, slot)."""
@@ -74,14 +40,26 @@ class MemoryBroker:
             queue = slot
         step = STEPS[bisect(STEPS, max(priority, 0)) - 1]
         with self.changed:
-            self.slot(*queue).lists[step].append(_Message(step, body))
+            self.append(self.slot(*queue), Message(step, body))
             self.changed.notify_all()
 
-    def slot(self, keyspace: str, number: Slot) -> _Slot:
+    def append(self, slot: SlotQueue, message: Message) -> None:
+        """Add a message to the back of its list."""
+        message.place = next(self._places)
+        slot.lists[message.priority].append(message)
+
+    def put_back(self, slot: SlotQueue, keep: Collection[Tag] = ()) -> list[Message]:
+        """Put deliveries in flight back to the front of their lists, in the order in which they were fetched."""
+        back = [slot.flight.pop(tag) for tag in sorted(slot.flight.keys() - set(keep), reverse=True)]
+        for message in back:
+            slot.lists[message.priority].appendleft(message)
+        return back
+
+    def slot(self, keyspace: str, number: Slot) -> SlotQueue:
         """Return a slot, empty if it was never used."""
         slot_id = (keyspace, number)
         if slot_id not in self.slots:
-            self.slots[slot_id] = _Slot()
+            self.slots[slot_id] = SlotQueue()
         return self.slots[slot_id]
 
 
@@ -94,7 +72,7 @@ def process_broker(prefix: str) -> MemoryBroker:
 class MemoryQueues:
     """A client of a `MemoryBroker`; see `SlotQueues` for each method."""
 
-    guarantees = FULL
+    guarantees: Guarantees = FULL
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -102,22 +80,12 @@ class MemoryQueues:
         self._trips = 0
         self._woken = False
 
-    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-        """Set the fence, then put back deliveries in flight, last fetched first."""
+    def open(self, openings: Sequence[Opening]) -> Sequence[OpenAnswer]:
+        """Set the fences, then put back deliveries in flight, last fetched first."""
         with self.broker.changed:
-            slot = self.broker.slot(tenure.keyspace, tenure.slot)
-            fence = slot.fence
-            if fence is not None and _refuses(fence, tenure):
-                raise Fenced(fence.epoch, fence.incarnation)
-            slot.fence = tenure
-            self._drained.pop((tenure.keyspace, tenure.slot), None)
-            for tag in sorted(slot.flight.keys() - set(keep), reverse=True):
-                message = slot.flight.pop(tag)
-                slot.lists[message.priority].appendleft(message)
-                if fence is not None and fence.incarnation != tenure.incarnation:
-                    message.counted_starts = message.counted_starts or 0
+            answers = [self._open(opening) for opening in openings]
             self.broker.changed.notify_all()
-            return tuple(slot.flight)
+            return answers
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """Settle, then fetch."""
@@ -150,11 +118,12 @@ class MemoryQueues:
             self._woken = True
             self.broker.changed.notify_all()
 
-    def close_slot(self, tenure: Tenure) -> None:
-        """Stop waiting for the slot under this tenure."""
-        slot_id = (tenure.keyspace, tenure.slot)
-        if self._drained.get(slot_id) == tenure:
-            del self._drained[slot_id]
+    def release(self, tenures: Sequence[Tenure]) -> None:
+        """Stop waiting for the slots under these tenures."""
+        for tenure in tenures:
+            slot_id = (tenure.keyspace, tenure.slot)
+            if self._drained.get(slot_id) == tenure:
+                del self._drained[slot_id]
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """See `SlotQueues.depth`."""
@@ -211,10 +180,27 @@ class MemoryQueues:
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
+    def _has(self, tenure: Tenure) -> bool:
+        """Return whether requests under this tenure are served."""
+        return self.broker.slot(tenure.keyspace, tenure.slot).fence == tenure
+
+    def _open(self, opening: Opening) -> OpenAnswer:
+        tenure = opening.tenure
+        slot = self.broker.slot(tenure.keyspace, tenure.slot)
+        fence = slot.fence
+        if fence is not None and _refuses(fence, tenure):
+            return Fenced(fence.epoch, fence.incarnation)
+        slot.fence = tenure
+        self._drained.pop((tenure.keyspace, tenure.slot), None)
+        for message in self.broker.put_back(slot, opening.keep):
+            if fence is not None and fence.incarnation != tenure.incarnation:
+                message.counted_starts = message.counted_starts or 0
+        return tuple(slot.flight)
+
     def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
         tenure, tag = disposition.tenure, disposition.tag
         slot = self.broker.slot(tenure.keyspace, tenure.slot)
-        if slot.fence != tenure or tag not in slot.flight:
+        if not self._has(tenure) or tag not in slot.flight:
             fetched.refused.append(disposition)
             return
         fetched.confirmed.append(disposition)
@@ -229,7 +215,7 @@ class MemoryQueues:
             return
         del slot.flight[tag]
         if disposition.outcome is Outcome.DEFER:
-            deferred = _Message(message.priority, disposition.body or message.body)
+            deferred = Message(message.priority, disposition.body or message.body)
             slot.deferred.append((disposition.due, tag.number, deferred))
             slot.deferred.sort(key=lambda item: item[:2])
         elif disposition.outcome is Outcome.MOVE:
@@ -242,12 +228,11 @@ class MemoryQueues:
         tenure, slot_id = want.tenure, (want.tenure.keyspace, want.tenure.slot)
         slot = self.broker.slot(*slot_id)
         self._drained.pop(slot_id, None)
-        if slot.fence != tenure:
+        if not self._has(tenure):
             fetched.lost.add(slot_id)
             return
         while slot.deferred and slot.deferred[0][0] <= now:
-            message = slot.deferred.pop(0)[2]
-            slot.lists[message.priority].append(message)
+            self.broker.append(slot, slot.deferred.pop(0)[2])
         for message in slot.waiting[: max(want.limit, 0)]:
             slot.lists[message.priority].popleft()
             slot.seq += 1
@@ -267,6 +252,6 @@ def _refuses(fence: Tenure, tenure: Tenure) -> bool:
     return fence.incarnation != tenure.incarnation or fence.open_count >= tenure.open_count
 
 
-def _depth(slot: _Slot) -> Depth:
+def _depth(slot: SlotQueue) -> Depth:
     waiting = slot.waiting
     return Depth(len(waiting), len(slot.deferred), len(slot.flight), sent_at(waiting[0].body) if waiting else None)

@@ -10,8 +10,12 @@ from celery_sticky.ownership import changes
 from celery_sticky.stores.base import Store
 
 
-def write_first(store: Store, slots: int, *, force: bool = False, hash_name: str = HASH_NAME) -> dict[str, Any]:
+def write_first(
+    store: Store, slots: int, *, force: bool = False, hash_name: str = HASH_NAME, epochs_outlive_store: bool = True
+) -> dict[str, Any]:
     """Write a document without members, unless there is one already.
+
+    `epochs_outlive_store` is what the broker's driver says (`Guarantees`).
 
     Raises:
         StickyError: another process changed the document at the same time.
@@ -26,7 +30,7 @@ def write_first(store: Store, slots: int, *, force: bool = False, hash_name: str
         generation=changes.generation_after(old.generation if old else 0, reading.clock),
         version=old.version + 1 if old else 1,
         store_id=reading.store_id,
-        epochs=old.max_epoch if old else 0,
+        epochs=changes.epochs_after(old.max_epoch if old else 0, reading.clock, outlive_store=epochs_outlive_store),
     )
     if not store.swap(old, fresh):
         raise StickyError("another process changed the document at the same time: run the command again")

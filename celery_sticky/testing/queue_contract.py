@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from celery_sticky.testing.queue_fence_contract import FenceContract
 from celery_sticky.testing.queue_settle_contract import SettleContract
+from celery_sticky.testing.queue_starts_contract import StartsContract
 from celery_sticky.testing.queue_steps import Broker
 
 __all__ = ["Broker", "QueueContract"]
 
 
-class QueueContract(FenceContract, SettleContract):
+class QueueContract(FenceContract, SettleContract, StartsContract):
     """The whole contract."""

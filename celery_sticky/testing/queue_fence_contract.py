@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from celery_sticky.errors import Fenced
-from celery_sticky.queues.base import Disposition, Fetched, Outcome, SlotQueues, Tenure, Want
+from celery_sticky.errors import Fenced, SlotHeld
+from celery_sticky.queues.base import Disposition, Fetched, Opening, Outcome, SlotQueues, Tenure, Want
+from celery_sticky.queues.guarantees import FULL, Fence, Order
 from celery_sticky.testing.queue_steps import (
     AGAIN,
     FIRST,
@@ -16,21 +17,17 @@ from celery_sticky.testing.queue_steps import (
     ODD,
     Broker,
     Connect,
-    End,
     Publish,
     QueueFixtures,
     ack,
-    attempts,
     bodies,
-    bury,
     defer,
-    mark,
+    open_slot,
     settle,
     take,
     take_all,
     tenure,
     unknown,
-    unmark,
 )
 
 
@@ -50,11 +47,15 @@ class FenceContract(QueueFixtures):
     ) -> None:
         for priority in range(9, -1, -1):
             publish(b"%d" % priority, priority=priority)
+        steps = queues.guarantees.priorities
+        expected = {n: max(step for step in steps if step <= n) for n in range(9, -1, -1)}
         brought = take(queues, FIRST).deliveries
-        assert [int(d.body) for d in brought] == [2, 1, 0, 5, 4, 3, 8, 7, 6, 9]
-        assert [d.priority for d in brought] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
+        assert [(d.priority, int(d.body)) for d in brought] == [
+            (step, n) for step in steps for n in expected if expected[n] == step
+        ]
 
     def test_a_limit_spans_priorities(self, queues: SlotQueues, publish: Publish) -> None:
+        _needs_priorities(queues)
         publish(b"late", priority=9)
         publish(b"1", b"2")
         assert bodies(take(queues, FIRST, limit=3)) == [b"1", b"2", b"late"]
@@ -68,11 +69,12 @@ class FenceContract(QueueFixtures):
         assert queues.fetch([], [], NOW) == Fetched()
 
     def test_a_body_comes_as_it_was_published(self, queues: SlotQueues, publish: Publish, connect: Connect) -> None:
-        publish(ODD, priority=3)
+        priority = queues.guarantees.priorities[-1]
+        publish(ODD, priority=priority)
         assert bodies(take(queues, FIRST)) == [ODD]
-        queues.open(AGAIN, ())
+        open_slot(queues, AGAIN)
         (delivery,) = take(queues, AGAIN).deliveries
-        assert (delivery.body, delivery.priority, delivery.tenure) == (ODD, 3, AGAIN)
+        assert (delivery.body, delivery.priority, delivery.tenure) == (ODD, priority, AGAIN)
         settle(queues, defer(delivery, NOW))
         assert bodies(take(queues, AGAIN)) == [ODD]
 
@@ -82,7 +84,7 @@ class FenceContract(QueueFixtures):
         expected = [b"%d" % i for i in range(1300)]
         publish(*expected)
         assert bodies(take_all(queues, FIRST)) == expected
-        queues.open(AGAIN, ())
+        open_slot(queues, AGAIN)
         brought = take_all(queues, AGAIN)
         assert bodies(brought) == expected
         settle(queues, *[defer(d, NOW + 1) for d in brought.deliveries])
@@ -91,7 +93,7 @@ class FenceContract(QueueFixtures):
     def test_delivery_tags_grow_for_ever(self, queues: SlotQueues, publish: Publish) -> None:
         publish(b"1", b"2")
         old = [d.tag for d in take(queues, FIRST).deliveries]
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         new = [d.tag for d in take(queues, NEXT).deliveries]
         assert old[0] < old[1] < new[0] < new[1]
 
@@ -99,7 +101,7 @@ class FenceContract(QueueFixtures):
         others = [tenure(), tenure(slot=70), tenure(keyspace="orders")]
         for other in others:
             if other != FIRST:
-                queues.open(other, ())
+                open_slot(queues, other)
             broker.publish(other.keyspace, other.slot, f"{other.keyspace} {other.slot}".encode())
         brought = queues.fetch([Want(other, 5) for other in others], [], NOW)
         assert [(d.tenure, d.body) for d in brought.deliveries] == [
@@ -145,19 +147,66 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1")
         (delivery,) = take(queues, FIRST).deliveries
-        with pytest.raises(Fenced) as refusal:
-            connect().open(late, ())
-        assert (refusal.value.epoch, refusal.value.incarnation) == (5, "ann")
+        if queues.guarantees.fence is Fence.EPOCH:
+            with pytest.raises(Fenced) as refusal:
+                open_slot(connect(), late)
+            assert (refusal.value.epoch, refusal.value.incarnation) == (5, "ann")
+        else:
+            with pytest.raises(SlotHeld):
+                open_slot(connect(), late)
         assert settle(queues, ack(delivery)).confirmed == [ack(delivery)]
 
     @pytest.mark.parametrize("later", [AGAIN, NEXT, tenure(epoch=6, count=0), tenure(epoch=10)])
     def test_open_sets_the_fence_to_exactly_this_tenure(
         self, queues: SlotQueues, publish: Publish, later: Tenure
     ) -> None:
-        queues.open(later, ())
+        open_slot(queues, later)
         publish(b"1")
         assert take(queues, FIRST).lost == {HERE}
         assert bodies(take(queues, later)) == [b"1"]
+
+    def test_many_slots_open_in_one_request_and_each_has_an_answer_of_its_own(
+        self, queues: SlotQueues, publish: Publish, broker: Broker, connect: Connect
+    ) -> None:
+        publish(b"1", b"2")
+        first, _ = take(queues, FIRST).deliveries
+        others, another = [tenure(slot=slot) for slot in range(100, 200)], connect()
+        for slot in range(100, 200):
+            broker.publish("default", slot, b"%d" % slot)
+        openings = [Opening(tenure(epoch=4)), *(Opening(other) for other in others)]
+        refused, *answers = another.open(openings)
+        assert isinstance(refused, Fenced | SlotHeld)
+        assert [list(answer) for answer in answers if not isinstance(answer, Exception)] == [[]] * 100
+        brought = another.fetch([Want(other, 1) for other in others], [], NOW)
+        assert bodies(brought) == [b"%d" % slot for slot in range(100, 200)]
+        kept, again = queues.open([Opening(AGAIN, (first.tag,)), Opening(tenure(slot=100))])
+        assert not isinstance(kept, Exception) and list(kept) == [first.tag]
+        assert isinstance(again, Fenced | SlotHeld), "the other connection has opened it under this tenure"
+        assert queues.open([]) == []
+
+    def test_a_slot_that_was_given_back_is_opened_by_another_connection(
+        self, queues: SlotQueues, publish: Publish, connect: Connect
+    ) -> None:
+        publish(b"1", b"2", b"3")
+        first, *_ = take(queues, FIRST).deliveries
+        queues.release([tenure(epoch=4)])  # another tenure: no effect
+        assert settle(queues, ack(first)).confirmed == [ack(first)]
+        queues.release([FIRST])
+        other = connect()
+        open_slot(other, NEXT)
+        assert bodies(take(other, NEXT)) == [b"2", b"3"]
+        assert take(queues, FIRST).lost == {HERE}
+
+    def test_a_connection_that_ended_holds_nothing(
+        self, queues: SlotQueues, publish: Publish, connect: Connect
+    ) -> None:
+        publish(b"1", b"2", b"3")
+        first, *_ = take(queues, FIRST).deliveries
+        settle(queues, ack(first))
+        queues.close()
+        other = connect()
+        open_slot(other, NEXT)
+        assert bodies(take(other, NEXT)) == [b"2", b"3"]
 
     def test_what_is_in_flight_goes_back_to_the_front_in_its_original_order(
         self, queues: SlotQueues, publish: Publish
@@ -166,16 +215,17 @@ class FenceContract(QueueFixtures):
         take(queues, FIRST, limit=5)
         take(queues, FIRST, limit=6)
         publish(b"new")
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         assert bodies(take(queues, NEXT)) == [*(b"%d" % i for i in range(12)), b"new"]
 
     def test_a_message_goes_back_to_the_priority_it_came_from(self, queues: SlotQueues, publish: Publish) -> None:
+        _needs_priorities(queues)
         for priority in (9, 3, 0, 6):
             publish(b"%d a" % priority, b"%d b" % priority, priority=priority)
         take(queues, FIRST, limit=5)
         publish(b"0 c")
         publish(b"3 c", priority=3)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         brought = take(queues, NEXT).deliveries
         assert [d.body for d in brought] == b"0 a,0 b,0 c,3 a,3 b,3 c,6 a,6 b,9 a,9 b".split(b",")
         assert all(d.body.startswith(b"%d " % d.priority) for d in brought)
@@ -185,7 +235,7 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1", b"2", b"3")
         first, second, _ = take(queues, FIRST).deliveries
-        assert list(queues.open(AGAIN, [second.tag])) == [second.tag]
+        assert list(open_slot(queues, AGAIN, [second.tag])) == [second.tag]
         assert bodies(take(queues, AGAIN)) == [b"1", b"3"]
         assert settle(queues, ack(second)).confirmed == []
         assert settle(queues, ack(second, AGAIN)).confirmed == [ack(second, AGAIN)]
@@ -196,18 +246,18 @@ class FenceContract(QueueFixtures):
         first, second, third = take(queues, FIRST).deliveries
         settle(queues, ack(first))
         keep = [first.tag, second.tag, third.tag, unknown(third)]
-        assert sorted(queues.open(AGAIN, keep)) == [second.tag, third.tag]
-        assert not queues.open(NEXT, ()), "there was nothing to keep"
+        assert sorted(open_slot(queues, AGAIN, keep)) == [second.tag, third.tag]
+        assert not open_slot(queues, NEXT), "there was nothing to keep"
 
     def test_a_tag_names_the_delivery_of_one_opening_and_no_other(self, queues: SlotQueues, publish: Publish) -> None:
         """A broker that lost its newest data reuses numbers: the request in a tag tells such deliveries apart."""
         publish(b"1", b"2")
         first, _ = take(queues, FIRST).deliveries
-        queues.open(AGAIN, ())
+        open_slot(queues, AGAIN)
         brought = take(queues, AGAIN).deliveries
         twin = replace(brought[0].tag, trip=first.tag.trip)
         assert twin.number == brought[0].tag.number and twin != brought[0].tag
-        assert not queues.open(NEXT, [twin]), "it is not that delivery"
+        assert not open_slot(queues, NEXT, [twin]), "it is not that delivery"
         assert settle(queues, Disposition(Outcome.ACK, NEXT, twin)).confirmed == []
         assert bodies(take(queues, NEXT)) == [b"1", b"2"]
 
@@ -220,7 +270,7 @@ class FenceContract(QueueFixtures):
         (second,) = take(queues, FIRST, limit=1).deliveries
         twin = replace(first.tag, number=second.tag.number)
         assert twin != second.tag
-        assert not queues.open(AGAIN, [twin]), "it is not that delivery"
+        assert not open_slot(queues, AGAIN, [twin]), "it is not that delivery"
         assert bodies(take(queues, AGAIN)) == [b"1", b"2"]
 
     def test_a_kept_delivery_that_goes_back_later_takes_its_original_place(
@@ -228,93 +278,14 @@ class FenceContract(QueueFixtures):
     ) -> None:
         publish(b"1", b"2", b"3")
         kept = take(queues, FIRST).deliveries[1]
-        queues.open(AGAIN, [kept.tag])
+        open_slot(queues, AGAIN, [kept.tag])
         take(queues, AGAIN, limit=1)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         # The kept message was fetched before the second fetch of the first one.
-        assert bodies(take(queues, NEXT)) == [b"2", b"1", b"3"]
+        by_fetch = queues.guarantees.returns is Order.FETCH
+        assert bodies(take(queues, NEXT)) == ([b"2", b"1", b"3"] if by_fetch else [b"1", b"2", b"3"])
 
-    def test_what_goes_back_from_the_same_incarnation_needs_no_mark(self, queues: SlotQueues, publish: Publish) -> None:
-        publish(b"1")
-        take(queues, FIRST)
-        queues.open(tenure(epoch=9, count=1), ())
-        assert attempts(take(queues, tenure(epoch=9, count=1))) == {b"1": None}
 
-    def test_only_what_goes_back_from_another_incarnation_is_suspect(
-        self, queues: SlotQueues, publish: Publish
-    ) -> None:
-        publish(b"1", b"kept", b"waited")
-        kept = take(queues, FIRST, limit=2).deliveries[1]
-        queues.open(NEXT, [kept.tag])
-        assert attempts(take(queues, NEXT)) == {b"1": 0, b"waited": None}
-        queues.open(tenure(epoch=6, incarnation="bob", count=2), ())
-        again = attempts(take(queues, tenure(epoch=6, incarnation="bob", count=2)))
-        assert again == {b"1": 0, b"kept": None, b"waited": None}
-
-    def test_a_mark_counts_starts_and_outlives_every_owner(self, queues: SlotQueues, publish: Publish) -> None:
-        publish(b"1", b"2")
-        take(queues, FIRST)
-        for epoch in (6, 7, 8):
-            now = tenure(epoch=epoch, incarnation=f"w{epoch}")
-            queues.open(now, ())
-            first, second = take(queues, now).deliveries
-            assert (first.attempts, second.attempts) == (epoch - 6, 0)
-            noted = settle(queues, mark(first, epoch - 5))
-            assert noted.counted_starts == {("default", 7, first.tag): epoch - 5}
-            assert noted.confirmed == [mark(first, epoch - 5)]
-        assert settle(queues, mark(first, 4)).counted_starts == {("default", 7, first.tag): 4}
-        assert settle(queues, ack(first)).confirmed == [ack(first)]
-
-    def test_a_mark_is_taken_back_and_the_message_stays_in_flight(self, queues: SlotQueues, publish: Publish) -> None:
-        publish(b"1")
-        take(queues, FIRST)
-        queues.open(NEXT, ())
-        (suspect,) = take(queues, NEXT).deliveries
-        settle(queues, mark(suspect))
-        for _ in range(2):  # it never falls below zero
-            assert settle(queues, unmark(suspect)).confirmed == [unmark(suspect)]
-        assert queues.depth("default", [7])[7].in_flight == 1
-        assert settle(queues, mark(suspect)).counted_starts == {("default", 7, suspect.tag): 1}
-        nothing = Disposition(Outcome.UNCOUNT_START, NEXT, unknown(suspect), starts=1)
-        assert settle(queues, nothing).refused == [nothing]
-
-    def test_a_mark_or_its_taking_back_that_is_said_twice_counts_once(
-        self, queues: SlotQueues, publish: Publish
-    ) -> None:
-        """The answer may have been lost: the repeated request must not bring a message nearer to its burial."""
-        publish(b"1")
-        take(queues, FIRST)
-        queues.open(NEXT, ())
-        (suspect,) = take(queues, NEXT).deliveries
-        for starts in (1, 1, 2, 2, 1):
-            settle(queues, mark(suspect, starts))
-        assert settle(queues, mark(suspect, 2)).counted_starts == {("default", 7, suspect.tag): 2}
-        for _ in range(2):
-            settle(queues, unmark(suspect, 2))
-        queues.open(tenure(epoch=7, incarnation="cat"), ())
-        assert attempts(take(queues, tenure(epoch=7, incarnation="cat"))) == {b"1": 1}
-
-    def test_a_mark_under_a_former_tenure_or_of_no_delivery_is_refused(
-        self, queues: SlotQueues, publish: Publish
-    ) -> None:
-        publish(b"1")
-        (delivery,) = take(queues, FIRST).deliveries
-        nothing = Disposition(Outcome.COUNT_START, FIRST, unknown(delivery), starts=1)
-        assert settle(queues, nothing).refused == [nothing]
-        queues.open(NEXT, ())
-        assert settle(queues, mark(delivery)).refused == [mark(delivery)]
-        assert attempts(take(queues, NEXT)) == {b"1": 0}
-
-    @pytest.mark.parametrize("end", [ack, lambda d: defer(d, NOW), bury], ids=["ack", "defer", "bury"])
-    def test_a_settled_suspect_is_forgotten(self, queues: SlotQueues, publish: Publish, end: End) -> None:
-        publish(b"1", b"other")
-        take(queues, FIRST)
-        queues.open(NEXT, ())
-        suspect = take(queues, NEXT).deliveries[0]
-        settle(queues, mark(suspect))
-        settle(queues, end(suspect))
-        for dead in queues.dead("default"):
-            queues.requeue("default", dead.id)
-        if end is ack:
-            publish(b"1")
-        assert attempts(take(queues, NEXT)) == {b"1": None}
+def _needs_priorities(queues: SlotQueues) -> None:
+    if queues.guarantees.priorities != FULL.priorities:
+        pytest.skip("this broker has other priorities, or none")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import pytest
 from msgspec.structs import replace
 
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, SlotQueues, Tag, Tenure, Want
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Opening, Outcome, SlotQueues, Tag, Tenure, Want
 
 NOW = 1_000_000.0
 LONG = 20.0
@@ -81,9 +82,17 @@ def unknown(delivery: Delivery) -> Tag:
     return replace(delivery.tag, number=delivery.tag.number + 1)
 
 
+def open_slot(queues: SlotQueues, under: Tenure, keep: Collection[Tag] = ()) -> Collection[Tag]:
+    """Open one slot and return which of `keep` are in flight; raise the error that is its answer otherwise."""
+    (answer,) = queues.open([Opening(under, tuple(keep))])
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 def take(queues: SlotQueues, under: Tenure, *dispositions: Disposition, limit: int = 100, now: float = NOW) -> Fetched:
-    """Fetch for one slot."""
-    return queues.fetch([Want(under, limit)], dispositions, now)
+    """Fetch for one slot, and collect the answers to the dispositions."""
+    return _answered(queues, queues.fetch([Want(under, limit)], dispositions, now), len(dispositions))
 
 
 def take_all(queues: SlotQueues, under: Tenure, now: float = NOW) -> Fetched:
@@ -99,7 +108,27 @@ def take_all(queues: SlotQueues, under: Tenure, now: float = NOW) -> Fetched:
 
 def settle(queues: SlotQueues, *dispositions: Disposition) -> Fetched:
     """Settle, and fetch nothing."""
-    return queues.fetch([], dispositions, NOW)
+    return _answered(queues, queues.fetch([], dispositions, NOW), len(dispositions))
+
+
+def _answered(queues: SlotQueues, fetched: Fetched, count: int) -> Fetched:
+    """Collect the answers to this many dispositions: a broker may confirm later."""
+    deadline = time.monotonic() + LONG
+    while len(fetched.confirmed) + len(fetched.refused) + len(fetched.failed) < count:
+        assert time.monotonic() < deadline, "every disposition has an answer"
+        later = queues.fetch([], [], NOW)
+        fetched.confirmed += later.confirmed
+        fetched.refused += later.refused
+        fetched.failed += later.failed
+        fetched.counted_starts |= later.counted_starts
+    return fetched
+
+
+def holds(queues: SlotQueues, slot: int | str, *, waiting: int, deferred: int, in_flight: int) -> bool:
+    """Return whether a slot has this many messages, as far as the broker can say."""
+    depth = queues.depth("default", [slot])[slot]
+    known = depth.deferred in (None, deferred) and depth.in_flight in (None, in_flight)
+    return depth.waiting == waiting and known
 
 
 def bodies(fetched: Fetched) -> list[bytes]:
@@ -138,7 +167,7 @@ class QueueFixtures:
     def queues(self, connect: Connect) -> SlotQueues:
         """Return a driver with slot 7 opened for `FIRST`."""
         queues = connect()
-        queues.open(FIRST, ())
+        open_slot(queues, FIRST)
         return queues
 
     @pytest.fixture

@@ -19,7 +19,7 @@ import threading
 from kombu import Connection
 
 from celery_sticky.drivers import open_queues
-from celery_sticky.queues import Disposition, Outcome, SlotQueues, Tenure, Want
+from celery_sticky.queues import Disposition, Opening, Outcome, SlotQueues, Tenure, Want
 from celery_sticky.redis_clients import client_from_connection
 
 TENURE = Tenure("default", 7, 1, "a", 1)
@@ -27,7 +27,7 @@ MESSAGES = 200
 
 
 def courier(queues: SlotQueues, got: list[bytes]) -> None:
-    queues.open(TENURE, ())
+    queues.open([Opening(TENURE)])
     dispositions: list[Disposition] = []
     while len(got) < MESSAGES:
         fetched = queues.fetch([Want(TENURE, 10)], dispositions, time.time())

@@ -14,10 +14,11 @@ from celery_sticky.drivers import open_queues
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.queues import SlotQueues
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.queues.memory_held import HeldBroker, HeldQueues
 from celery_sticky.queues.redis import Layout, RedisQueues
 from celery_sticky.redis_clients import client_from_connection
 from celery_sticky.testing.queue_contract import QueueContract
-from celery_sticky.testing.queue_steps import FIRST, NEXT, bodies, take
+from celery_sticky.testing.queue_steps import FIRST, NEXT, bodies, open_slot, take
 from celery_sticky.testing.servers.valkey import ValkeyServer
 
 
@@ -63,6 +64,25 @@ class TestMemory(QueueContract):
     @pytest.fixture
     def broker(self) -> InMemory:
         return InMemory()
+
+
+@dataclass
+class InMemoryHeld:
+    """A broker of this process whose slots are held by connections."""
+
+    at: HeldBroker = field(default_factory=HeldBroker)
+
+    def driver(self) -> SlotQueues:
+        return HeldQueues(self.at)
+
+    def publish(self, keyspace: str, slot: int | str, body: bytes, priority: int = 0) -> None:
+        self.at.publish((keyspace, slot), body, priority)
+
+
+class TestHeldByConnections(QueueContract):
+    @pytest.fixture
+    def broker(self) -> InMemoryHeld:
+        return InMemoryHeld()
 
 
 class TestRedis(QueueContract):
@@ -136,12 +156,12 @@ def test_messages_of_former_priority_steps_are_fetched_in_their_order(
         before.publish("default", 7, b"%d" % priority, priority)
     now.publish("default", 7, b"5", 5)
     queues = now.driver()
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     assert "not in priority_steps [0, 5]" in caplog.text
     fetched = take(queues, FIRST)
     assert [d.priority for d in fetched.deliveries] == [0, 3, 5, 6, 9]
     assert bodies(fetched) == [b"0", b"3", b"5", b"6", b"9"] and fetched.drained
-    queues.open(NEXT, ())
+    open_slot(queues, NEXT)
     assert [d.priority for d in take(queues, NEXT).deliveries] == [0, 3, 5, 6, 9]
     queues.close()
 

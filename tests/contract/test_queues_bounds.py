@@ -29,6 +29,7 @@ from celery_sticky.testing.queue_steps import (
     defer,
     mark,
     move,
+    open_slot,
     settle,
     take,
     take_all,
@@ -106,10 +107,10 @@ def numbers(deliveries: list[Delivery]) -> list[int]:
 def test_big_messages_are_fetched_one_after_the_other(client: Any, queues: SlotQueues, count: int, size: int) -> None:
     for number in range(count):
         client.lpush(QUEUE, body(number, size))
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     first = take(queues, FIRST, limit=64).deliveries
     assert first and sum(len(d.body) for d in first) <= max(4 * MB, size)
-    queues.open(AGAIN, ())
+    open_slot(queues, AGAIN)
     assert numbers(drain(queues, AGAIN)) == list(range(count))
     assert {key for key in client.scan_iter() if b":fence" not in key} == set(), "nothing stays behind"
 
@@ -117,18 +118,18 @@ def test_big_messages_are_fetched_one_after_the_other(client: Any, queues: SlotQ
 def test_a_few_big_messages_among_many_small_ones(client: Any, queues: SlotQueues) -> None:
     for number in range(3000):
         client.lpush(QUEUE, body(number, 2 * MB if number % 500 == 250 else 300))
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     assert numbers(drain(queues, FIRST)) == list(range(3000))
 
 
 def test_a_big_message_is_deferred_moved_buried_and_requeued(client: Any, queues: SlotQueues) -> None:
     there = tenure(slot=8)
-    queues.open(FIRST, ())
-    queues.open(there, ())
+    open_slot(queues, FIRST)
+    open_slot(queues, there)
     client.lpush(QUEUE, body(1, 20 * MB), body(2, 20 * MB))
     (first,) = take(queues, FIRST).deliveries
     assert take(queues, FIRST, defer(first, NOW + 1, body(3, 30 * MB))).deliveries[0].body == body(2, 20 * MB)
-    queues.open(AGAIN, ())
+    open_slot(queues, AGAIN)
     second, third = take(queues, AGAIN, limit=1).deliveries + take(queues, AGAIN, limit=1, now=NOW + 1).deliveries
     assert [second.body, third.body] == [body(2, 20 * MB), body(3, 30 * MB)]
     settle(queues, move(second, 8), bury(third))
@@ -142,16 +143,16 @@ def test_a_big_message_is_deferred_moved_buried_and_requeued(client: Any, queues
     assert again.body == body(3, 30 * MB)
     settle(queues, bury(again))
     assert queues.drop("default", queues.dead("default")[0].id)
-    queues.open(tenure(slot=8, count=4), ())
+    open_slot(queues, tenure(slot=8, count=4))
     assert numbers(drain(queues, tenure(slot=8, count=4))) == [2]
     assert {key for key in client.scan_iter() if b":fence" not in key} == set(), "nothing stays behind"
 
 
 def test_bodies_left_by_a_purge_do_not_stay(client: Any, queues: SlotQueues) -> None:
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     client.lpush(QUEUE, body(1, MB), body(2, MB))
     take(queues, FIRST)
-    queues.open(AGAIN, ())
+    open_slot(queues, AGAIN)
     client.delete(QUEUE)
     take(queues, AGAIN)
     assert {key for key in client.scan_iter() if b":fence" not in key} == set()
@@ -165,26 +166,26 @@ def test_the_body_of_a_message_in_a_list_that_nobody_looks_into_stays(
     other = open_queues(
         Connection(server.url, transport_options={"priority_steps": [0]}), prefix="sticky", socket_timeout=60.0
     )
-    queues.open(FIRST, ())
-    other.open(there, ())
+    open_slot(queues, FIRST)
+    open_slot(other, there)
     client.lpush(f"{QUEUE}\x06\x163", body(1, MB))
     settle(queues, move(take(queues, FIRST).deliveries[0], 8))
     assert take(other, there).drained and not take(other, there).deliveries
     other.close()
     after = tenure(slot=8, count=4)
-    queues.open(after, ())
+    open_slot(queues, after)
     assert bodies(take(queues, after)) == [body(1, MB)]
 
 
 @pytest.mark.parametrize("count", [100_000])
 def test_many_deferred_messages_that_come_due_at_once(client: Any, queues: SlotQueues, count: int) -> None:
     """What is published while they are woken goes behind them, and what stood there before goes before them."""
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     for start in range(0, count, 10_000):
         some = {b"%016d:0:%08d" % (number, number): NOW + number / count for number in range(start, start + 10_000)}
         client.zadd(f"{QUEUE}:deferred", some)
     client.lpush(QUEUE, b"%08d" % -1)
-    queues.open(AGAIN, ())
+    open_slot(queues, AGAIN)
     seen = take(queues, AGAIN, limit=64, now=NOW + 10).deliveries
     client.lpush(QUEUE, b"%08d" % count)
     seen += drain(queues, AGAIN, now=NOW + 10)
@@ -195,17 +196,17 @@ def test_many_deferred_messages_that_come_due_at_once(client: Any, queues: SlotQ
 def test_many_messages_wait(client: Any, queues: SlotQueues) -> None:
     for start in range(0, 200_000, 1000):
         client.lpush(QUEUE, *[b"%08d" % number for number in range(start, start + 1000)])
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     assert numbers(take_all(queues, FIRST).deliveries[:1000]) == list(range(1000))
     assert queues.depth("default", range(64))[7].in_flight == 200_000
 
 
 def test_an_opening_that_finds_thousands_in_flight(client: Any, queues: SlotQueues) -> None:
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     for number in range(3000):
         client.lpush(QUEUE, body(number, 50_000))
     brought = take_all(queues, FIRST).deliveries
-    queues.open(NEXT, ())
+    open_slot(queues, NEXT)
     again = take(queues, NEXT, limit=3000).deliveries
     while len(again) < 3000:
         again += take(queues, NEXT, limit=3000).deliveries
@@ -219,10 +220,10 @@ def test_an_opening_that_finds_thousands_in_flight(client: Any, queues: SlotQueu
 
 def test_an_opening_that_was_broken_off_is_gone_on_with(client: Any, queues: SlotQueues) -> None:
     """Until it has come to its end nothing is fetched, and what goes back later goes in front of what is back."""
-    from celery_sticky.queues.redis.driver import GOES_ON
+    from celery_sticky.queues.redis.openings import GOES_ON
     from celery_sticky.queues.redis.scripts import Script
 
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     for number in range(100):
         client.lpush(QUEUE, body(number, 50_000))
     take_all(queues, FIRST)
@@ -231,7 +232,7 @@ def test_an_opening_that_was_broken_off_is_gone_on_with(client: Any, queues: Slo
     assert client.eval(script.source, 1, QUEUE, *said) == [GOES_ON, 0]
     assert take(queues, NEXT).lost == {("default", 7)}
     later = tenure(epoch=NEXT.epoch, incarnation=NEXT.incarnation, count=NEXT.open_count + 1)
-    queues.open(later, ())
+    open_slot(queues, later)
     again = take_all(queues, later).deliveries
     assert numbers(again) == list(range(100))
     assert {d.attempts for d in again} == {0}, "all of them were in flight at another incarnation"

@@ -23,6 +23,7 @@ from celery_sticky.testing.queue_steps import (
     defer,
     mark,
     move,
+    open_slot,
     settle,
     take,
     take_all,
@@ -51,7 +52,7 @@ def client(server: ValkeyServer) -> Iterator[Any]:
 def queues(server: ValkeyServer) -> Iterator[SlotQueues]:
     queues = open_queues(Connection(server.url), prefix="sticky", socket_timeout=20.0)
     for one in (FIRST, OTHER):
-        queues.open(one, ())
+        open_slot(queues, one)
     yield queues
     queues.close()
 
@@ -63,13 +64,13 @@ def test_a_full_server_is_drained_to_the_last_message(client: Any, queues: SlotQ
     client.lpush(QUEUE, *[b"%d" % number for number in range(2000)])
     suspects = take(queues, FIRST, limit=50).deliveries
     client.config_set("maxmemory", 1)
-    queues.open(NEXT, ())
+    open_slot(queues, NEXT)
     first, second, third, fourth, *_ = take(queues, NEXT, limit=50).deliveries
     assert {first.body, fourth.body} < {d.body for d in suspects} and first.attempts == 0
     assert settle(queues, mark(first), unmark(first)).confirmed == [mark(first), unmark(first)]
     said = [ack(first), defer(second, NOW), bury(third), move(fourth, 8)]
     assert settle(queues, *said).confirmed == said
-    queues.open(tenure(epoch=9), ())
+    open_slot(queues, tenure(epoch=9))
     left, done = 0, list[Disposition]()
     while True:
         fetched = take(queues, tenure(epoch=9), *done, limit=64, now=NOW)
@@ -126,14 +127,14 @@ def test_a_key_of_a_wrong_type_stops_its_slot_and_no_other(client: Any, queues: 
     assert fetched.broken == {HERE: f"key {QUEUE}{suffix} is a string, not a {_kind(suffix)}"}
     if suffix in (":fence", ":flight"):
         with pytest.raises(SlotBroken, match="is a string"):
-            queues.open(NEXT, ())
+            open_slot(queues, NEXT)
     depths = queues.depth("default", [7, 8])
     assert depths[8].in_flight == 1
     if suffix != ":fence":
         assert f"{QUEUE}{suffix} is a string" in depths[7].broken
     client.delete(QUEUE + suffix)
     if suffix == ":fence":
-        queues.open(FIRST, ())
+        open_slot(queues, FIRST)
     assert take(queues, FIRST).broken == {}
 
 
@@ -145,11 +146,11 @@ def test_what_was_in_flight_stays_there_until_its_list_is_one_again(
     take(queues, FIRST)
     client.set(QUEUE + suffix, "oops")
     with pytest.raises(SlotBroken, match="is a string, not a list"):
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
     assert take(queues, NEXT).lost == {HERE}, "an opening that did not come to its end lets nothing be fetched"
     client.delete(QUEUE + suffix)
     later = tenure(epoch=NEXT.epoch, incarnation=NEXT.incarnation, count=NEXT.open_count + 1)
-    queues.open(later, ())
+    open_slot(queues, later)
     assert [(d.body, d.attempts) for d in take_all(queues, later).deliveries] == [(b"1", 0), (b"2", 0)]
 
 
@@ -159,7 +160,7 @@ def test_a_record_of_a_wrong_type_that_an_opening_finds(client: Any, queues: Slo
     client.set(QUEUE + suffix, "oops")
     broken: dict[Any, str] = {}
     try:
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
     except SlotBroken as error:
         broken = {HERE: str(error)}
     else:
@@ -168,7 +169,7 @@ def test_a_record_of_a_wrong_type_that_an_opening_finds(client: Any, queues: Slo
         assert broken == {HERE: f"key {QUEUE}{suffix} is a string, not a {_kind(suffix)}"}
     client.delete(QUEUE + suffix)
     later = tenure(epoch=9)
-    queues.open(later, ())
+    open_slot(queues, later)
     assert bodies(take_all(queues, later)) == [b"1"]
 
 

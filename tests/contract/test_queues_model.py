@@ -17,6 +17,7 @@ from celery_sticky.queues import Dead, Delivery, Disposition, Outcome, SlotQueue
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.redis import Layout
 from celery_sticky.redis_clients import client_from_connection
+from celery_sticky.testing.queue_steps import open_slot
 
 SLOTS = range(2)
 ELSEWHERE = 2
@@ -122,7 +123,7 @@ def _by_id(dead: Sequence[Dead]) -> list[Dead]:
 
 def _opened(queues: SlotQueues, tenure: Tenure, keep: list[Tag]) -> list[Tag] | tuple[int, str]:
     try:
-        return sorted(queues.open(tenure, keep))
+        return sorted(open_slot(queues, tenure, keep))
     except Fenced as refusal:
         return refusal.epoch, refusal.incarnation
 

@@ -34,6 +34,7 @@ from celery_sticky.testing.queue_steps import (
     bodies,
     defer,
     mark,
+    open_slot,
     settle,
     take,
     take_all,
@@ -70,7 +71,7 @@ Connect = Callable[..., RedisQueues]
 def test_it_reads_what_stock_kombu_publishes(redis_url: str, connect: Connect, prefix: str) -> None:
     options = {"global_keyprefix": prefix} if prefix else {}
     queues = connect(redis_url, **options)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     assert take(queues, FIRST).drained == {HERE}
     name = queue_name("default", 7, PREFIX)
     with Connection(redis_url, transport_options=options) as connection:
@@ -99,12 +100,12 @@ def test_a_look_into_an_empty_slot_forgets_no_note_that_still_holds(
     """A fence without `more` is taken for one without notes: nothing that was deferred would come due there."""
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     if seen:
         client.lpush(QUEUE, "seen")
         settle(queues, ack(take(queues, FIRST).deliveries[0]))
     client.zadd(f"{QUEUE}:deferred", {"0000000000000001:0:later": NOW + 10})
-    queues.open(AGAIN, ())
+    open_slot(queues, AGAIN)
     client.hset(f"{QUEUE}:fence", mapping={note: NOTED[note], "more": 1})
     for _ in range(3):
         assert take(queues, AGAIN).drained == {HERE}
@@ -115,7 +116,7 @@ def test_the_fence_of_an_ordinary_slot_sends_no_fetch_to_look_for_notes(redis_ur
     """That look is what most slots are spared."""
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     client.lpush(QUEUE, "1")
     (only,) = take(queues, FIRST).deliveries
     assert not client.hexists(f"{QUEUE}:fence", "more")
@@ -133,7 +134,7 @@ def test_a_request_with_acks_only_creates_none_of_the_other_functions(
     """Most requests of a busy worker are such; the other functions cost more than the acks."""
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues, text = connect(redis_url), scripts._text
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     client.lpush(QUEUE, "1")
     (only,) = take(queues, FIRST).deliveries
     broken = 'error("loaded all of it")'
@@ -149,7 +150,7 @@ def test_a_server_that_forgot_the_scripts_gets_them_again(redis_url: str, connec
     queues = connect(redis_url)
     for count in (1, 2):
         client.script_flush()
-        queues.open(tenure(count=count), ())
+        open_slot(queues, tenure(count=count))
         client.script_flush()
         assert take(queues, tenure(count=count)).lost == set()
 
@@ -196,8 +197,8 @@ def test_a_slot_drained_by_a_script_that_had_to_be_sent_again_wakes(
 def test_after_a_killed_connection_nothing_is_lost_and_slots_wake_again(redis_url: str, connect: Connect) -> None:
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
-    queues.open(FIRST, ())
-    queues.open(tenure(slot=8), ())
+    open_slot(queues, FIRST)
+    open_slot(queues, tenure(slot=8))
     client.lpush(QUEUE, "1", "2")
     (first,) = take(queues, FIRST, limit=1).deliveries
     assert take(queues, tenure(slot=8)).drained == {("default", 8)}
@@ -205,7 +206,7 @@ def test_after_a_killed_connection_nothing_is_lost_and_slots_wake_again(redis_ur
     _kill(client, queues)
     with pytest.raises(BrokerUnavailable):
         queues.idle(LONG)
-    queues.open(AGAIN, ())
+    open_slot(queues, AGAIN)
     assert settle(queues, ack(first)).refused == [ack(first)]
     assert bodies(take(queues, AGAIN)) == [b"1", b"2"]
     # Slot 8 was not opened again: what was known of it is asked again on the new connection, and pushed from there.
@@ -217,7 +218,7 @@ def test_after_a_killed_connection_nothing_is_lost_and_slots_wake_again(redis_ur
 def test_a_connection_killed_under_an_idle_ends_it_at_once(redis_url: str, connect: Connect) -> None:
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     take(queues, FIRST)
     timer = threading.Timer(0.1, _kill, (client, queues))
     timer.start()
@@ -232,7 +233,7 @@ def test_an_emptied_server_wakes_every_drained_slot(valkey: Start, connect: Conn
     queues = connect(server.url)
     tenures = [tenure(slot=slot) for slot in range(3)]
     for one in tenures:
-        queues.open(one, ())
+        open_slot(queues, one)
     queues.fetch([Want(one, 1) for one in tenures], [], NOW)
     assert queues.idle(0) == set()
     with server.client() as client:
@@ -245,13 +246,13 @@ def test_a_frozen_server_is_noticed_within_the_timeout_by_every_verb(valkey: Sta
     server = valkey()
     with server.client() as client:
         queues = connect(server.url, socket_timeout=0.3)
-        queues.open(FIRST, ())
+        open_slot(queues, FIRST)
         client.lpush(QUEUE, "1", "2", "3")
         (first,) = take(queues, FIRST, limit=1).deliveries
         server.freeze()
         for call in (
             lambda: take(queues, FIRST, ack(first), limit=1),
-            lambda: queues.open(AGAIN, ()),
+            lambda: open_slot(queues, AGAIN),
             lambda: queues.depth("default", [7]),
         ):
             began = time.monotonic()
@@ -262,7 +263,7 @@ def test_a_frozen_server_is_noticed_within_the_timeout_by_every_verb(valkey: Sta
         # The server carries out what it had received, in whatever order: only the newest open counts.
         wait_until(lambda: client.ping())
         last = tenure(count=9)
-        queues.open(last, ())
+        open_slot(queues, last)
         assert take(queues, FIRST).lost == {HERE}
         left = bodies(take(queues, last))
         assert left in ([b"1", b"2", b"3"], [b"2", b"3"])
@@ -271,7 +272,7 @@ def test_a_frozen_server_is_noticed_within_the_timeout_by_every_verb(valkey: Sta
 def test_a_server_frozen_under_an_idle_is_noticed(valkey: Start, connect: Connect) -> None:
     server = valkey()
     queues = connect(server.url, socket_timeout=0.3)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     take(queues, FIRST)
     queues.idle(0)
     server.freeze()
@@ -285,19 +286,19 @@ def test_late_requests_of_an_old_connection_change_nothing_after_the_next_open(v
     with server.client() as client:
         client.lpush(QUEUE, "1", "2")
         old, new = connect(server.url), connect(server.url)
-        old.open(FIRST, ())
+        open_slot(old, FIRST)
         (first,) = take(old, FIRST, limit=1).deliveries
-        new.open(AGAIN, [first.tag])
+        open_slot(new, AGAIN, [first.tag])
         assert take(old, FIRST, ack(first)).refused == [ack(first)]
         with pytest.raises(Exception, match="fenced"):
-            old.open(FIRST, ())
+            open_slot(old, FIRST)
         assert bodies(take(new, AGAIN, ack(first, AGAIN))) == [b"2"]
 
 
 def test_a_server_killed_and_started_again_on_its_log_has_lost_nothing(valkey: Start, connect: Connect) -> None:
     server = valkey(appendonly=True)
     queues = connect(server.url, socket_timeout=2.0)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     with server.client() as client:
         client.lpush(QUEUE, *[str(i) for i in range(20)])
     brought = take(queues, FIRST, limit=10).deliveries
@@ -309,8 +310,8 @@ def test_a_server_killed_and_started_again_on_its_log_has_lost_nothing(valkey: S
         take(queues, FIRST)
     server.restart()
     with pytest.raises(Exception, match="fenced"):
-        queues.open(FIRST, ())
-    queues.open(NEXT, ())
+        open_slot(queues, FIRST)
+    open_slot(queues, NEXT)
     again = take(queues, NEXT, limit=50, now=NOW + 5)
     assert bodies(again) == [*(b"%d" % i for i in range(3, 20)), b"1"]
     assert again.deliveries[0].attempts == 1
@@ -322,13 +323,13 @@ def test_a_server_killed_and_started_again_on_its_log_has_lost_nothing(valkey: S
 def test_a_server_without_memory_still_hands_out_and_settles(valkey: Start, connect: Connect) -> None:
     server = valkey(config={"maxmemory-policy": "noeviction"})
     queues = connect(server.url)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     with server.client() as client:
         client.lpush(QUEUE, "1", "2", "3")
         first, second = take(queues, FIRST, limit=2).deliveries
         settle(queues, defer(second, NOW + 5))
         client.config_set("maxmemory", 1)
-        queues.open(NEXT, ())
+        open_slot(queues, NEXT)
         brought = take(queues, NEXT, limit=1)
         assert bodies(brought) == [b"1"]
         assert settle(queues, ack(first)).refused == [ack(first)]
@@ -342,13 +343,13 @@ def test_a_refusal_is_a_broker_that_is_not_available(valkey: Start, connect: Con
     server = valkey()
     queues = connect(server.url)
     with server.client() as client:
-        queues.open(FIRST, ())
+        open_slot(queues, FIRST)
         connections = client.info("stats")["total_connections_received"]
         client.replicaof("127.0.0.1", "1")
         with pytest.raises(BrokerUnavailable, match="READONLY"):
-            queues.open(AGAIN, ())
+            open_slot(queues, AGAIN)
         client.replicaof("no", "one")
-        queues.open(AGAIN, ())
+        open_slot(queues, AGAIN)
         # A server that became a replica keeps its connections: only a new one asks Sentinel who is in charge.
         assert client.info("stats")["total_connections_received"] == connections + 1
 
@@ -356,7 +357,7 @@ def test_a_refusal_is_a_broker_that_is_not_available(valkey: Start, connect: Con
 def test_each_message_wakes_the_driver_by_a_push(redis_url: str, connect: Connect) -> None:
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     for _ in range(5):  # a look every two seconds would find some of them, not all
         take(queues, FIRST)
         timer = threading.Timer(0.05, client.lpush, (QUEUE, "1"))
@@ -368,11 +369,11 @@ def test_each_message_wakes_the_driver_by_a_push(redis_url: str, connect: Connec
 def test_many_thousand_messages_move_at_once(redis_url: str, connect: Connect) -> None:
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     expected = [b"%d" % number for number in range(9000)]
     client.lpush(QUEUE, *expected)
     take_all(queues, FIRST)
-    queues.open(AGAIN, ())
+    open_slot(queues, AGAIN)
     brought = take_all(queues, AGAIN)
     settle(queues, *[defer(d, NOW + 1) for d in brought.deliveries])
     assert bodies(take_all(queues, AGAIN, now=NOW + 1)) == expected
@@ -384,7 +385,7 @@ def test_an_idle_driver_sends_next_to_nothing(valkey: Start, connect: Connect) -
     queues = connect(server.url)
     tenures = [tenure(slot=slot) for slot in range(128)]
     for one in tenures:
-        queues.open(one, ())
+        open_slot(queues, one)
     queues.fetch([Want(one, 1) for one in tenures], [], NOW)
     queues.idle(0)
     assert queues.pushed
@@ -401,12 +402,12 @@ def test_only_fences_stay_behind(redis_url: str, connect: Connect) -> None:
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
     for number, owner in enumerate((FIRST, NEXT)):
-        queues.open(owner, ())
+        open_slot(queues, owner)
         client.lpush(QUEUE, *[f"{number} {i}" for i in range(300)])
         suspects = take(queues, owner, limit=50).deliveries
         settle(queues, *[mark(d) for d in suspects], *[defer(d, NOW) for d in suspects[:5]])
     last = tenure(epoch=7, incarnation="cat")
-    queues.open(last, ())
+    open_slot(queues, last)
     brought = take_all(queues, last).deliveries
     assert len(brought) == 600
     settle(queues, *[mark(d) for d in brought[::2]])
@@ -417,10 +418,10 @@ def test_only_fences_stay_behind(redis_url: str, connect: Connect) -> None:
 def test_marks_of_messages_that_were_purged_do_not_stay(redis_url: str, connect: Connect) -> None:
     client = client_from_connection(Connection(redis_url), socket_timeout=5.0)
     queues = connect(redis_url)
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     client.lpush(QUEUE, "1", "2")
     take(queues, FIRST)
-    queues.open(NEXT, ())
+    open_slot(queues, NEXT)
     assert client.hlen(QUEUE + ":marks") == 2
     client.delete(*Layout(PREFIX).lists("default", 7))
     take(queues, NEXT)
@@ -444,7 +445,7 @@ def test_the_driver_waits_without_blocking_under_every_kind_of_thread(valkey: St
 
 def _swept(queues: RedisQueues) -> None:
     """Open the slot and have all lists read: from here on, for `SWEEP_SECONDS`, only what is heard counts."""
-    queues.open(FIRST, ())
+    open_slot(queues, FIRST)
     take(queues, FIRST)
     assert queues.idle(0) == set()
 

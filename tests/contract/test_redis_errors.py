@@ -22,6 +22,7 @@ from celery_sticky.queues import Tenure
 from celery_sticky.redis_errors import REFUSALS, Cure, describe, refusal_of
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.lent import Closing
+from celery_sticky.testing.queue_steps import open_slot
 from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined, revived
 from celery_sticky.testing.waiting import wait_until
@@ -91,7 +92,7 @@ def _placement_store(url: str) -> tuple[Closing, Ask]:
 def _queues(url: str) -> tuple[Closing, Ask]:
     queues = open_queues(Connection(url), prefix="sticky", socket_timeout=1.0)
     counts = itertools.count(1)
-    return queues, lambda: queues.open(Tenure("default", 1, 1, "a-1", next(counts)), ())
+    return queues, lambda: open_slot(queues, Tenure("default", 1, 1, "a-1", next(counts)))
 
 
 @pytest.mark.parametrize("party", [_job_store, _placement_store, _queues])

@@ -15,7 +15,7 @@ from kombu import Connection
 
 from celery_sticky.drivers import open_queues, open_store
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.testing.queue_steps import FIRST, HERE, LONG, ack, bodies, settle, take
+from celery_sticky.testing.queue_steps import FIRST, HERE, LONG, ack, bodies, open_slot, settle, take
 from celery_sticky.testing.servers.base import free_port
 from celery_sticky.testing.servers.valkey import ValkeyServer
 
@@ -54,7 +54,7 @@ def test_slot_queues_and_store_work_with_an_authority_of_ones_own(trusting: tupl
     url, ca = trusting
     connection = Connection(url, ssl=options(ca))
     with closing(open_queues(connection, prefix="sticky", socket_timeout=5.0)) as queues:
-        queues.open(FIRST, ())
+        open_slot(queues, FIRST)
         assert take(queues, FIRST).drained == {HERE}
         with connection.channel() as channel:
             channel.client.lpush("sticky.default.7", bytes(3 * MB), b"small")
@@ -76,4 +76,4 @@ def test_a_certificate_that_nobody_we_trust_has_signed_is_refused_with_the_reaso
     url, _ = trusting
     queues = open_queues(Connection(url, ssl=options(None)), prefix="sticky", socket_timeout=5.0)
     with closing(queues), pytest.raises(BrokerUnavailable, match="certificate verify failed"):
-        queues.open(FIRST, ())
+        open_slot(queues, FIRST)

@@ -16,7 +16,7 @@ from celery_sticky.drivers import open_placement_store, open_store
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import Slot, worker_queue
 from celery_sticky.ownership.view import View
-from celery_sticky.queues.base import Dead, Depth
+from celery_sticky.queues.inspection import Dead, Depth
 from celery_sticky.stores.first_document import write_first
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Event, Kind

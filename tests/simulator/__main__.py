@@ -26,6 +26,7 @@ EVERY = 60.0
 @click.option("--seed", type=int, help="Only this one, with its trace.")
 @click.option("--placed/--plain", default=None, help="Placed or plain keyspaces; default: as each seed says.")
 @click.option("--jobs", is_flag=True, help="Worlds with jobs, in plain keyspaces if not --placed.")
+@click.option("--held", is_flag=True, help="A broker whose slots are held by connections, instead of fenced by epochs.")
 @click.option("--scale", is_flag=True, help="Instead: figures of a keyspace of 1,000 members and 16,384 slots.")
 def main(
     seeds: int,
@@ -35,10 +36,11 @@ def main(
     seed: int | None,
     placed: bool | None,
     jobs: bool,
+    held: bool,
     scale: bool,
 ) -> None:
     """Simulate workers, a store and a broker under random faults; exit with 1 if a promise was broken."""
-    scenario = partial(draw, placed=placed, jobs=jobs)
+    scenario = partial(draw, placed=placed, jobs=jobs, held=held)
     if scale:
         for line in measure():
             click.echo(line)
@@ -83,6 +85,7 @@ def _report(failure: Failure) -> int:
     click.echo(str(shrink(failure)))
     world = "--plain" if failure.scenario.placement is None else "--placed"
     world += " --jobs" if failure.scenario.jobs is not None else ""
+    world += " --held" if failure.scenario.held else ""
     click.echo(f"again: make simulate SIMULATE_ARGS='{world} --seed {failure.scenario.seed}'")
     return 1
 

@@ -9,14 +9,16 @@ from typing import Any
 
 from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import Slot, SlotId
-from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tenure, Want
+from celery_sticky.queues.guarantees import Fence
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.queues.memory_held import HeldBroker, HeldQueues
 from simulator.invariants import Witness
 
 UNUSABLE = "a record is unusable"
 
 
-class Broker(MemoryBroker):
+class Observed(MemoryBroker):
     """An observed broker. If keys are `placed`, queues have names, whose hash differs between processes."""
 
     def __init__(
@@ -45,6 +47,10 @@ class Broker(MemoryBroker):
         """Restore the state of the copy."""
         self.slots, self.dead = deepcopy(snapshot)
 
+    def connect(self) -> WitnessedQueues:
+        """Return a new connection."""
+        return WitnessedQueues(self)
+
     def bodies(self) -> Mapping[bytes, Slot]:
         """Return every unsettled message with the queue in which it waits, is deferred or is in flight."""
         found: dict[bytes, Slot] = {}
@@ -58,6 +64,31 @@ class Broker(MemoryBroker):
         return {number: slot.fence for (_, number), slot in self.slots.items() if slot.fence is not None}
 
 
+class ObservedHeld(Observed, HeldBroker):
+    """An observed broker whose slots are held by connections."""
+
+    def roll_back(self, snapshot: Any) -> None:
+        """Restore the state of the copy: no connection outlives that."""
+        super().roll_back(snapshot)
+        for queues in self.holders.values():
+            queues.closed = True
+        self.holders.clear()
+        for slot in self.slots.values():
+            slot.fence = None
+            self.put_back(slot)
+
+    def connect(self) -> WitnessedQueues:
+        """Return a new connection."""
+        return WitnessedHeld(self)
+
+    def let_go(self, slot_ids: Collection[SlotId]) -> None:
+        """Put back what is in flight: if a worker has finished it, no other worker knows that."""
+        for slot_id in slot_ids:
+            for message in self.slot(*slot_id).flight.values():
+                self.witness.cannot_settle(message.body)
+        super().let_go(slot_ids)
+
+
 class InOrder(set[SlotId]):
     """Queues in an order that does not depend on their hash, so that a seed always produces the same world."""
 
@@ -68,26 +99,22 @@ class InOrder(set[SlotId]):
 class WitnessedQueues(MemoryQueues):
     """A client of the broker. It shows the witness the broker's state before and after each verb."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Observed) -> None:
         super().__init__(broker)
-        self.broker: Broker = broker
+        self.broker: Observed = broker
         self.about: Mapping[Disposition, bytes] = {}
         """The messages that the dispositions of the next request concern."""
         self._witness = broker.witness
 
     @property
+    def has_answers(self) -> bool:
+        """Whether answers to dispositions wait for the next fetch."""
+        return False
+
+    @property
     def awaiting(self) -> Collection[SlotId]:
         """The slots that it has found empty: it is told when one of them gets a message."""
         return self._drained.keys()
-
-    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-        """Set the fence."""
-        if self.broker.is_broken(tenure.slot):
-            raise SlotBroken(UNUSABLE)
-        kept = super().open(tenure, keep)
-        self._witness.opens(tenure)
-        self._count(tenure.keyspace, {tenure.slot})
-        return kept
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """Settle, then deliver."""
@@ -105,6 +132,17 @@ class WitnessedQueues(MemoryQueues):
         """Return the queues that have new messages."""
         woken = super().idle(timeout)
         return InOrder(woken) if self.broker.placed else woken
+
+    def _open(self, opening: Opening) -> OpenAnswer:
+        tenure = opening.tenure
+        if self.broker.is_broken(tenure.slot):
+            return SlotBroken(UNUSABLE)
+        answer = super()._open(opening)
+        if not isinstance(answer, Exception):
+            if self.guarantees.fence is Fence.EPOCH:
+                self._witness.opens(tenure)
+            self._count(tenure.keyspace, {tenure.slot})
+        return answer
 
     def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
         slot = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot)
@@ -140,3 +178,14 @@ class WitnessedQueues(MemoryQueues):
             slot = self.broker.slot(keyspace, number)
             waiting = sum(len(messages) for messages in slot.lists.values())
             self._witness.counts(number, waiting + len(slot.flight) + len(slot.deferred))
+
+
+class WitnessedHeld(WitnessedQueues, HeldQueues):
+    """A connection to a broker whose slots are held by connections."""
+
+    broker: ObservedHeld
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether answers to dispositions wait for the next fetch."""
+        return self.answered

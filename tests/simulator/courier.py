@@ -9,6 +9,8 @@ from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.flow import CourierConfig
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import SlotId
+from celery_sticky.queues.guarantees import FULL
+from celery_sticky.queues.memory_held import HELD
 from simulator.line import SteppedLine
 from simulator.terms import BROKER_GRACE, DEAD_LIMIT, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING, MAX_WAITING_BYTES
 
@@ -32,6 +34,7 @@ class WatchedCourier(Courier):
                 max_attempts=MAX_ATTEMPTS,
                 broker_grace=BROKER_GRACE,
                 placed=() if world.scenario.placement is None else (KEYSPACE,),
+                guarantees=HELD if world.scenario.held else FULL,
                 dead_limit=DEAD_LIMIT,
             ),
             process.report,

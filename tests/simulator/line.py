@@ -19,9 +19,10 @@ from celery_sticky.delivery.requests import (
     Request,
     Unexpected,
 )
-from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken
+from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Fetched
+from celery_sticky.queues.guarantees import Fence
 from simulator.broker import WitnessedQueues
 from simulator.scenario import Point
 from simulator.terms import BROKER_GRACE, EPOCH
@@ -38,7 +39,8 @@ SWEEP = 2.0
 """Seconds after which an idle driver asks the broker for all its empty slots, in case it was not told of a message."""
 WAKES_IN = 0.005
 """Maximum seconds until an idle thread goes on after it was woken."""
-Refusal = Fenced | SlotBroken
+GIVES_UP = 6.0
+"""Seconds after which a broker whose slots are held by connections gives up a silent one."""
 Points = tuple[Point | None, Point | None]
 FETCHING = (Point.FETCH_ASKED, Point.FETCH_ANSWERED)
 OPENING = (Point.OPEN_ASKED, Point.OPEN_ANSWERED)
@@ -78,7 +80,7 @@ class SteppedLine:
 
     def closes(self, slot: SlotId) -> None:
         """Note that a slot is closed. If the line is broken now, the broker has not heard all that ended in it."""
-        if self._courier.down_since is not None:
+        if self._courier.down_since is not None or self._world.scenario.held:
             self._cut_off(slot)
         else:
             self._closed.append((self._world.now, slot))
@@ -99,6 +101,25 @@ class SteppedLine:
         elif self._queues is not None:
             self._go_on(BrokerUnavailable("the broker closed the connection"))
 
+    def break_off(self) -> None:
+        """End the connection. A broker that cares is told when the network lets it hear."""
+        queues, self._queues = self._queues, None
+        if queues is not None and queues.guarantees.fence is Fence.CONNECTION:
+            heard_at = max(self._world.now, self._process.broker_cut_until)
+            self._world.at(heard_at + self._process.rng.uniform(0, 0.05), queues.close)
+
+    def fall_silent(self, until: float) -> None:
+        """Note that the broker hears nothing until then: it may give up this connection."""
+        queues, world = self._queues, self._world
+        if queues is None or queues.guarantees.fence is not Fence.CONNECTION or until < world.now + GIVES_UP:
+            return
+        world.after(GIVES_UP, queues.close)
+        world.at(until, partial(self._process.outcome, partial(self._learn_of_end, queues)))
+
+    def _learn_of_end(self, queues: WitnessedQueues) -> None:
+        if queues is self._queues:
+            self.hang_up()
+
     # -- one request at a time -----------------------------------------------------------------
 
     def _go_on(self, answer: object) -> None:
@@ -117,7 +138,7 @@ class SteppedLine:
             case Connect():
                 self._ask(self._world.connect, self._connected, FETCHING)
             case Close():
-                self._queues = None
+                self.break_off()
                 self._go_on(None)
             case Pause(seconds):
                 down_since = self._courier.down_since
@@ -132,7 +153,7 @@ class SteppedLine:
     def _perform_at(self, queues: WitnessedQueues, request: BrokerRequest) -> None:
         match request:
             case Idle(seconds):
-                self._idle(queues, self._world.now + seconds, queues.idle(0.0))
+                self._idle(queues, self._world.now + seconds, _served(partial(queues.idle, 0.0)))
             case Fetch():
                 queues.about = self._courier.consult(
                     lambda state: {one: state.outbox.about(one).content.delivery.body for one in request.dispositions}
@@ -157,10 +178,10 @@ class SteppedLine:
 
     # -- idling --------------------------------------------------------------------------------
 
-    def _idle(self, queues: WitnessedQueues, until: float, ready: set[SlotId]) -> None:
+    def _idle(self, queues: WitnessedQueues, until: float, ready: set[SlotId] | BrokerUnavailable) -> None:
         """Answer with the slots that may have a message, or wait for one, or for a wake-up, or until then."""
         now = self._world.now
-        if ready or self._woken or now >= until:
+        if ready or self._woken or now >= until or queues.has_answers:
             self._woken = False
             self._go_on(ready)
             return
@@ -177,7 +198,7 @@ class SteppedLine:
 
     def _look(self, queues: WitnessedQueues) -> None:
         self._woken = False
-        self._go_on(queues.idle(0.0))
+        self._go_on(_served(partial(queues.idle, 0.0)))
 
     def _sweep(self, queues: WitnessedQueues, until: float) -> None:
         self._idling = False
@@ -204,14 +225,14 @@ class SteppedLine:
         self._asking = True
         process, world, (asked, answered) = self._process, self._world, points
 
-        def take_in(answer: T | Refusal) -> None:
+        def take_in(answer: T | BrokerUnavailable) -> None:
             if answered is not None and process.passes(answered):
                 process.outcome(partial(take_in, answer))
                 return
             self._asking = False
             if self._hung_up:
                 self._go_on(BrokerUnavailable("the broker closed the connection"))
-            elif isinstance(answer, Refusal):
+            elif isinstance(answer, BrokerUnavailable):
                 self._go_on(answer)
             else:
                 then(answer)
@@ -233,8 +254,8 @@ class SteppedLine:
             send()
 
 
-def _served(serve: Callable[[], T]) -> T | Refusal:
+def _served(serve: Callable[[], T]) -> T | BrokerUnavailable:
     try:
         return serve()
-    except (Fenced, SlotBroken) as refusal:
-        return refusal
+    except BrokerUnavailable as error:  # the broker has ended this connection
+        return error

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import End, Item
+from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import Slot, SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp

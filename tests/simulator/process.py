@@ -63,6 +63,7 @@ class Process:
             margin=MARGIN,
             settle=SETTLE,
             broker_grace=BROKER_GRACE,
+            epochs_outlive_store=not scenario.held,
             loop_timeout=LOOP_TIMEOUT,
             weight=scenario.weights[place] if place >= 0 else 1,
             attributes={HAS_WORKER_QUEUE: "1"} if self.world.placed is not None else {},
@@ -198,6 +199,7 @@ class Process:
         match fault.kind:
             case Kind.PAUSE | Kind.FREEZE:
                 self.paused_until = max(self.paused_until, until)
+                self.courier.line.fall_silent(self.paused_until)
                 if fault.kind is Kind.PAUSE:
                     self.frozen_until = max(self.frozen_until, until)
                     self.world.at(self.frozen_until, self.pool.thaw)
@@ -218,8 +220,10 @@ class Process:
                 self.store_cut_until = until
             case Kind.CUT_BROKER:
                 self.broker_cut_until = until
+                self.courier.line.fall_silent(until)
             case Kind.CUT:
                 self.store_cut_until = self.broker_cut_until = until
+                self.courier.line.fall_silent(until)
 
     def _replace(self) -> None:
         if self.alive:
@@ -238,4 +242,5 @@ class Process:
                 self.placer.close()
             if self.jobs is not None:
                 self.jobs.die()
+            self.courier.line.break_off()
             self.pool.die_with_parent()

@@ -167,6 +167,8 @@ class Scenario:
     pins: tuple[Pin, ...] = ()
     jobs: Jobs | None = None
     """None: it has no jobs, and its workers no keepers."""
+    held: bool = False
+    """Whether slots are held at the broker by connections, not fenced by epochs."""
     away: str = ""
     """Names of workers that are not started again once they have ended."""
 
@@ -189,11 +191,16 @@ def draw(
     deaf: bool = False,
     placed: bool | None = None,
     jobs: bool = False,
+    held: bool = False,
 ) -> Scenario:
     """Return the scenario of a seed, with faults of these kinds. `placed` None: the seed chooses."""
     if jobs:
         drawn = _draw_with_jobs(seed, kinds, JOB_POINTS if not placed else tuple(Point), deaf=deaf)
-        return _place(drawn) if placed else drawn
+        return replace(_place(drawn) if placed else drawn, held=held)
+    return replace(_draw(seed, kinds=kinds, deaf=deaf, placed=placed), held=held)
+
+
+def _draw(seed: int, *, kinds: Collection[Kind], deaf: bool, placed: bool | None) -> Scenario:
     placed = seed % PLACED_EVERY == 1 if placed is None else placed
     scenario = _draw_plain(seed, kinds, PLAIN_POINTS if not placed else PLACED_POINTS, deaf=deaf)
     if Kind.BROKER_BACK in kinds:

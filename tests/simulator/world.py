@@ -24,7 +24,7 @@ from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
-from simulator.broker import Broker, WitnessedQueues
+from simulator.broker import Observed, ObservedHeld, WitnessedQueues
 from simulator.invariants import Invariant, Violation, Witness
 from simulator.jobs_world import JobsWorld
 from simulator.placed import Placed
@@ -70,7 +70,8 @@ class World:
         placement = scenario.placement
         self.placed = Placed(self, placement) if placement is not None else None
         self.witness = self.placed.witness if self.placed is not None else Witness(scenario.slots)
-        self.broker = Broker(self.witness, self._has_message, lambda: self.now, placed=self.placed is not None)
+        kind = ObservedHeld if scenario.held else Observed
+        self.broker = kind(self.witness, self._has_message, lambda: self.now, placed=self.placed is not None)
         self.instruments = Instruments()
         """Of all workers."""
         self.processes: list[Process] = []
@@ -349,7 +350,7 @@ class World:
 
     def connect(self) -> WitnessedQueues:
         """Return a new connection to the broker."""
-        return WitnessedQueues(self.broker)
+        return self.broker.connect()
 
     def _send(self, task: Task) -> None:
         if self.placed is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_sticky.delivery.backoff import LAST, Backoff, pause
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.gate import Entry, Gate, Stage
 from celery_sticky.delivery.state import Item
+from celery_sticky.envelope import Envelope
 
 pytestmark = pytest.mark.unit
 SLOT = ("ks", 1)

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -24,16 +25,18 @@ from click.testing import CliRunner, Result
 from celery_sticky import Keyspace, Sticky, jump, slot_for
 from celery_sticky.cli.main import COMMANDS, sticky
 from celery_sticky.cli.session import Session
-from celery_sticky.keys import HASH_NAME
+from celery_sticky.keys import HASH_NAME, Slot
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
-from celery_sticky.queues import Disposition, Outcome, Tenure, Want
-from celery_sticky.queues.memory import process_broker
+from celery_sticky.queues import Depth, Disposition, Outcome, Tenure, Want
+from celery_sticky.queues.guarantees import FULL
+from celery_sticky.queues.memory import MemoryQueues, process_broker
 from celery_sticky.stores import PlacementStore
 from celery_sticky.stores.jobs import NewJob
 from celery_sticky.stores.memory.store import memory_server
 from celery_sticky.stores.placement import Wish
+from celery_sticky.testing.queue_steps import open_slot
 
 SLOTS = 12
 QUICK = ("--timeout", "0.01")
@@ -104,7 +107,7 @@ def bury(session: Session, key: str, task_id: str = "id-1") -> str:
     if fence is not None:
         tenure = Tenure("default", slot, fence.epoch + 1, uuid.uuid4().hex, 1)
     queues = session.queues
-    queues.open(tenure, ())
+    open_slot(queues, tenure)
     (delivery,) = queues.fetch([Want(tenure, 1)], [], time.time()).deliveries
     info = json.dumps({"reason": "it will not do", "task": "sync", "id": task_id, "key": key, "at": time.time()})
     disposition = Disposition(Outcome.BURY, tenure, delivery.tag, info=info)
@@ -176,6 +179,24 @@ def test_status_counts_what_waits_and_how_long_the_oldest_has_waited(app: Any, s
     assert (keyspace["waiting"], keyspace["in_flight"], keyspace["dead"]) == (2, 0, 1)
     assert 90 <= keyspace["oldest_seconds"] < 120
     assert found["problems"] == [f"keyspace default: messages wait, but {SLOTS} of {SLOTS} slots have no owner"]
+
+
+def test_status_and_owner_show_a_dash_for_what_the_broker_cannot_count(
+    app: Any, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depth = MemoryQueues.depth
+
+    def vague(self: MemoryQueues, keyspace: str, slots: Collection[Slot]) -> dict[Slot, Depth]:
+        found = depth(self, keyspace, slots)
+        return {slot: replace(one, deferred=None, in_flight=None) for slot, one in found.items()}
+
+    monkeypatch.setattr(MemoryQueues, "depth", vague)
+    write(session, Member("w1@here", "i-1"))
+    publish(session, "t-1")
+    (keyspace,) = facts(app, "status", *QUICK, status=1)["keyspaces"]
+    assert (keyspace["waiting"], keyspace["deferred"], keyspace["in_flight"]) == (1, None, None)
+    assert "), - deferred, - in flight" in run(app, "status", *QUICK).output
+    assert ", - deferred, - in flight" in run(app, "owner", "t-1").output
 
 
 def test_status_calls_a_member_silent_that_neither_answers_nor_beats(app: Any, session: Session) -> None:
@@ -392,6 +413,17 @@ def test_init_writes_the_first_document_and_no_second(app: Any, session: Session
     assert not second["written"] and session.store("default").read().view == view
 
 
+def test_init_begins_above_the_clock_of_the_store_where_no_broker_knows_epochs(
+    app: Any, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgetful = replace(FULL, epochs_outlive_store=False)
+    monkeypatch.setattr("celery_sticky.cli.init.guarantees_of", lambda connection: forgetful)
+    before = time.time()
+    assert run(app, "init").exit_code == 0
+    view = session.store("default").read().view
+    assert view is not None and min(view.epoch) >= int(before)
+
+
 def test_init_by_force_asks_first_and_keeps_epochs_growing(app: Any, session: Session) -> None:
     old = write(session, Member("a@h", "i-1"))
     assert run(app, "init", "--force", answer="n\n").exit_code == 1
@@ -411,7 +443,11 @@ def test_doctor_tells_effective_settings_and_where_they_come_from(app: Any, sess
     settings = {one["name"]: (one["value"], one["source"]) for one in found["settings"]}
     assert settings["sticky_slots"] == (SLOTS, "app.conf") and settings["sticky_max_attempts"] == (5, "default")
     assert settings["sticky_store"][1] == "the broker"
-    assert found["guarantees"] == dict.fromkeys(("fenced", "ordered", "atomic", "deferred", "moves"), True)
+    assert found["guarantees"] == json.loads(json.dumps(asdict(FULL)))
+    promised = (
+        "slot queues here: fenced, ordered, atomic, deferred, moves, counts starts, epochs outlive store, exact idle"
+    )
+    assert f"{promised}; fence by epoch; priorities 0, 3, 6, 9" in " ".join(run(app, "doctor", *QUICK).output.split())
     assert found["tasks"] == [
         {"task": "sync", "key": "its key, the argument 'tenant'", "keyspace": "default", "serial": True}
     ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Hashable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from celery_sticky.delivery.courier import Courier
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.flow import IDLE, RETRY_FIRST, RETRY_LAST, UNTRUSTED, CourierConfig
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.requests import (
@@ -21,16 +21,20 @@ from celery_sticky.delivery.requests import (
     Idle,
     Open,
     Pause,
+    Release,
     Request,
     TrimDead,
     Unexpected,
 )
-from celery_sticky.delivery.state import End
-from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBroken, StickyError
+from celery_sticky.delivery.state import OPENINGS, End
+from celery_sticky.envelope import Envelope
+from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBroken, SlotHeld, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Drained, Event, Opened, OpenRefused
-from celery_sticky.queues.base import Outcome
+from celery_sticky.queues.base import Fetched, Outcome
+from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.queues.memory_held import HELD, HeldBroker, HeldQueues
 
 KS = "ks"
 ACK = End(Outcome.ACK)
@@ -41,11 +45,16 @@ class Line:
     """A line whose requests the test performs."""
 
     def __init__(self, broker: MemoryBroker) -> None:
-        self.broker, self.queues = broker, MemoryQueues(broker)
+        self.broker = broker
+        self.connect()
         self.flow: Flow[None]
         self.request: Request
         self.woken = 0
         self.joined = False
+
+    def connect(self) -> None:
+        broker = self.broker
+        self.queues = HeldQueues(broker) if isinstance(broker, HeldBroker) else MemoryQueues(broker)
 
     def start(self, flow: Flow[None]) -> None:
         self.flow, self.request = flow, next(flow)
@@ -61,10 +70,12 @@ class Line:
         request = self.request
         match request:
             case Connect():
-                self.queues = MemoryQueues(self.broker)
+                self.connect()
             case Idle():
                 return self.send(self.queues.idle(0.0))
-            case Close() | Pause() | Unexpected():
+            case Close():
+                self.queues.close()
+            case Pause() | Unexpected():
                 pass
             case _:
                 return self.send(request(self.queues))
@@ -96,9 +107,9 @@ class Line:
 class Worker:
     """A courier, and a pool that the test plays. Bodies are `<key>:<n>`."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, broker: MemoryBroker | None = None, **config: Any) -> None:
         self.now = 1000.0
-        self.broker = MemoryBroker()
+        self.broker = broker or MemoryBroker()
         self.line = Line(self.broker)
         self.events: list[Event] = []
         self.trusted = True
@@ -305,9 +316,9 @@ def test_a_broker_that_is_back_is_reported_when_every_slot_is_open_again(worker:
     worker.open(1, 2)
     worker.events.clear()
     worker.line.fail(AWAY)
-    opened = [worker.line.until(Open), worker.line.answer()]
-    assert [one.tenure.slot for one in opened if isinstance(one, Open)] == [1, 2]
-    assert worker.events == [BrokerDown(), Opened(1, 1)]
+    request = worker.line.until(Open)
+    assert isinstance(request, Open) and [one.tenure.slot for one in request.openings] == [1, 2]
+    assert worker.events == [BrokerDown()]
     worker.line.answer()
     assert worker.events[1:] == [Opened(1, 1), Opened(2, 1), BrokerUp()]
 
@@ -357,24 +368,51 @@ def test_after_an_error_that_it_does_not_know_it_connects_again(worker: Worker) 
 
 
 def test_a_slot_that_is_refused_or_broken_does_not_hold_up_the_others(worker: Worker) -> None:
-    for slot in (1, 2, 3):
+    for slot in (1, 2, 3, 4):
         worker.courier.open((KS, slot), 1, "w1")
     worker.line.answer()
-    worker.line.fail(Fenced(7, "other"))
-    worker.line.fail(SlotBroken("a record is unusable"))
+    worker.line.send([Fenced(7, "other"), SlotBroken("a record is unusable"), SlotHeld(), ()])
+    assert worker.events == [OpenRefused(1, 7), Opened(4, 1)]
+
+
+def test_a_slot_that_another_connection_holds_is_opened_again_until_it_is_given_back(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.courier.open((KS, 1), 1, "w1")
     worker.line.answer()
-    assert worker.events == [OpenRefused(1, 7), Opened(3, 1)]
+    worker.line.send([SlotHeld()])
+    pauses = [worker.line.rest()]
+    for _ in range(8):
+        worker.now += pauses[-1]
+        worker.line.until(Open)
+        worker.line.send([SlotHeld()])
+        pauses.append(worker.line.rest())
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "slot 1 of keyspace ks: another worker's connection to the broker still holds it." in caplog.text
+    worker.now += 2.0
+    worker.line.rest()
+    assert worker.events == [Opened(1, 1)]
+
+
+def test_many_slots_are_opened_by_requests_of_bounded_size(worker: Worker) -> None:
+    for slot in range(OPENINGS + 6):
+        worker.courier.open((KS, slot), 1, "w1")
+    requests = [worker.line.answer(), worker.line.answer()]
+    assert [len(one.openings) for one in requests if isinstance(one, Open)] == [OPENINGS, 6]
+    worker.line.rest()
+    assert worker.events == [Opened(slot, 1) for slot in range(OPENINGS + 6)]
 
 
 def test_a_broken_slot_is_opened_again_later_under_the_next_count(worker: Worker) -> None:
     worker.courier.open((KS, 1), 1, "w1")
     refused = worker.line.answer()
-    worker.line.fail(SlotBroken("a record is unusable"))
+    worker.line.send([SlotBroken("a record is unusable")])
     assert worker.line.rest() == pytest.approx(0.5)
     worker.now += 0.5
     again = worker.line.answer()
     assert isinstance(refused, Open) and isinstance(again, Open)
-    assert again.tenure.open_count == refused.tenure.open_count + 1
+    assert again.openings[0].tenure.open_count == refused.openings[0].tenure.open_count + 1
     worker.line.answer()
     assert worker.events == [Opened(1, 1)]
 
@@ -391,3 +429,161 @@ def test_the_dead_queue_is_kept_within_its_limit_a_batch_in_each_turn() -> None:
     assert worker.line.until(Idle) == Idle(0.0), "there may be more"
     assert isinstance(worker.line.until(TrimDead), TrimDead)
     assert worker.line.rest() == pytest.approx(IDLE)
+
+
+# -- Slots that are held by the connection ------------------------------------------------------
+
+
+def held() -> Worker:
+    """Return a worker whose broker holds slots by their connection and confirms late."""
+    return Worker(HeldBroker(), guarantees=HELD)
+
+
+def test_a_slot_is_given_back_before_it_is_reported_drained() -> None:
+    worker = held()
+    worker.open(1, 2)
+    worker.events.clear()
+    worker.courier.stop((KS, 1))
+    assert worker.events == [] and worker.line.woken == 1
+    request = worker.line.answer()
+    assert isinstance(request, Release) and [tenure.slot for tenure in request.tenures] == [1]
+    assert worker.events == []
+    worker.line.answer()
+    assert worker.events == [Drained(1)]
+    other = Worker(worker.broker, guarantees=HELD)
+    other.open(1)
+    assert other.events == [Opened(1, 1)]
+
+
+def test_a_slot_is_given_back_when_its_last_task_has_been_confirmed() -> None:
+    worker = held()
+    worker.publish(1, "k:1")
+    worker.open(1)
+    (entry,) = worker.started()
+    worker.courier.stop((KS, 1))
+    worker.line.rest()
+    assert Drained(1) not in worker.events
+    worker.courier.end(entry, ACK)
+    worker.line.until(Release)
+    assert Drained(1) not in worker.events
+    worker.line.rest()
+    assert worker.events[-1] == Drained(1)
+
+
+def test_a_slot_that_another_worker_owns_is_given_back_and_nothing_is_reported() -> None:
+    worker = held()
+    worker.open(1)
+    worker.events.clear()
+    worker.courier.close((KS, 1))
+    assert isinstance(worker.line.answer(), Release)
+    worker.line.rest()
+    assert worker.events == []
+
+
+def test_a_slot_that_opened_after_it_was_closed_is_given_back() -> None:
+    worker = held()
+    worker.courier.open((KS, 1), 1, "w1")
+    worker.line.until(Open)
+    worker.courier.close((KS, 1))
+    assert isinstance(worker.line.until(Release), Release)
+    worker.line.rest()
+    other = Worker(worker.broker, guarantees=HELD)
+    other.open(1)
+    assert other.events == [Opened(1, 1)]
+
+
+def test_a_lost_connection_has_given_everything_back() -> None:
+    worker = held()
+    worker.open(1, 2)
+    worker.courier.stop((KS, 1))
+    worker.line.answer()
+    worker.line.fail(AWAY)
+    worker.line.answer()
+    assert worker.events[-2:] == [Drained(1), BrokerDown()]
+    worker.courier.stop((KS, 2))
+    assert worker.events[-1] == Drained(2), "without a connection nothing is held"
+
+
+def test_no_request_gives_back_slots_that_are_fenced_by_epochs(worker: Worker) -> None:
+    worker.open(1)
+    worker.courier.stop((KS, 1))
+    assert worker.events[-1] == Drained(1)
+    assert not isinstance(worker.line.answer(), Release)
+
+
+def test_a_disposition_that_is_answered_later_frees_its_key_then() -> None:
+    worker = held()
+    worker.publish(1, "k:1", "k:2")
+    worker.open(1)
+    (entry,) = worker.started()
+    worker.courier.end(entry, ACK)
+    worker.now += 0.01
+    request = worker.line.until(Fetch)
+    assert isinstance(request, Fetch) and request.dispositions
+    worker.line.answer()
+    assert worker.started() == [] and worker.courier.counts()["unconfirmed"] == 1
+    request = worker.line.until(Fetch)
+    assert isinstance(request, Fetch) and not request.dispositions
+    worker.line.answer()
+    assert worker.courier.counts()["unconfirmed"] == 0
+    assert [entry.content.envelope.task_id for entry in worker.started()] == ["k:2"]
+
+
+def test_it_idles_while_answers_are_outstanding() -> None:
+    worker = held()
+    worker.publish(1, "k:1")
+    worker.open(1)
+    (entry,) = worker.started()
+    worker.courier.end(entry, ACK)
+    worker.now += 0.01
+    worker.line.until(Fetch)
+    worker.line.send(Fetched())
+    for _ in range(3):
+        request = worker.line.until(Idle)
+        if request != Idle(0.0):
+            break
+    assert isinstance(request, Idle) and request.seconds > 1, "the driver ends this wait when it has an answer"
+    assert isinstance(worker.line.send(set()), Fetch)
+
+
+def test_starts_that_the_broker_does_not_count_are_counted_here() -> None:
+    worker = held()
+    worker.publish(1, "k:1")
+    worker.open(1)
+    for attempt in range(4):
+        (entry,) = worker.started()
+        assert entry.attempts == (attempt or None)
+        worker.courier.again(entry, counted=True, cause="its process died")
+        worker.line.rest()
+    (entry,) = worker.started()
+    worker.courier.again(entry, counted=True, cause="its process died")
+    worker.now += 1.0
+    worker.line.rest()
+    worker.line.rest()
+    assert worker.started() == [] and worker.line.queues.dead_count(KS) == 1
+
+
+def test_a_handover_does_not_wait_for_starts_that_were_counted_here() -> None:
+    worker = held()
+    worker.publish(1, "k:1")
+    worker.open(1)
+    (entry,) = worker.started()
+    worker.courier.again(entry, counted=True, cause="its process died")
+    worker.line.rest()
+    worker.courier.stop((KS, 1))
+    worker.line.rest()
+    assert worker.events[-1] == Drained(1)
+
+
+def test_as_many_dispositions_wait_for_each_other_as_the_driver_says() -> None:
+    sent = []
+    for company in (2, 3):
+        worker = Worker(guarantees=replace(FULL, company=company))
+        worker.publish(1, "a:1", "b:1", "c:1", "d:1")
+        worker.open(1)
+        for entry in worker.started()[:3]:
+            worker.courier.end(entry, ACK)
+            if worker.courier.consult(lambda state: state.outbox.full):
+                break
+        sent.append(worker.courier.counts()["unconfirmed"])
+    assert sent == [2, 3]

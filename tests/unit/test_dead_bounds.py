@@ -11,6 +11,7 @@ from celery_sticky.delivery.dead_bounds import LOOK, DeadBounds
 from celery_sticky.queues import Disposition, Outcome, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.flow import serve
+from celery_sticky.testing.queue_steps import open_slot
 
 TENURE = Tenure("ks", 1, 1, "a", 1)
 
@@ -20,7 +21,7 @@ def buried(count: int, at: float = 0.0) -> MemoryQueues:
     for _ in range(count):
         broker.publish(("ks", 1), b"x")
     queues = MemoryQueues(broker)
-    queues.open(TENURE, ())
+    open_slot(queues, TENURE)
     brought = queues.fetch([Want(TENURE, count)], [], 0.0).deliveries
     queues.fetch(
         [], [Disposition(Outcome.BURY, TENURE, d.tag, info=f'{{"at": {at + i}}}') for i, d in enumerate(brought)], 0.0

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.state import DeliveryState, End, Item
-from celery_sticky.errors import Fenced
+from celery_sticky.envelope import Envelope
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.queues.base import Fetched, Outcome
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
@@ -48,14 +47,9 @@ class Worker:
         self.open_all()
 
     def open_all(self) -> None:
-        while (opening := self.state.next_to_open()) is not None:
-            tenure, keep = opening
-            try:
-                kept = self.queues.open(tenure, keep)
-            except Fenced as fenced:
-                self.state.fenced(tenure, fenced.epoch)
-            else:
-                self.state.opened(tenure, kept)
+        while openings := self.state.openings():
+            for opening, answer in zip(openings, self.queues.open(openings), strict=True):
+                self.state.answered(opening.tenure, answer, NOW)
 
     def reconnect(self) -> None:
         self.queues = MemoryQueues(self.broker)
@@ -548,17 +542,17 @@ def test_a_slot_that_cannot_be_opened_is_tried_again_later_with_the_next_count(
     worker = Worker(broker)
     state = worker.state
     state.open(SLOT, 1, "w-0")
-    tenure, _ = state.next_to_open() or pytest.fail("nothing to open")
+    tenure = state.openings()[0].tenure
     state.open_failed(tenure, "key x is a string, not a list", NOW)
-    assert state.next_to_open() is None and state.tenures.opens_at is not None and state.tenures.opens_at > NOW
+    assert not state.openings() and state.tenures.opens_at is not None and state.tenures.opens_at > NOW
     assert "slot 1 of keyspace ks: key x is a string, not a list." in caplog.text
     state.tenures.open_again(NOW)
-    assert state.next_to_open() is None
+    assert not state.openings()
     pauses = []
     for _ in range(10):
         now = state.tenures.opens_at or 0.0
         state.tenures.open_again(now)
-        again, _ = state.next_to_open() or pytest.fail("nothing to open")
+        again = state.openings()[0].tenure
         assert again.open_count > tenure.open_count
         state.open_failed(again, "key x is a string, not a list", now)
         pauses.append((state.tenures.opens_at or 0.0) - now)
@@ -597,7 +591,7 @@ def test_a_disposition_that_the_broker_has_no_room_for_goes_again_and_its_key_wa
 def test_a_stopped_slot_forgets_that_it_was_to_be_opened_again(broker: MemoryBroker) -> None:
     state = Worker(broker).state
     state.open(SLOT, 1, "w-0")
-    tenure, _ = state.next_to_open() or pytest.fail("nothing to open")
+    tenure = state.openings()[0].tenure
     state.open_failed(tenure, "no", NOW)
     state.stop(SLOT, NOW)
     assert state.tenures.opens_at is None
@@ -667,9 +661,8 @@ def test_a_slot_that_could_not_be_opened_is_left_alone_until_its_pause_is_over(b
     worker.open(1)
     worker.turn()
     worker.state.reopen_all(NOW)
-    opening = worker.state.next_to_open()
-    assert opening is not None
-    worker.state.open_failed(opening[0], "a key of a wrong type", NOW)
+    (opening,) = worker.state.openings()
+    worker.state.open_failed(opening.tenure, "a key of a wrong type", NOW)
     assert worker.state.wants(NOW, company=True) == [] and not worker.state.tenures.to_open
     worker.state.take_in(Fetched(lost={SLOT}), NOW)
     assert not worker.state.tenures.to_open, "its pause is not over"

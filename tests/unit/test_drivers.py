@@ -20,7 +20,7 @@ from celery_sticky import InvalidSettings, Keyspace, Sticky, jump
 from celery_sticky.drivers import find_driver, known_connection, open_queues, registry
 from celery_sticky.drivers.base import Driver
 from celery_sticky.drivers.needs import NEEDS
-from celery_sticky.queues.base import FULL, Guarantees
+from celery_sticky.queues.guarantees import FULL, Guarantees
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_url_that_kombu_does_not_know_is_refused_with_what_there_is() -> None:
 def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a guarantee from the memory driver."""
     redis, memory = registry.BUILT_IN
-    lacking = replace(memory, guarantees=replace(FULL, **{name: False}))
+    lacking = replace(memory, guarantees=replace(FULL, **dict[str, Any]({name: False})))
     monkeypatch.setattr(registry, "BUILT_IN", (redis, lacking))
 
 
@@ -86,7 +86,8 @@ def send(app: Any, keyspace: str) -> None:
 
 
 def test_every_guarantee_is_asked_for() -> None:
-    assert {field.name for field in fields(Guarantees)} == {*NEEDS, "moves"}
+    described = {"counts_starts", "epochs_outlive_store", "fence", "priorities", "returns", "exact_idle", "company"}
+    assert {field.name for field in fields(Guarantees)} == {*NEEDS, "moves", *described}
 
 
 @pytest.mark.parametrize("name", NEEDS)

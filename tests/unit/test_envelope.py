@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sticky.delivery.envelope import DamagedMessage, loads, parse
+from celery_sticky.envelope import DamagedMessage, loads, parse
 
 pytestmark = pytest.mark.unit
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.delivery.envelope import parse
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.key_claims import HELD_FIRST, REVIEW
 from celery_sticky.delivery.state import MOST_HOPS, DeliveryState, End
 from celery_sticky.delivery.state import Item as DeskItem
-from celery_sticky.errors import AssignmentFailed, Fenced, NotPinned
+from celery_sticky.envelope import parse
+from celery_sticky.errors import AssignmentFailed, NotPinned
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.queues.base import Outcome, Tag
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
@@ -36,19 +36,17 @@ class Worker:
 
     def open(self, slot: int | str, epoch: int = 1, incarnation: str = "me-1") -> None:
         self.delivery_state.open((KS, slot), epoch, incarnation)
-        while (opening := self.delivery_state.next_to_open()) is not None:
-            try:
-                kept = self.queues.open(*opening)
-            except Fenced as fenced:
-                self.delivery_state.fenced(opening[0], fenced.epoch)
-            else:
-                self.delivery_state.opened(opening[0], kept)
+        self._open_all()
 
     def reconnect(self) -> None:
         self.queues = MemoryQueues(self.broker)
         self.delivery_state.reopen_all(NOW)
-        while (opening := self.delivery_state.next_to_open()) is not None:
-            self.delivery_state.opened(opening[0], self.queues.open(*opening))
+        self._open_all()
+
+    def _open_all(self) -> None:
+        while openings := self.delivery_state.openings():
+            for opening, answer in zip(openings, self.queues.open(openings), strict=True):
+                self.delivery_state.answered(opening.tenure, answer, NOW)
 
     def turn(self) -> None:
         fetched = self.queues.fetch(

@@ -536,6 +536,13 @@ def test_a_lost_store_renews_nothing_and_a_fresh_document_comes_after_ttl_and_ma
     assert kinds(bench.said, CloseSlot)
 
 
+def test_where_no_broker_knows_epochs_a_fresh_document_begins_above_the_clock_of_the_store() -> None:
+    """Guards: a store that lost its data does not count epochs from the start again."""
+    bench = Bench(None, epochs_outlive_store=False)
+    fresh = kinds(bench.run(TIMEOUT + TTL), Swap)[0].new
+    assert set(fresh.epoch) == {5001}
+
+
 @pytest.mark.parametrize("how", ["missing", "restarted"])
 def test_nobody_joins_a_lost_store(how: str) -> None:
     bench = Bench(document("b"))

@@ -12,11 +12,11 @@ import pytest
 
 from celery_sticky.delivery import key_claims
 from celery_sticky.delivery.courier import Courier
-from celery_sticky.delivery.envelope import Envelope
 from celery_sticky.delivery.flow import CourierConfig
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.line import ThreadedLine
 from celery_sticky.delivery.state import End
+from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import SlotId, slot_for, worker_queue
 from celery_sticky.keyspace import Keyspace
@@ -35,6 +35,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.stores.shared import OwnClient
+from celery_sticky.testing.queue_steps import open_slot
 from celery_sticky.testing.waiting import wait_until
 
 KS, SLOTS = "pinned", 8
@@ -380,7 +381,7 @@ def test_a_worker_finds_out_that_somebody_has_taken_messages_from_its_queue(
     a = world.up("a", Keyspace(KS, pins=True))
     wait_until(lambda: fence(world, "a") == "a-1", 5, "a reads its queue", 0.005)
     thief, tenure = MemoryQueues(world.broker), Tenure(KS, worker_queue("a"), 99, "x-1", 1)
-    thief.open(tenure, ())
+    open_slot(thief, tenure)
     with world.broker.changed:
         world.send("a", "k1")
         assert thief.fetch([Want(tenure, 1)], [], 0.0).deliveries

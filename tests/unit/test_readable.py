@@ -12,7 +12,7 @@ from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
 from celery_sticky.cli.verify.malformed import MALFORMED, Envelope, body_of, malformed, set_body, well_formed
-from celery_sticky.delivery.envelope import DamagedMessage, parse
+from celery_sticky.envelope import DamagedMessage, parse
 from celery_sticky.execution.readable import Unreadable, check
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,7 @@ import pytest
 from celery import Celery, signals
 from celery.result import AsyncResult
 
-from celery_sticky.delivery.envelope import Envelope
+from celery_sticky.envelope import Envelope
 from celery_sticky.errors import NotPinned
 from celery_sticky.execution.refusals import Refusals
 from celery_sticky.execution.results import Results

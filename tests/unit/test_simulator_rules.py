@@ -43,12 +43,12 @@ from celery_sticky.ownership.machine import Machine
 from celery_sticky.ownership.view import View
 from celery_sticky.ownership.watches import Watches
 from celery_sticky.queues import memory as queues
-from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.stores.memory.store import MemoryStore
 
 on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._on_store_lost
-settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues.open
+settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues._open
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
 start_entry, handed_over, swap = Courier.start_entry, changes._handed_over, MemoryStore.swap
 opened, after_idle = DeliveryState.opened, CourierFlow._after_idle
@@ -225,27 +225,27 @@ def bring_to_anybody(self: MemoryQueues, want: Want, now: float, fetched: Fetche
     ]
 
 
-def open_to_the_back(self: MemoryQueues, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-    slot = self.broker.slot(tenure.keyspace, tenure.slot)
+def open_to_the_back(self: MemoryQueues, opening: Opening) -> OpenAnswer:
+    slot = self.broker.slot(opening.tenure.keyspace, opening.tenure.slot)
     before = {step: list(messages) for step, messages in slot.lists.items()}
-    kept = open_slot(self, tenure, keep)
+    answer = open_slot(self, opening)
     for step, messages in slot.lists.items():
         messages.rotate(-(len(messages) - len(before[step])))
-    return kept
+    return answer
 
 
-def open_in_reverse(self: MemoryQueues, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-    slot = self.broker.slot(tenure.keyspace, tenure.slot)
+def open_in_reverse(self: MemoryQueues, opening: Opening) -> OpenAnswer:
+    slot = self.broker.slot(opening.tenure.keyspace, opening.tenure.slot)
     before = {step: len(messages) for step, messages in slot.lists.items()}
-    kept = open_slot(self, tenure, keep)
+    answer = open_slot(self, opening)
     for step, messages in slot.lists.items():
         back = [messages.popleft() for _ in range(len(messages) - before[step])]
         messages.extendleft(back)
-    return kept
+    return answer
 
 
-def open_keeping_nothing(self: MemoryQueues, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
-    return open_slot(self, tenure, ())
+def open_keeping_nothing(self: MemoryQueues, opening: Opening) -> OpenAnswer:
+    return open_slot(self, Opening(opening.tenure))
 
 
 def bring_without_a_record(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:
@@ -507,13 +507,15 @@ RULES = [
     ),
     rule("an old fetch is refused", MemoryQueues, "_bring", bring_to_anybody, breaks={Invariant.FORMER_TENURE}),
     rule(
-        "in flight goes back to the front", MemoryQueues, "open", open_to_the_back, breaks={Invariant.FIRST_RUN_ORDER}
+        "in flight goes back to the front", MemoryQueues, "_open", open_to_the_back, breaks={Invariant.FIRST_RUN_ORDER}
     ),
-    rule("in flight goes back in its order", MemoryQueues, "open", open_in_reverse, breaks={Invariant.FIRST_RUN_ORDER}),
+    rule(
+        "in flight goes back in its order", MemoryQueues, "_open", open_in_reverse, breaks={Invariant.FIRST_RUN_ORDER}
+    ),
     rule(
         "what runs here stays in flight",
         MemoryQueues,
-        "open",
+        "_open",
         open_keeping_nothing,
         breaks={Invariant.RERUN_WITHOUT_FAULT},
     ),

@@ -35,7 +35,7 @@ def wait_settled(fleet: KindsFleet, key: str) -> None:
     wait_until(lambda: totals(fleet.depth(key)) == (0, 0, 0), 20, f"its message is settled\n{fleet}")
 
 
-def totals(depth: Depth) -> tuple[int, int, int]:
+def totals(depth: Depth) -> tuple[int, int | None, int | None]:
     return depth.waiting, depth.deferred, depth.in_flight
 
 

@@ -43,7 +43,7 @@ def test_a_pool_runs_every_key_in_order_one_at_a_time_once(
     judgement = judge([event for event in fleet.events() if event.key != "plain"])
     assert judgement.ok and judgement.duplicates == (), judgement.describe()
     assert (judgement.runs, len(fleet.starts("plain"))) == (EACH * KEYS, EACH)
-    wait_until(lambda: sum(fleet.depth(f"{key}-{one}").in_flight for one in range(KEYS)) == 0)
+    wait_until(lambda: sum(fleet.depth(f"{key}-{one}").in_flight or 0 for one in range(KEYS)) == 0)
     assert (most_at_once(fleet) > 1) is (pool != "solo"), "different keys run side by side"
     assert fleet.workers["w1"].stop() == 0
     assert fleet.dead() == []

@@ -79,7 +79,7 @@ def lonely_key(app: Celery) -> str:
     return next(key for n in range(100) if not any(totals(depth_of(app, key := f"{uuid.uuid4().hex[:8]}-{n}"))))
 
 
-def totals(depth: Depth) -> tuple[int, int, int]:
+def totals(depth: Depth) -> tuple[int, int | None, int | None]:
     return depth.waiting, depth.deferred, depth.in_flight
 
 

@@ -15,14 +15,15 @@ from celery.exceptions import Reject, Retry
 from harness.app import AppConfig, make_app
 
 from celery_sticky import Sticky
-from celery_sticky.delivery.envelope import parse
 from celery_sticky.drivers import open_queues
+from celery_sticky.envelope import parse
 from celery_sticky.execution.retry import DeferredRetry, fence_retry
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.queues import Depth, Disposition, Outcome, SlotQueues, Tenure, Want
+from celery_sticky.testing.queue_steps import open_slot
 
 
-def totals(depth: Depth) -> tuple[int, int, int]:
+def totals(depth: Depth) -> tuple[int, int | None, int | None]:
     return depth.waiting, depth.deferred, depth.in_flight
 
 
@@ -82,7 +83,7 @@ def test_the_retry_of_a_worker_that_lost_the_slot_leaves_no_second_message(app: 
     tenure, (delivery,) = delivered(app, queues)
     retry = retry_of(app, delivery.body, countdown=0)
     owner = Tenure("default", tenure.slot, 2, "other", 1)
-    queues.open(owner, ())
+    open_slot(queues, owner)
 
     disposition = Disposition(Outcome.DEFER, tenure, delivery.tag, retry.sticky_due, retry.sticky_body)
     assert queues.fetch([], [disposition], time.time()).refused == [disposition]
@@ -101,5 +102,5 @@ def delivered(app: Celery, queues: SlotQueues) -> tuple[Tenure, list[Any]]:
     """Send a task of key `a`, take its slot and fetch the message."""
     app.tasks["flaky"].apply_async(("a", 1))
     tenure = Tenure("default", Sticky.of(app).slot_for("a"), 1, "one", 1)
-    queues.open(tenure, ())
+    open_slot(queues, tenure)
     return tenure, list(queues.fetch([Want(tenure, 10)], [], time.time()).deliveries)

@@ -8,7 +8,7 @@ from typing import cast
 
 from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import Slot
-from celery_sticky.queues.base import Dead
+from celery_sticky.queues.inspection import Dead
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.resp import Argument, pack

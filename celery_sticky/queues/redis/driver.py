@@ -9,39 +9,28 @@ pauses.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import redis
 
-from celery_sticky.errors import Fenced, SlotBroken
+from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import Slot, SlotId
-from celery_sticky.queues.base import (
-    FULL,
-    Dead,
-    Depth,
-    Disposition,
-    Fetched,
-    Outcome,
-    Tag,
-    Tenure,
-    Want,
-    dead_slot,
-    sent_at,
-)
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tenure, Want
+from celery_sticky.queues.guarantees import FULL
+from celery_sticky.queues.inspection import Dead, Depth, dead_slot, sent_at
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.dead_queue import DeadQueue
 from celery_sticky.queues.redis.empty_slots import EmptySlots
-from celery_sticky.queues.redis.exchange import REQUEST_DISPOSITIONS, Answer, arguments, arrange, field_of, read, split
+from celery_sticky.queues.redis.exchange import REQUEST_DISPOSITIONS, Answer, arguments, arrange, read, split
 from celery_sticky.queues.redis.layout import Layout
+from celery_sticky.queues.redis.openings import Openings
 from celery_sticky.queues.redis.resp import Argument, pack
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
 from celery_sticky.queues.redis.wire import Wire
-
-logger = logging.getLogger("celery_sticky.queues")
 
 SWEEP_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
@@ -49,10 +38,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 LOOKED_AT = 4
 """Up to this many slots are checked in the request that fetches from them: only then are they likely to be empty."""
 DEPTH_CHUNK = 64
-REFUSED, GOES_ON, FAILED = 0, 2, 3
-"""Results of an opening that is not complete."""
-OPEN_STEP = 300
-"""Most deliveries that one request names to put back."""
 SMALL = 64 * 1024
 """Messages up to this many bytes are read to find their age."""
 
@@ -63,55 +48,29 @@ class RedisQueues:
     guarantees = FULL
 
     def __init__(self, client: redis.Redis, layout: Layout, *, socket_timeout: float) -> None:
+        self.guarantees = replace(FULL, priorities=tuple(layout.steps))
         self._layout = layout
         self._empty = EmptySlots(layout)
         self._wire = Wire(client, socket_timeout, self._empty.hear)
         self._checked_on = 0
         self._trips = 0
         """Number of fetch requests: part of the tags, so that no tag names two messages."""
-        self._warned = False
         self._pause = FIRST_PAUSE
         self._next_check = 0.0
         self._server = Server(self._wire)
         self._bodies = Bodies(self._server, layout)
         self._dead = DeadQueue(self._server, layout, self._bodies)
-        self._open, self._fetch, self._depth = Script.load("open"), Script.load("fetch"), Script.load("depth")
+        self._openings = Openings(self._server, layout, self._empty)
+        self._fetch, self._depth = Script.load("fetch"), Script.load("depth")
 
     @property
     def pushed(self) -> bool:
         """Whether the server wakes this driver (otherwise it polls); known once it is connected."""
         return self._wire.tracking
 
-    def open(self, tenure: Tenure, keep: Collection[Tag]) -> Collection[Tag]:
+    def open(self, openings: Sequence[Opening]) -> Sequence[OpenAnswer]:
         """See `SlotQueues.open`."""
-        fields, queue = {field_of(tag): tag for tag in keep}, self._layout.queue(tenure.keyspace, tenure.slot)
-        said: list[Argument] = [self._layout.separator, self._layout.steps_json]
-        said += (tenure.epoch, tenure.incarnation, tenure.open_count, len(fields), *fields)
-        reply = self._server.run(self._open, [queue], said)
-        back = self._in_flight(queue, fields) if reply[0] == GOES_ON else []
-        while reply[0] == GOES_ON:
-            reply = self._server.run(self._open, [queue], [*said, *back[:OPEN_STEP]])
-            back = back[cast(int, reply[1]) :] if reply[0] == GOES_ON else []
-        if reply[0] == REFUSED:
-            raise Fenced(cast(int, reply[1]), cast(bytes, reply[2]).decode())
-        if reply[0] == FAILED:
-            raise SlotBroken(cast(bytes, reply[1]).decode(errors="replace"))
-        self._empty.remove((tenure.keyspace, tenure.slot))
-        if reply[1] and not self._warned:
-            self._warned = True
-            logger.warning(
-                "key %s holds messages of a priority that is not in priority_steps %s; they are fetched too. "
-                "Give all senders and workers the same priority_steps",
-                cast(bytes, reply[1]).decode(),
-                list(self._layout.steps),
-            )
-        return [fields[cast(bytes, name).decode()] for name in reply[2:]]
-
-    def _in_flight(self, queue: str, keep: Collection[str]) -> list[str]:
-        """Return the fields of deliveries to put back, last fetched first. The fence is set: none can be added."""
-        (names,) = self._server.ask(pack("HKEYS", f"{queue}:flight"))
-        fields = {name.decode() for name in cast(list[bytes], names)} - set(keep)
-        return sorted(fields, key=lambda name: int(name.partition(":")[0]), reverse=True)
+        return self._openings.open(openings)
 
     def fetch(self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float) -> Fetched:
         """See `SlotQueues.fetch`."""
@@ -200,9 +159,10 @@ class RedisQueues:
         """See `SlotQueues.wake`."""
         self._wire.wake()
 
-    def close_slot(self, tenure: Tenure) -> None:
-        """See `SlotQueues.close_slot`."""
-        self._empty.release((tenure.keyspace, tenure.slot), tenure)
+    def release(self, tenures: Sequence[Tenure]) -> None:
+        """See `SlotQueues.release`."""
+        for tenure in tenures:
+            self._empty.release((tenure.keyspace, tenure.slot), tenure)
 
     def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
         """See `SlotQueues.depth`."""

@@ -36,9 +36,31 @@ class Server:
     ) -> list[object]:
         """Return the replies to a script and to the requests `after` it; only its own if it had to be sent again."""
         replies = self.wire.call(script.request(keys, said), *after)
-        if isinstance(replies[0], ServerError) and str(replies[0]).startswith("NOSCRIPT"):
+        if _is_unknown(replies[0]):
             replies = self.wire.call(script.full_request(keys, said))
         return [self.answered(reply) for reply in replies]
+
+    def run_each(
+        self, script: Script, calls: Sequence[tuple[Sequence[Argument], Sequence[Argument]]]
+    ) -> list[object | SlotBroken]:
+        """Run a script once for each pair of keys and arguments, in one round trip; a wrong type is an answer.
+
+        Raises:
+            BrokerUnavailable: no answer, or the server refused one of the calls: each may have been carried out or not.
+        """
+        replies = self.wire.call(*[script.request(*call) for call in calls])
+        again = [i for i, reply in enumerate(replies) if _is_unknown(reply)]
+        if again:  # the first one carries the script, and the server then has it for the others
+            requests = [script.full_request(*calls[again[0]]), *(script.request(*calls[i]) for i in again[1:])]
+            for i, reply in zip(again, self.wire.call(*requests), strict=True):
+                replies[i] = reply
+        return [self._answered_or_broken(reply) for reply in replies]
+
+    def _answered_or_broken(self, reply: object) -> object | SlotBroken:
+        try:
+            return self.answered(reply)
+        except SlotBroken as broken:
+            return broken
 
     def ask(self, *requests: bytes) -> list[object]:
         """Send requests together and return their replies; raises as `run` if one is refused."""
@@ -52,3 +74,8 @@ class Server:
             self.wire.drop()  # the server may be a replica now: a new connection asks Sentinel again
             raise BrokerUnavailable(f"Redis: {describe(str(reply))}")
         return reply
+
+
+def _is_unknown(reply: object) -> bool:
+    """Return whether the server does not have the script that a request names by its digest."""
+    return isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT")

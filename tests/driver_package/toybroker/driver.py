@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from celery_sticky.drivers import Driver
-from celery_sticky.queues.base import FULL, SlotQueues
+from celery_sticky.queues.base import SlotQueues
+from celery_sticky.queues.guarantees import FULL
 from celery_sticky.stores.base import Store
 
 GUARANTEES = replace(FULL, moves=False)

@@ -98,7 +98,8 @@ def test_placed_keys_move_with_members_and_pins_and_no_promise_is_broken(folder:
     found = json.loads((folder / "found.json").read_text())
     placed = found["findings"]["placed"]
     assert placed["changes"] > 20, "pins of single keys, and members"
-    assert found["figures"]["jobs"]["not_running_seconds"]["kill"]["max"] > 3
+    # A lease of 3 s, counted from the last heartbeat before the kill.
+    assert found["figures"]["jobs"]["not_running_seconds"]["kill"]["max"] > 1
     assert not left_behind(folder)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class RedisStore(Client[Signal]):
     """See `celery_sticky.stores.base.Store`."""
 
+    durable = False
+
     def __init__(
         self, connection: Connection, keyspace: str, *, prefix: str = "sticky", socket_timeout: float = 2.0
     ) -> None:

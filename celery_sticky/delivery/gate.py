@@ -336,6 +336,11 @@ class Gate:
         line = self._lines.get(entry.key, ()) if entry.stage is Stage.ENDED else ()
         return [other for other in line if other.stage is Stage.WAITING]
 
+    def is_behind_adrift(self, entry: Entry) -> bool:
+        """Return whether an earlier entry of its key is adrift: this may be the same message, delivered again."""
+        line = self._lines.get(entry.key)
+        return line is not None and line[0] is not entry and line[0].adrift
+
     def end_waiting(self, entry: Entry) -> bool:
         """End a waiting entry, as `end` does; False if it does not wait."""
         if entry.stage is not Stage.WAITING:

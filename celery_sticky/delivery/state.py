@@ -304,11 +304,12 @@ class DeliveryState:
     def move(self, entry: Entry, to: int | str, now: float, seen: str = "") -> None:
         """Pass a message that has not started on to another queue of its keyspace.
 
+        Do nothing while an earlier entry of its key is adrift: if that ends, this may be its message, which has ended.
         `seen` describes the members and the pin behind this decision. Workers that see the same but disagree would pass
         the message back and forth forever: `MOST_HOPS` stops them.
         """
         stage, start_counted = entry.stage, entry.start_counted
-        if stage is Stage.ENDED or not self.gate.withdraw(entry):
+        if stage is Stage.ENDED or self.gate.is_behind_adrift(entry) or not self.gate.withdraw(entry):
             return
         item: Item = entry.content
         stamp = dict(item.envelope.headers[STAMP_HEADER])
@@ -324,7 +325,7 @@ class DeliveryState:
 
     def refuse(self, entry: Entry, error: StickyError, now: float) -> None:
         """Bury a message that has not started, and tell those who wait for its task why."""
-        if self.gate.withdraw(entry):
+        if not self.gate.is_behind_adrift(entry) and self.gate.withdraw(entry):
             self._put(entry, _refusal(error), now)
 
     # -- what to send --------------------------------------------------------------------------
@@ -343,9 +344,24 @@ class DeliveryState:
         for entry in due:
             if self._counts_starts:
                 self._put(entry, End(Outcome.COUNT_START), now)
-            else:  # nobody else will know of it, but a task that kills its processes here is buried at the limit
-                self._on_start_counted(entry, (entry.attempts or 0) + 1, now)
+            else:
+                self._count_here(entry, now)
         return bool(due)
+
+    def _count_here(self, entry: Entry, now: float) -> None:
+        """Count a start that the broker does not count: a task that kills its processes here is buried at the limit."""
+        if entry.adrift or entry.orphan:
+            self._drop(entry)
+            if not entry.adrift:  # its message may be in flight here: have it put back, as it would be if adrift
+                self.tenures.reopen(entry.slot)
+        else:
+            self._on_start_counted(entry, (entry.attempts or 0) + 1, now)
+
+    def _drop(self, entry: Entry) -> None:
+        """Forget an entry whose start was not counted, for its message does not belong to this tenure."""
+        if entry.stage is Stage.READY:
+            self._note_starts(entry)
+        self.gate.forget(entry)
 
     def wants(self, now: float, *, company: bool) -> list[Want]:
         """Return the slots to fetch from now. `company`: a round trip takes place in any case."""
@@ -523,9 +539,7 @@ class DeliveryState:
     def _on_refused(self, disposition: Disposition, now: float) -> None:
         entry, unanswered = self.outbox.answered(disposition)
         if disposition.outcome is Outcome.COUNT_START:
-            if entry.stage is Stage.READY:
-                self._note_starts(entry)
-            self.gate.forget(entry)
+            self._drop(entry)
             return
         error = self._errors.pop(entry, None)
         if unanswered and disposition.outcome is Outcome.BURY:

@@ -23,7 +23,10 @@ class Reading:
     heartbeats: Mapping[str, int]
     """Incarnation -> heartbeat counter."""
     store_id: str
-    """The run id of the server that answered: a different one means that the store was restarted or failed over."""
+    """An id of the data. It changes whenever acknowledged writes may have been lost.
+
+    That is at a fail-over to a copy that may be behind, and at a restart, unless the store is `durable`.
+    """
     clock: float
     """The store's own clock in seconds since the Unix epoch; used only to make generations grow."""
 
@@ -50,6 +53,9 @@ Signal = ViewChanged | HeartbeatHeard
 
 class Store(Protocol):
     """The place where the view of one keyspace is stored."""
+
+    durable: bool
+    """Whether no restart of the server loses an acknowledged write; then `store_id` may stay the same over one."""
 
     def read(self) -> Reading:
         """Return view and counters, read at one instant.

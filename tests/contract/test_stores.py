@@ -25,6 +25,25 @@ class TestMemory(StoreContract):
         return InMemory(MemoryServer, MemoryStore)
 
 
+class DurableServer(MemoryServer):
+    """A server that loses nothing when it restarts."""
+
+    def restart(self) -> None:
+        before = self.run_id
+        super().restart()
+        self.run_id = before
+
+
+class DurableStore(MemoryStore):
+    durable = True
+
+
+class TestDurable(StoreContract):
+    @pytest.fixture
+    def server(self) -> StoreServer[Store]:
+        return InMemory(DurableServer, DurableStore)
+
+
 class TestStandingRedis(StoreContract):
     @pytest.fixture
     def server(self, redis_url: str) -> StoreServer[Store]:

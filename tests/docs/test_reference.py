@@ -14,6 +14,7 @@ import celery_sticky
 from celery_sticky.cli.main import sticky
 from celery_sticky.cli.verify.faults import BY_NAME
 from celery_sticky.queues.memory import MemoryQueues
+from celery_sticky.queues.memory_held import HeldQueues
 from celery_sticky.queues.redis import RedisQueues
 from celery_sticky.settings import NAMES, SETTING, Settings
 
@@ -82,11 +83,14 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
-    found = {row[0]: row[1:] for row in rows((ROOT / "docs/explanation/guarantees.md").read_text())}
-    for name, driver in (("Redis, Valkey", RedisQueues), ("memory (tests)", MemoryQueues)):
+    found = {row[0]: row[1:] for row in rows((REFERENCE / "drivers.md").read_text())}
+    held = "memory, held by connections (tests of drivers)"
+    for name, driver in (("Redis, Valkey", RedisQueues), ("memory (tests)", MemoryQueues), (held, HeldQueues)):
         promised = driver.guarantees
-        columns = (promised.fenced, promised.ordered, promised.atomic, promised.deferred, promised.moves)
-        assert found[name] == ["yes" if kept else "no" for kept in columns]
+        needed = (promised.fenced, promised.ordered, promised.atomic, promised.deferred, promised.moves)
+        kept = [*needed, promised.counts_starts, promised.epochs_outlive_store]
+        said = [promised.fence.value, ", ".join(map(str, promised.priorities))]
+        assert found[name] == [*("yes" if one else "no" for one in kept), *said]
 
 
 @pytest.mark.parametrize("name", ["protocol", "placement", "failures"])

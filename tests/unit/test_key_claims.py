@@ -463,3 +463,21 @@ def test_as_another_incarnation_no_key_is_held_for_jobs(worker: Worker) -> None:
     assert worker.claims.serve(KS, "me-3", MINE) == []
     assert worker.claims.to_release(KS) == [] and {"j", "waits"}.isdisjoint(worker.asked())
     assert not any(question.job for question in worker.claims.questions(KS, NOW, 9))
+
+
+def test_a_message_that_came_again_is_not_passed_on_while_its_first_delivery_runs(worker: Worker) -> None:
+    """Passed on, it would run again elsewhere: no other worker knows that its task has ended here."""
+    worker.grant("a")
+    first = worker.start()["a1"]
+    worker.broker.put_back(worker.broker.slot(KS, MINE))  # as a broker does whose connection is lost
+    worker.reconnect()
+    worker.turn()
+    worker.move_all("a", OTHER)
+    worker.turn()
+    assert standing(worker.broker, OTHER) == []
+    worker.delivery_state.end(first, ACK, NOW)
+    worker.turn()
+    worker.turn()
+    worker.move_all("a", OTHER)
+    worker.turn()
+    assert standing(worker.broker, OTHER) == ["a2"], "the first has ended, and does not come back"

@@ -64,6 +64,8 @@ def memory_server(name: str, prefix: str) -> MemoryServer:
 class MemoryStore(Client[Records, Heard]):
     """A client of a `MemoryServer`, for one keyspace: see `celery_sticky.stores.base.Store`."""
 
+    durable = False
+
     def watch(self, timeout: float) -> Sequence[Signal]:
         """See `Store.watch`. Signals for placement stores are not returned, but may end the wait."""
         return [signal for signal in super().watch(timeout) if not isinstance(signal, PinMoved)]

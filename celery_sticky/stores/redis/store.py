@@ -19,6 +19,8 @@ from celery_sticky.stores.redis.client import Client, Server, script
 class RedisStore(Client[Signal]):
     """See `celery_sticky.stores.base.Store`."""
 
+    durable = False
+
     def __init__(self, server: Server, keyspace: str) -> None:
         root = f"{server.prefix}:{keyspace}"
         self._view, self._heartbeats, self._revoked = f"{root}:view", f"{root}:beats", f"{server.prefix}:revoked"

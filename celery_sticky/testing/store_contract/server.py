@@ -52,7 +52,7 @@ class StoreServer(Generic[AnyStore]):
         pytest.skip("these tests may not stop this server")
 
     def restart(self) -> None:
-        """Bring the server back with its data and another run id; stop it first if it runs."""
+        """Bring the server back with its data; stop it first if it runs."""
         pytest.skip("these tests may not restart this server")
 
     def wipe(self) -> None:

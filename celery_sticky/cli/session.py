@@ -7,13 +7,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from celery_sticky.app import Sticky
-from celery_sticky.drivers import known_connection, open_job_store, open_placement_store, open_queues, open_store
+from celery_sticky.drivers import known_connection, open_job_store, open_queues, open_shared, shares_clients
 from celery_sticky.errors import StickyError
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.queues import SlotQueues
 from celery_sticky.settings import Settings
 from celery_sticky.stores import JobStore, PlacementStore, Reading, Store
+from celery_sticky.stores.shared import SharedClient
 
 IO_TIMEOUT = 2.0
 """Seconds the store or the broker may take to answer."""
@@ -32,6 +33,7 @@ class Session:
         self._wiring = sticky.wiring
         self.settings: Settings = sticky.settings
         self.tasks: KeyedTasks = sticky.tasks
+        self._clients: list[SharedClient] = []
         self._stores: dict[str, Store] = {}
         self._placement_stores: dict[str, PlacementStore] = {}
 
@@ -41,10 +43,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for store in self._stores.values():
-            store.close()
-        for placement_store in self._placement_stores.values():
-            placement_store.close()
+        for client in self._clients:
+            client.close()
         if "queues" in vars(self):
             self.queues.close()
 
@@ -72,9 +72,15 @@ class Session:
     def store(self, keyspace: str) -> Store:
         """Return the store of a keyspace."""
         if keyspace not in self._stores:
-            prefix = self.settings.key_prefix
-            self._stores[keyspace] = open_store(self.store_at, keyspace, prefix=prefix, socket_timeout=IO_TIMEOUT)
+            self._stores[keyspace] = self._client().store(keyspace)
         return self._stores[keyspace]
+
+    def _client(self) -> SharedClient:
+        """Return the client of all stores, or another one if the driver cannot share one."""
+        if not self._clients or not shares_clients(self.store_at):
+            prefix = self.settings.key_prefix
+            self._clients.append(open_shared(self.store_at, prefix=prefix, socket_timeout=IO_TIMEOUT))
+        return self._clients[0] if shares_clients(self.store_at) else self._clients[-1]
 
     def jobs(self, keyspace: str) -> JobStore:
         """Open the job store of a keyspace. The caller must close it."""
@@ -83,9 +89,7 @@ class Session:
     def placement_store(self, keyspace: str) -> PlacementStore:
         """Return the placement store of a placed keyspace, which holds its claims and pins."""
         if keyspace not in self._placement_stores:
-            prefix = self.settings.key_prefix
-            opened = open_placement_store(self.store_at, keyspace, prefix=prefix, socket_timeout=IO_TIMEOUT)
-            self._placement_stores[keyspace] = opened
+            self._placement_stores[keyspace] = self._client().placement_store(keyspace)
         return self._placement_stores[keyspace]
 
     def slots_of(self, keyspace: str, reading: Reading) -> int:

@@ -25,6 +25,8 @@ class Rule:
     """A seed at or before the first that finds it: the search begins there."""
     deaf: bool = False
     kinds: tuple[Kind, ...] = tuple(Kind)
+    held: bool = False
+    """Whether slots are held at the broker by connections."""
     losses: float | None = None
     """None: as the seed says."""
 
@@ -32,7 +34,7 @@ class Rule:
         return self.name
 
     def scenario(self, seed: int, *, placed: bool) -> Scenario:
-        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, placed=placed)
+        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, placed=placed, held=self.held)
         return drawn if self.losses is None else replace(drawn, losses=self.losses)
 
 

@@ -25,6 +25,8 @@ class Rule:
     """Where the search begins: a seed at or before the first one that finds the break."""
     deaf: bool = False
     kinds: tuple[Kind, ...] = tuple(Kind)
+    held: bool = False
+    """Whether slots are held at the broker by connections."""
     losses: float | None = None
     """None: drawn from the seed."""
 
@@ -32,7 +34,7 @@ class Rule:
         return self.name
 
     def scenario(self, seed: int, *, placed: bool, jobs: bool) -> Scenario:
-        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, placed=placed, jobs=jobs)
+        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, placed=placed, jobs=jobs, held=self.held)
         return drawn if self.losses is None else replace(drawn, losses=self.losses)
 
 

@@ -575,6 +575,24 @@ def test_a_handover_does_not_wait_for_starts_that_were_counted_here() -> None:
     assert worker.events[-1] == Drained(1)
 
 
+def test_a_start_counted_here_is_not_repeated_for_a_message_that_went_back() -> None:
+    worker = held()
+    worker.publish(1, "k:1")
+    worker.open(1)
+    (entry,) = worker.started()
+    worker.line.fail(AWAY)
+    worker.line.rest()
+    worker.courier.again(entry, counted=True, cause="its process died")
+    worker.line.rest()
+    (again,) = worker.started()
+    assert again is not entry, "it came again, and runs once more"
+    worker.courier.end(again, ACK)
+    worker.now += 0.01
+    worker.line.rest()
+    worker.line.rest()
+    assert worker.started() == [] and worker.courier.counts()["keys"] == 0
+
+
 def test_as_many_dispositions_wait_for_each_other_as_the_driver_says() -> None:
     sent = []
     for company in (2, 3):

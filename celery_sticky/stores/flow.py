@@ -26,7 +26,7 @@ Flow = Generator[Callable[[Client], object], Any, Answer]
 class Watch:
     """Wait for signals of the store, and return them; the first one subscribes and returns at once.
 
-    A call that gives the flow something to do ends the wait.
+    It ends early when another thread has work for the flow.
     """
 
     seconds: float

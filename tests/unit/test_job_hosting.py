@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_a_host_that_loads_the_app_and_dies_is_soon_replaced_however_often(monke
         hosts.append((on_message, on_exit))
         return FakeHost()
 
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    # Not `time.sleep` itself: threads of other tests may sleep too.
+    monkeypatch.setattr(hosting, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
     supervisor = Supervisor(spawn, Lease({"default": 4}), Suspects())
     supervisor.start(())
     for n in range(20):

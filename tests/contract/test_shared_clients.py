@@ -1,0 +1,151 @@
+"""One client for the stores of several keyspaces: the same for every driver that offers one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from celery_sticky.drivers import open_shared, open_store, shares_clients
+from celery_sticky.errors import RecordUnusable, StoreUnavailable
+from celery_sticky.ownership.events import ViewChanged
+from celery_sticky.stores.base import Store
+from celery_sticky.stores.shared import SharedClient
+from celery_sticky.testing.servers.valkey import ValkeyServer
+from celery_sticky.testing.store_contract import first_view, joined, revived
+from celery_sticky.testing.waiting import wait_until
+
+
+@pytest.fixture(params=["redis", "memory"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}"
+    return str(request.getfixturevalue("server").url)
+
+
+@pytest.fixture
+def shared(url: str) -> Iterator[SharedClient]:
+    assert shares_clients(Connection(url))
+    shared = open_shared(Connection(url), socket_timeout=0.5)
+    yield shared
+    shared.close()
+    shared.close()  # twice is fine
+
+
+@pytest.fixture
+def other(url: str) -> Iterator[Callable[[str], Store]]:
+    """Opens a store as another worker has it."""
+    opened: list[Store] = []
+
+    def open_one(keyspace: str) -> Store:
+        opened.append(open_store(url, keyspace))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def heard(shared: SharedClient, count: int) -> dict[Any, list[Any]]:
+    """Watch until so many signals have arrived."""
+    found: dict[Any, list[Any]] = {}
+
+    def enough() -> bool:
+        for store, signals in shared.watch(1.0).items():
+            found.setdefault(store, []).extend(signals)
+        return sum(map(len, found.values())) >= count
+
+    wait_until(enough, 10, "they are heard")
+    return {store: signals for store, signals in found.items() if signals}
+
+
+def test_signals_come_by_the_store_that_they_are_for(shared: SharedClient, other: Callable[[str], Store]) -> None:
+    stores = {name: shared.store(name) for name in ("a", "b", "c")}
+    for store in stores.values():
+        assert not store.watch(0.0), "the first watch subscribes"
+    first_view(other("a"))
+    joined(other("c"), first_view(other("c")), "w")
+    assert heard(shared, 3) == {stores["a"]: [ViewChanged(1)], stores["c"]: [ViewChanged(1), ViewChanged(2)]}
+
+
+def test_stores_of_all_kinds_answer(shared: SharedClient) -> None:
+    assert shared.store("a").read().view is None
+    assert shared.placement_store("a").enlisted() == {}
+    assert shared.job_store("a").places(0) is None
+    shared.placement_store("a").enlist("w", "w-1")
+    assert shared.placement_store("b").enlisted() == {}
+
+
+def test_a_wake_ends_a_watch(shared: SharedClient) -> None:
+    shared.store("a").watch(0.0)
+    shared.wake()
+    assert not any(shared.watch(30.0).values())
+
+
+def test_signals_that_come_while_another_store_subscribes_are_kept(
+    shared: SharedClient, other: Callable[[str], Store]
+) -> None:
+    first, second = shared.store("a"), shared.store("b")
+    first.watch(0.0)
+    first_view(other("a"))
+    second.watch(0.0)
+    assert heard(shared, 1) == {first: [ViewChanged(1)]}
+
+
+def test_many_keyspaces_have_two_connections(server: ValkeyServer, client: Any) -> None:
+    shared = open_shared(Connection(server.url))
+    before = len(client.client_list())
+    stores = [shared.store(f"k{number}") for number in range(50)]
+    for store in stores:
+        store.watch(0.0)
+        store.read()
+    assert len(client.client_list()) == before + 2
+    assert len(client.pubsub_channels()) == 50
+    shared.close()
+    wait_until(lambda: len(client.client_list()) == before, 5, "they are closed")
+
+
+def test_a_broken_subscription_is_of_all_stores_and_made_again_by_each(server: ValkeyServer, client: Any) -> None:
+    shared = open_shared(Connection(server.url), socket_timeout=0.5)
+    stores = [shared.store(f"k{number}") for number in range(3)]
+    for store in stores:
+        store.watch(0.0)
+    client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    with pytest.raises(StoreUnavailable):
+        shared.watch(5.0)
+    for store in stores:
+        revived(partial(store.watch, 0.0))
+    for number in range(3):
+        with_view = open_store(server.url, f"k{number}")
+        first_view(with_view)
+        with_view.close()
+    assert heard(shared, 3) == {store: [ViewChanged(1)] for store in stores}
+    shared.close()
+
+
+def test_a_refusal_that_drops_the_connections_is_told_to_those_that_listen(server: ValkeyServer, client: Any) -> None:
+    """Guards: a keyspace that waits for signals of a connection which another keyspace has dropped."""
+    shared = open_shared(Connection(server.url), socket_timeout=0.5)
+    listens, writes = shared.store("a"), shared.store("b")
+    listens.watch(0.0)
+    view = first_view(writes)
+    client.replicaof("127.0.0.1", "1")
+    with pytest.raises(StoreUnavailable, match="read only replica"):
+        joined(writes, view, "w")
+    with pytest.raises(StoreUnavailable, match="the subscription was dropped"):
+        shared.watch(5.0)
+    shared.close()
+
+
+def test_a_key_of_another_type_is_of_its_keyspace(server: ValkeyServer, client: Any) -> None:
+    client.set("sticky:a:view", "something else")
+    shared = open_shared(Connection(server.url))
+    bad, good = shared.store("a"), shared.store("b")
+    with pytest.raises(RecordUnusable, match="sticky:a:view is a string"):
+        bad.read()
+    assert good.read().view is None
+    shared.close()

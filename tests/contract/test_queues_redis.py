@@ -16,9 +16,9 @@ import pytest
 from kombu import Connection, Exchange, Producer, Queue
 
 from celery_sticky.drivers import open_queues
-from celery_sticky.errors import BrokerUnavailable, StickyError
+from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken, StickyError
 from celery_sticky.keys import queue_name
-from celery_sticky.queues import Disposition, Outcome, Want
+from celery_sticky.queues import Disposition, Opening, Outcome, Want
 from celery_sticky.queues.redis import Layout, RedisQueues, driver, scripts
 from celery_sticky.queues.redis.wire import Wire
 from celery_sticky.redis_clients import client_from_connection
@@ -65,6 +65,33 @@ def connect() -> Iterator[Callable[..., RedisQueues]]:
 
 
 Connect = Callable[..., RedisQueues]
+
+
+def test_many_slots_open_in_one_round_trip(valkey: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = valkey()
+    queues, trips = connect(server.url), list[int]()
+    first, *others = (tenure(slot=slot) for slot in range(64))
+    open_slot(queues, first)
+    with server.client() as client:
+        client.lpush(f"{PREFIX}.default.0", *range(1000))
+        take(queues, first, limit=1000)
+        client.set(f"{PREFIX}.default.5:fence", "not a hash")
+        call = Wire.call
+
+        def counted(self: Wire, *requests: bytes) -> list[object]:
+            trips.append(len(requests))
+            return call(self, *requests)
+
+        monkeypatch.setattr(Wire, "call", counted)
+        assert all(not isinstance(answer, Fenced) for answer in queues.open([Opening(one) for one in others]))
+        assert trips == [63]
+        client.script_flush()
+        again = [tenure(slot=slot, epoch=6) for slot in range(64)]
+        answers = queues.open([Opening(one) for one in again])
+        assert trips[1:3] == [64, 64], "the server had lost the script"
+        assert trips[3:] == [1] * len(trips[3:]) and len(trips) > 4, "the slot with 1,000 in flight takes more requests"
+        assert [slot for slot, answer in enumerate(answers) if isinstance(answer, SlotBroken)] == [5]
+        assert len(take_all(queues, again[0]).deliveries) == 1000
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:"])

@@ -15,8 +15,8 @@ AnyStore = Store | JobStore | PlacementStore
 class SharedClient(Protocol):
     """A client for the stores of several keyspaces at one server. Used by one thread, except `wake`.
 
-    The stores opened here are used by the same thread. They share one connection for requests and one subscription, so
-    another keyspace costs no connection. Nothing is sent before the first verb of one of them.
+    The stores opened here are used by the same thread. They share their connections, so another keyspace costs none.
+    Nothing is sent before the first verb of one of them.
     """
 
     def store(self, keyspace: str) -> Store:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from celery_sticky.drivers import open_queues
 from celery_sticky.queues import Delivery, SlotQueues
-from celery_sticky.queues.redis.wire import Wire
+from celery_sticky.redis_wire import Wire
 from celery_sticky.testing.queue_steps import (
     AGAIN,
     FIRST,

@@ -20,8 +20,8 @@ from celery_sticky.errors import BrokerUnavailable, Fenced, SlotBroken, StickyEr
 from celery_sticky.keys import queue_name
 from celery_sticky.queues import Disposition, Opening, Outcome, Want
 from celery_sticky.queues.redis import Layout, RedisQueues, driver, scripts
-from celery_sticky.queues.redis.wire import Wire
 from celery_sticky.redis_clients import client_from_connection
+from celery_sticky.redis_wire import Wire
 from celery_sticky.testing.queue_steps import (
     AGAIN,
     FIRST,

@@ -13,6 +13,7 @@ from kombu import Connection
 from celery_sticky.drivers import open_shared, open_store, shares_clients
 from celery_sticky.errors import RecordUnusable, StoreUnavailable
 from celery_sticky.ownership.events import ViewChanged
+from celery_sticky.redis_resp import pack
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.shared import SharedClient
 from celery_sticky.testing.servers.valkey import ValkeyServer
@@ -96,14 +97,14 @@ def test_signals_that_come_while_another_store_subscribes_are_kept(
     assert heard(shared, 1) == {first: [ViewChanged(1)]}
 
 
-def test_many_keyspaces_have_two_connections(server: ValkeyServer, client: Any) -> None:
+def test_many_keyspaces_have_one_connection(server: ValkeyServer, client: Any) -> None:
     shared = open_shared(Connection(server.url))
     before = len(client.client_list())
     stores = [shared.store(f"k{number}") for number in range(50)]
     for store in stores:
         store.watch(0.0)
         store.read()
-    assert len(client.client_list()) == before + 2
+    assert len(client.client_list()) == before + 1
     assert len(client.pubsub_channels()) == 50
     shared.close()
     wait_until(lambda: len(client.client_list()) == before, 5, "they are closed")
@@ -148,4 +149,26 @@ def test_a_key_of_another_type_is_of_its_keyspace(server: ValkeyServer, client: 
     with pytest.raises(RecordUnusable, match="sticky:a:view is a string"):
         bad.read()
     assert good.read().view is None
+    shared.close()
+
+
+def test_a_server_that_cannot_push_is_asked_all_the_same(server: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sticky.stores.redis.client.HELLO", pack("HELLO", 9))  # refused
+    shared = open_shared(Connection(server.url), socket_timeout=0.5)
+    store = shared.store("a")
+    assert not store.watch(0.0)
+    first_view(store)
+    assert not any(shared.watch(0.1).values())
+    assert not store.watch(0.1)
+    shared.close()
+
+
+def test_a_user_who_may_not_listen_is_told(server: ValkeyServer, client: Any) -> None:
+    client.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "resetchannels", "+@all")
+    shared = open_shared(Connection(server.url.replace("//", "//bob:pw@")), socket_timeout=0.5)
+    store = shared.store("a")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="doctor"):
+            store.watch(0.0)
+    assert store.read().view is None
     shared.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.queues.redis.resp import Reader
+from celery_sticky.redis_resp import Reader
 
 
 class Piece(bytes):

@@ -19,8 +19,8 @@ from celery_sticky.testing.waiting import wait_until
 from celery_sticky.testing.worker import WorkerProcess
 
 MANY = 40
-MORE_THAN_STOCK = 3
-"""Connections of an idle worker beyond those of a stock one: the courier's, and two of the members."""
+MORE_THAN_STOCK = 2
+"""Connections of an idle worker beyond those of a stock one: the courier's and the members'."""
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from celery_sticky.errors import SlotBroken
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure
 from celery_sticky.queues.redis.exchange import field_of
 from celery_sticky.queues.redis.layout import Layout
-from celery_sticky.queues.redis.resp import Argument, ServerError, pack
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
+from celery_sticky.redis_resp import Argument, ServerError, pack
 
 BIG = 256 * 1024
 """Bodies above this many bytes do not pass through a script; the scripts use the same limit."""

@@ -11,9 +11,9 @@ from celery_sticky.keys import Slot
 from celery_sticky.queues.inspection import Dead
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.layout import Layout
-from celery_sticky.queues.redis.resp import Argument, pack
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
+from celery_sticky.redis_resp import Argument, pack
 
 PAGE = 200
 TRIM_STEP = 100

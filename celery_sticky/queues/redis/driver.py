@@ -27,10 +27,10 @@ from celery_sticky.queues.redis.empty_slots import EmptySlots
 from celery_sticky.queues.redis.exchange import REQUEST_DISPOSITIONS, Answer, arguments, arrange, read, split
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.openings import Openings
-from celery_sticky.queues.redis.resp import Argument, pack
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
-from celery_sticky.queues.redis.wire import Wire
+from celery_sticky.redis_resp import Argument, pack
+from celery_sticky.redis_wire import Wire
 
 SWEEP_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
@@ -66,7 +66,7 @@ class RedisQueues:
     @property
     def pushed(self) -> bool:
         """Whether the server wakes this driver (otherwise it polls); known once it is connected."""
-        return self._wire.tracking
+        return self._wire.pushes
 
     def open(self, openings: Sequence[Opening]) -> Sequence[OpenAnswer]:
         """See `SlotQueues.open`."""
@@ -100,7 +100,7 @@ class RedisQueues:
             self._empty.remove(slot)
         parts = arrange(wants, dispositions)
         keys = [self._layout.queue(part.tenure.keyspace, part.tenure.slot) for part in parts]
-        look = [self._empty.request(slots)] if 0 < len(slots) <= LOOKED_AT and self._wire.tracking else []
+        look = [self._empty.request(slots)] if 0 < len(slots) <= LOOKED_AT and self._wire.pushes else []
         self._trips += 1
         said = arguments(parts, self._layout, now, self._trips)
         reply, *counts = self._server.call(self._fetch, keys, said, look)
@@ -139,7 +139,7 @@ class RedisQueues:
                 self._empty.got(
                     (disposition.tenure.keyspace, disposition.to)
                 )  # the server does not announce our own changes
-        if fetched.deliveries and not self._wire.tracking:
+        if fetched.deliveries and not self._wire.pushes:
             self._pause = FIRST_PAUSE
             self._next_check = min(self._next_check, time.monotonic() + FIRST_PAUSE)
 
@@ -227,7 +227,7 @@ class RedisQueues:
         if everything:
             slots = list(self._empty.slots)
         else:
-            slots = list(self._empty.unchecked) if self._wire.tracking else []
+            slots = list(self._empty.unchecked) if self._wire.pushes else []
         if not slots:
             return
         if cast(int, self._server.ask(self._empty.request(slots))[0]):
@@ -238,5 +238,5 @@ class RedisQueues:
         self._empty.unchecked.difference_update(slots)
         if everything:
             self._checked_on = self._wire.connects
-            self._next_check = now + (SWEEP_SECONDS if self._wire.tracking else self._pause)
+            self._next_check = now + (SWEEP_SECONDS if self._wire.pushes else self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)

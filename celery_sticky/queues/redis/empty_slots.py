@@ -8,7 +8,7 @@ from typing import cast
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Tenure
 from celery_sticky.queues.redis.layout import Layout
-from celery_sticky.queues.redis.resp import Push
+from celery_sticky.redis_resp import Push
 
 
 class EmptySlots:

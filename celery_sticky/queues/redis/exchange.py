@@ -8,7 +8,7 @@ from typing import cast
 
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure, Want
 from celery_sticky.queues.redis.layout import Layout
-from celery_sticky.queues.redis.resp import Argument
+from celery_sticky.redis_resp import Argument
 
 NOTHING_WANTED = -1
 NOT_NOW = -1

@@ -11,9 +11,9 @@ from celery_sticky.queues.base import OpenAnswer, Opening, Tag
 from celery_sticky.queues.redis.empty_slots import EmptySlots
 from celery_sticky.queues.redis.exchange import field_of
 from celery_sticky.queues.redis.layout import Layout
-from celery_sticky.queues.redis.resp import Argument, pack
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
+from celery_sticky.redis_resp import Argument, pack
 
 logger = logging.getLogger("celery_sticky.queues")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Self
 
-from celery_sticky.queues.redis.resp import Argument, pack
+from celery_sticky.redis_resp import Argument, pack
 
 _INCLUDE = re.compile(r"^ *-- include (\w+)$", re.MULTILINE)
 

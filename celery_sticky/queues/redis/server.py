@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from celery_sticky.errors import BrokerUnavailable, SlotBroken
-from celery_sticky.queues.redis.resp import Argument, ServerError
 from celery_sticky.queues.redis.scripts import Script
-from celery_sticky.queues.redis.wire import Wire
 from celery_sticky.redis_errors import describe
+from celery_sticky.redis_resp import Argument, ServerError
+from celery_sticky.redis_wire import Wire
 
 
 class Server:

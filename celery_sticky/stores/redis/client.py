@@ -1,21 +1,22 @@
 """The base of Redis store clients, without their verbs: it runs scripts and receives signals.
 
-Rule: a verb is one script, and a script is sent once. The stores of one `Server` share its connections.
+Rule: a verb is one script, and a script is sent once. The stores of one `Server` share its connection.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import redis
-
 from celery_sticky.errors import RecordUnusable, StoreRefused, StoreUnavailable
-from celery_sticky.redis_clients import client_from_connection, close_client, key_prefix, translate_errors
-from celery_sticky.redis_errors import Cure, refusal_of
+from celery_sticky.redis_clients import client_from_connection, key_prefix
+from celery_sticky.redis_errors import Cure, describe, refusal_of
+from celery_sticky.redis_resp import Argument, ServerError, pack
+from celery_sticky.redis_wire import HELLO, Wire
 from celery_sticky.stores.redis.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -23,36 +24,56 @@ if TYPE_CHECKING:
 
 Heard = TypeVar("Heard")
 """A signal."""
+Types = Mapping[str, str]
+"""The keys that might hold foreign data, each with the type it should have."""
 
 
 class Server:
-    """The connections to one server: one for requests, and one subscription."""
+    """The connection to one server, for requests and signals."""
 
     def __init__(self, connection: Connection, *, prefix: str, socket_timeout: float) -> None:
         self.at = connection.as_uri()
         self.prefix = f"{key_prefix(connection)}{prefix}"
         self.socket_timeout = socket_timeout
-        # RESP 2: what a subscription receives are plain replies.
         self.client = client_from_connection(connection, socket_timeout=socket_timeout, protocol=2)
+        """For requests that block at the server. It has connections of its own."""
         self.database = self.client.connection_pool.connection_kwargs["db"]
-        self.subscription = Subscription(self.client, socket_timeout)
+        self.subscription = Subscription()
+        self.wire = Wire(
+            self.client,
+            socket_timeout,
+            self.subscription.hear,
+            setup=(HELLO,),
+            unavailable=StoreUnavailable,
+            at=self.at,
+        )
+
+    def run(self, text: str, keys: Sequence[str], args: Sequence[Argument], types: Types) -> Any:
+        """Run a script and return its reply."""
+        with self.asking(types):
+            [reply] = self.wire.call(pack("EVALSHA", _digest(text), len(keys), *keys, *args))
+            if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):
+                [reply] = self.wire.call(pack("EVAL", text, len(keys), *keys, *args))
+            return self.accepted(reply)
+
+    def accepted(self, reply: object) -> object:
+        """Return the reply, unless it is a refusal."""
+        if isinstance(reply, ServerError):
+            raise StoreUnavailable(f"{self.at}: {describe(str(reply))}") from reply
+        return reply
 
     @contextmanager
-    def asking(self, types: Mapping[str, str]) -> Iterator[None]:
-        """Translate errors; drop the connections to a server that cannot serve us.
-
-        `types`: the keys that might hold foreign data, each with the type it should have.
-        """
+    def asking(self, types: Types) -> Iterator[None]:
+        """Tell refusals from silence; drop the connections to a server that cannot serve us."""
         try:
-            with translate_errors(StoreUnavailable, self.at):
-                yield
+            yield
         except StoreUnavailable as error:
             refusal = refusal_of(error.__cause__ or error)
             if refusal is None:
                 raise
             if refusal.drops:
                 # A server that was demoted keeps its clients: without reconnecting, they would stay with it forever.
-                self.subscription.disconnect()
+                self.wire.drop()
                 self.client.connection_pool.disconnect()
             if refusal.cure is Cure.KEY:
                 raise RecordUnusable(f"{error}{self._strangers(types)}") from error.__cause__
@@ -60,17 +81,16 @@ class Server:
 
     def close(self) -> None:
         """Close every connection. May be called twice."""
-        self.subscription.close()
-        close_client(self.client)
+        self.wire.close()
 
-    def _strangers(self, types: Mapping[str, str]) -> str:
+    def _strangers(self, types: Types) -> str:
         """Name the keys that hold a value of the wrong type."""
-        with suppress(redis.RedisError, OSError):
-            found: dict[str, Any] = {key: self.client.type(key) for key in types}
+        with suppress(StoreUnavailable):
+            kinds = self.wire.call(*(pack("TYPE", key) for key in types))
             wrong = [
-                f"{key} is a {kind.decode()}, not a {types[key]}"
-                for key, kind in found.items()
-                if kind.decode() not in ("none", types[key])
+                f"{key} is a {kind}, not a {right}"
+                for (key, right), kind in zip(types.items(), kinds, strict=True)
+                if kind not in ("none", right) and not isinstance(kind, ServerError)
             ]
             return f" ({', '.join(wrong)})" if wrong else ""
         return ""
@@ -79,25 +99,24 @@ class Server:
 class Client(Generic[Heard]):
     """A store: runs scripts by their verb, and listens on `<root>:signals:<db>`: databases share their channels."""
 
-    def __init__(self, server: Server, root: str, scripts: Mapping[str, str], types: Mapping[str, str]) -> None:
-        """`types`: see `Server.asking`."""
-        self._server, self._types = server, types
+    def __init__(self, server: Server, root: str, scripts: Mapping[str, str], types: Types) -> None:
+        self._server, self._types, self._scripts = server, types, scripts
         self._channel = f"{root}:signals:{server.database}"
-        self._scripts = {verb: server.client.register_script(text) for verb, text in scripts.items()}
 
     def watch(self, timeout: float) -> Sequence[Heard]:
         """See the store's `watch`."""
-        subscription = self._server.subscription
-        with self._asking():
-            if not subscription.listens(self):
-                subscription.add(self, self._channel, self._parse)
+        server = self._server
+        with server.asking(self._types):
+            if not server.subscription.listens(server.wire, self):
+                refusal = server.subscription.add(server.wire, self, self._channel, self._parse)
+                server.accepted(refusal)
                 return []
-            subscription.wait(timeout)
-            return subscription.take(self)
+            server.subscription.wait(server.wire, timeout)
+            return server.subscription.take(self)
 
     def wake(self) -> None:
         """See the store's `wake`."""
-        self._server.subscription.wake()
+        self._server.wire.wake()
 
     def close(self) -> None:
         """See the store's `close`. Call it only if no other store shares the connections."""
@@ -108,14 +127,15 @@ class Client(Generic[Heard]):
         raise NotImplementedError
 
     def _run(self, verb: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
-        with self._asking():
-            return self._scripts[verb](keys=keys, args=args)
-
-    def _asking(self) -> Any:
-        return self._server.asking(self._types)
+        return self._server.run(self._scripts[verb], keys, args, self._types)
 
 
 @cache
 def script(package: str, *names: str) -> str:
     """Return the texts of the scripts `<name>.lua` of a package, concatenated."""
     return "".join(files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names)
+
+
+@cache
+def _digest(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -35,9 +35,9 @@ class RedisShared(Server):
     def watch(self, timeout: float) -> Mapping[Any, Sequence[Any]]:
         """See `SharedClient.watch`."""
         with self.asking({}):
-            self.subscription.wait(timeout)
+            self.subscription.wait(self.wire, timeout)
             return self.subscription.take_all()
 
     def wake(self) -> None:
         """See `SharedClient.wake`."""
-        self.subscription.wake()
+        self.wire.wake()

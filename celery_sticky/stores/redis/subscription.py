@@ -1,77 +1,93 @@
-"""The subscription of Redis stores: one pub/sub connection for all of them, whose wait another thread can interrupt.
+"""The subscription of Redis stores: the channels of all of them, on the connection that also carries their requests.
 
 While it waits it sends nothing, except a PING after a long silence: otherwise a connection whose other end vanished
-would stay silent forever.
+would stay silent forever. A server that cannot push (older than 6.0, or behind a proxy) sends no signals; signals are
+hints, so everything works, but later.
 """
 
 from __future__ import annotations
 
-import selectors
-import socket
 import time
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from typing import Any
 
-import redis
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.redis_resp import Push, ServerError, pack
+from celery_sticky.redis_wire import Wire
 
 PING_AFTER = 10.0
 """Seconds of silence before a PING."""
+PING = pack("PING")
 
 Parse = Callable[[bytes], object]
 """Returns the signal in a payload, or None if there is none for this listener."""
 
 
 class Subscription:
-    """Listens on the channels of its listeners. Not thread-safe, except `wake`."""
+    """Listens on the channels of its listeners. Used by one thread."""
 
-    def __init__(self, client: redis.Redis, answer_timeout: float) -> None:
-        # A connection made by the pool that never returns to it; it reconnects on demand.
-        self._connection: Any = client.connection_pool.make_connection()
-        self._answer_timeout = answer_timeout
+    def __init__(self) -> None:
         self._listeners: dict[bytes, dict[Hashable, Parse]] = {}
         """Channel → its listeners."""
         self._listening: set[Hashable] = set()
         self._heard: dict[Hashable, list[Any]] = {}
         """Listener → signals that it has not taken yet."""
-        self._wake, self._woken = socket.socketpair()
-        self._wake.setblocking(False)
-        self._woken.setblocking(False)
-        self._selector: selectors.BaseSelector | None = None
+        self._connection = 0
+        """The number of the connection that is subscribed."""
         self._heard_at = 0.0
-        self._pinged_at: float | None = None
 
-    def listens(self, listener: Hashable) -> bool:
+    def listens(self, wire: Wire, listener: Hashable) -> bool:
         """Return whether a listener is subscribed."""
-        return listener in self._listening
+        return self._lasts(wire) and listener in self._listening
 
-    def add(self, listener: Hashable, channel: str, parse: Parse) -> None:
-        """Subscribe a listener; no signal sent from now on is missed.
+    def add(self, wire: Wire, listener: Hashable, channel: str, parse: Parse) -> ServerError | None:
+        """Subscribe a listener: no signal sent from now on is missed. Return the server's refusal, if there is one.
 
         Raises:
-            redis.RedisError, OSError: the connection broke; every listener must be added again.
+            StoreUnavailable: the connection broke; every listener must be added again.
         """
+        if not self._lasts(wire):
+            self.clear()
+            self._said(wire.call(PING))
+            self._connection = wire.connects
+            wire.forget_wakes()
         name = channel.encode()
-        with _Guard(self):
-            if self._selector is None:
-                self._connect()
-                self._forget_wakes()
-            self._connection.send_command("SUBSCRIBE", channel, check_health=False)
-            while self._receive() != (b"subscribe", name):
-                pass
+        if wire.pushes and name not in self._listeners:
+            # What SUBSCRIBE answers is a push; the reply to PING comes after it.
+            [reply] = self._said(wire.call(pack("SUBSCRIBE", channel) + PING))
+            if isinstance(reply, ServerError):
+                wire.drop()  # another reply follows
+                return reply
         self._listeners.setdefault(name, {})[listener] = parse
         self._listening.add(listener)
+        return None
 
-    def wait(self, timeout: float) -> None:
-        """Wait until there are signals for anybody, the time is up or `wake` was called.
+    def wait(self, wire: Wire, timeout: float) -> None:
+        """Wait until there are signals for anybody, the time is up or `Wire.wake` was called.
 
         Raises:
-            redis.RedisError, OSError: the connection broke; every listener must be added again.
+            StoreUnavailable: the connection broke; every listener must be added again.
         """
-        with _Guard(self):
-            if self._selector is None:
-                raise redis.ConnectionError("the subscription was dropped")
-            self._listen(self._selector, time.monotonic() + timeout)
+        deadline = time.monotonic() + timeout
+        while not self._heard:
+            if not self._lasts(wire):
+                raise StoreUnavailable("the subscription was dropped")
+            now = time.monotonic()
+            if now >= self._heard_at + PING_AFTER:
+                self._ping(wire)
+                continue
+            woken = wire.wait(max(0.0, min(deadline, self._heard_at + PING_AFTER) - now))
+            if woken or time.monotonic() >= deadline:
+                return
+
+    def hear(self, push: Push) -> None:
+        """Take in what the server has pushed."""
+        self._heard_at = time.monotonic()
+        match push:
+            case [b"message", bytes(channel), bytes(payload)]:
+                for listener, parse in self._listeners.get(channel, {}).items():
+                    if (signal := parse(payload)) is not None:
+                        self._heard.setdefault(listener, []).append(signal)
 
     def take(self, listener: Hashable) -> list[Any]:
         """Return what a listener has heard."""
@@ -82,87 +98,21 @@ class Subscription:
         heard, self._heard = self._heard, {}
         return heard
 
-    def wake(self) -> None:
-        """Interrupt the current `wait`, or the next one."""
-        with suppress(OSError):  # full: it is already awake; closed: nobody waits
-            self._wake.send(b"\0")
-
-    def disconnect(self) -> None:
-        """Drop the connection; the next listener that is added makes another."""
-        if self._selector is not None:
-            self._selector.close()
-            self._selector = None
+    def clear(self) -> None:
+        """Forget all listeners."""
         self._listeners.clear()
         self._listening.clear()
         self._heard.clear()
-        self._connection.disconnect()
 
-    def close(self) -> None:
-        """Disconnect for good."""
-        self.disconnect()
-        self._wake.close()
-        self._woken.close()
+    def _ping(self, wire: Wire) -> None:
+        try:
+            self._said(wire.call(PING))
+        except StoreUnavailable as error:
+            raise StoreUnavailable(f"{error}: the subscription does not answer") from error.__cause__
 
-    def _connect(self) -> None:
-        self._connection.connect()
-        self._heard_at, self._pinged_at = time.monotonic(), None
-        # Looked up late, because gevent and eventlet replace it. Kombu too takes a connection's socket this way.
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._connection._sock, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+    def _lasts(self, wire: Wire) -> bool:
+        return wire.connected and wire.connects == self._connection
 
-    def _listen(self, selector: selectors.BaseSelector, deadline: float) -> None:
-        while True:
-            while self._connection.can_read(0):
-                self._receive()
-            now = time.monotonic()
-            if self._heard or now >= deadline:
-                return
-            check_at = self._check(now)
-            ready = selector.select(max(0.0, min(deadline, check_at) - now))
-            if any(key.fileobj is self._woken for key, _ in ready):
-                self._forget_wakes()
-                deadline = now  # return with what has arrived
-
-    def _receive(self) -> tuple[bytes, bytes]:
-        """Read one reply, pass it on if it is a signal, and return its kind and its channel."""
-        kind, *rest = self._connection.read_response()
-        self._heard_at, self._pinged_at = time.monotonic(), None
-        if kind == b"message":
-            channel, payload = rest
-            for listener, parse in self._listeners.get(channel, {}).items():
-                if (signal := parse(payload)) is not None:
-                    self._heard.setdefault(listener, []).append(signal)
-        return kind, rest[0]
-
-    def _check(self, now: float) -> float:
-        """Send a PING, or raise if the last one is overdue; return when to check again."""
-        if self._pinged_at is not None:
-            overdue_at = self._pinged_at + self._answer_timeout
-            if now >= overdue_at:
-                raise redis.TimeoutError("the subscription does not answer")
-            return overdue_at
-        if now >= self._heard_at + PING_AFTER:
-            self._connection.send_command("PING", check_health=False)
-            self._pinged_at = now
-            return now + self._answer_timeout
-        return self._heard_at + PING_AFTER
-
-    def _forget_wakes(self) -> None:
-        with suppress(BlockingIOError):
-            while self._woken.recv(4096):
-                pass
-
-
-class _Guard:
-    """Drops the connection if the block raises."""
-
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._subscription.disconnect()
+    def _said(self, replies: list[object]) -> list[object]:
+        self._heard_at = time.monotonic()
+        return replies

@@ -10,8 +10,9 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-from celery_sticky.errors import Fenced
+from celery_sticky.errors import Fenced, StoreUnavailable
 from celery_sticky.keys import KEYED, Slot
+from celery_sticky.redis_clients import translate_errors
 from celery_sticky.stores.jobs import (
     SEEN_NOTES,
     SEEN_RECORDS,
@@ -154,7 +155,7 @@ class RedisJobs(Client[Slot]):
         return None
 
     def _await_outcome(self, job_id: str, timeout: float) -> DispatchOutcome | None:
-        with self._asking():
+        with self._server.asking(self._types), translate_errors(StoreUnavailable, self._server.at):
             key, block = f"{self._root}:outcome:{job_id}", _milliseconds(timeout) if timeout > 0 else None
             told: Any = self._server.client.xread({key: 0}, count=1, block=block)
         if not told:

@@ -1,4 +1,4 @@
-"""The driver's one connection: requests and replies, messages that the server pushes, and waiting for either.
+"""One connection to a server: requests and replies, messages that the server pushes, and waiting for either.
 
 A broken connection is dropped at once; the next request opens a new one. No request is ever sent twice.
 """
@@ -9,23 +9,37 @@ import contextlib
 import selectors
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import redis
 
-from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.queues.redis.resp import Push, Reader, ServerError, pack
+from celery_sticky.errors import BrokerUnavailable, StickyError
 from celery_sticky.redis_clients import close_client, translate_errors
+from celery_sticky.redis_resp import Push, Reader, ServerError, pack
+
+HELLO = pack("HELLO", 3)
+TRACK = pack("CLIENT", "TRACKING", "ON", "NOLOOP")
 
 
 class Wire:
     """The connection. Used by one thread, except `wake`."""
 
-    def __init__(self, client: redis.Redis, socket_timeout: float, on_push: Callable[[Push], None]) -> None:
-        self.tracking = False
-        """Whether the server announces changes of keys that were read."""
+    def __init__(
+        self,
+        client: redis.Redis,
+        socket_timeout: float,
+        on_push: Callable[[Push], None],
+        *,
+        setup: Sequence[bytes] = (HELLO, TRACK),
+        unavailable: type[StickyError] = BrokerUnavailable,
+        at: str = "Redis",
+    ) -> None:
+        """`setup` are the requests of a new connection; `unavailable` is raised with the name of the server, `at`."""
+        self.pushes = False
+        """Whether the server took the `setup`, and so pushes messages."""
+        self._setup, self._unavailable, self._at = setup, unavailable, at
         self.connects = 0
         """Number of connections opened so far."""
         self._client = client
@@ -47,7 +61,7 @@ class Wire:
         """Send requests together and return their replies; the reply to a refused request is a `ServerError`.
 
         Raises:
-            BrokerUnavailable: no connection, or it broke: each request may have been carried out or not.
+            BrokerUnavailable, or the other `unavailable`: no connection, or it broke: each request may have been done.
         """
         with self._guard():
             sock, reader = self._connected()
@@ -81,6 +95,10 @@ class Wire:
         """Make the current `wait`, or the next one, return at once. Any thread may call this."""
         self._waker.wake()
 
+    def forget_wakes(self) -> None:
+        """Have the calls of `wake` so far end no later `wait`."""
+        self._waker.wait(0, None)
+
     def drop(self) -> None:
         """Close the connection; requests sent on it may still be carried out."""
         self._sock = self._reader = None
@@ -94,24 +112,24 @@ class Wire:
         self._waker.close()
 
     def _guard(self) -> _Guard:
-        return _Guard(self)
+        return _Guard(self, self._unavailable, self._at)
 
     def _connected(self) -> tuple[socket.socket, Reader]:
         if self._sock is None or self._reader is None:
             self.drop()
-            with translate_errors(BrokerUnavailable):
+            with translate_errors(self._unavailable, self._at):
                 self._connection.connect()
             sock: socket.socket = self._connection._sock
             sock.settimeout(self._timeout)
             _keep_alive(sock)
             self._sock, self._reader = sock, Reader(sock)
             self.connects += 1
-            self.tracking = self._ask_for_tracking(sock, self._reader)
+            self.pushes = self._ask_for_pushes(sock, self._reader)
         return self._sock, self._reader
 
-    def _ask_for_tracking(self, sock: socket.socket, reader: Reader) -> bool:
-        """Return whether tracking is on. Old servers, proxies and access lists may refuse: then the driver polls."""
-        for request in (pack("HELLO", 3), pack("CLIENT", "TRACKING", "ON", "NOLOOP")):
+    def _ask_for_pushes(self, sock: socket.socket, reader: Reader) -> bool:
+        """Return whether the server pushes. Old servers, proxies and access lists may refuse: then drivers poll."""
+        for request in self._setup:
             sock.sendall(request)
             if isinstance(self._reply(reader), ServerError):
                 return False
@@ -140,8 +158,8 @@ class Wire:
 class _Guard:
     """Drops the connection on any error during a request, since replies would then be out of step."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, unavailable: type[StickyError], at: str) -> None:
+        self._wire, self._unavailable, self._at = wire, unavailable, at
 
     def __enter__(self) -> Self:
         return self
@@ -152,8 +170,8 @@ class _Guard:
         if error is None:
             return
         self._wire.drop()
-        if isinstance(error, OSError | ValueError) and not isinstance(error, BrokerUnavailable):
-            raise BrokerUnavailable(f"Redis: {type(error).__name__}: {error}") from error
+        if isinstance(error, OSError | ValueError) and not isinstance(error, StickyError):
+            raise self._unavailable(f"{self._at}: {type(error).__name__}: {error}") from error
 
 
 def _selector() -> selectors.BaseSelector:

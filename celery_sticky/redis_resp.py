@@ -1,4 +1,4 @@
-"""The part of the Redis protocol that the driver needs: requests to bytes, bytes to replies.
+"""The part of the Redis protocol that drivers need: requests to bytes, bytes to replies.
 
 redis-py connects and logs in; afterwards this module reads and writes. It costs a half to a third as much per message,
 and it can read messages that the server pushes without a request.

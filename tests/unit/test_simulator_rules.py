@@ -370,7 +370,7 @@ RULES = [
         recall_frees_keys,
         breaks={Invariant.OVERLAP_SAME_WORKER},
     ),
-    rule("a start is a reservation", Gate, "start", start_whatever, breaks={Invariant.OVERLAP_TRUSTED}, first=220),
+    rule("a start is a reservation", Gate, "start", start_whatever, breaks={Invariant.OVERLAP_TRUSTED}, first=840),
     rule(
         "what has not started is forgotten",
         Gate,

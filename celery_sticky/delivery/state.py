@@ -133,6 +133,8 @@ class DeliveryState:
         """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
         tenure = self.tenures.held.get(slot)
         self.tenures.close(slot)
+        if slot in self.tenures.to_release:
+            self.tenures.to_release[slot] = (self.tenures.to_release[slot][0], False)
         self._give_back(slot, tenure, drained=False)
         self._forget(slot)
         self.gate.lose(slot)
@@ -167,10 +169,10 @@ class DeliveryState:
     def released(self, slots: Mapping[SlotId, tuple[Tenure, bool]]) -> None:
         """Note that the broker has taken these slots back (a part of `tenures.to_release`)."""
         for slot, given in slots.items():
-            if self.tenures.to_release.get(slot) is given:
+            if self.tenures.to_release.get(slot) is given:  # else it was opened or closed meanwhile
                 del self.tenures.to_release[slot]
-            if given[1]:
-                self._report(slot[0], Drained(slot[1]))
+                if given[1]:
+                    self._report(slot[0], Drained(slot[1]))
 
     def openings(self) -> list[Opening]:
         """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
@@ -247,7 +249,8 @@ class DeliveryState:
     def _give_back(self, slot: SlotId, tenure: Tenure | None, *, drained: bool) -> None:
         """Give a slot back at the broker, if the connection holds it there, and then report that it is drained."""
         if tenure is not None and self._held_by_connection and self._connected:
-            self.tenures.to_release[slot] = (tenure, drained)
+            _, before = self.tenures.to_release.get(slot, (None, False))
+            self.tenures.to_release[slot] = (tenure, drained or before)
         elif drained:
             self._report(slot[0], Drained(slot[1]))
 

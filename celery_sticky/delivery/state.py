@@ -124,10 +124,11 @@ class DeliveryState:
                 # A counted start without a run: after a few such handovers the message would be buried as poison.
                 self._put(entry, End(Outcome.UNCOUNT_START), now)
                 entry.adrift = True  # it has not run: if this slot is opened here again, it goes back to its queue
+        opening = self.tenures.to_open.get(slot)
         self.tenures.stop(slot)
         self._forget(slot)
         if self.gate.lose(slot):
-            self._drained(slot)
+            self._drained(slot, opening)
 
     def close(self, slot: SlotId) -> None:
         """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
@@ -241,8 +242,8 @@ class DeliveryState:
         self._unsettled.forget(slot)
         self.rounds.forget(slot)
 
-    def _drained(self, slot: SlotId) -> None:
-        tenure = self.tenures.held.get(slot)
+    def _drained(self, slot: SlotId, opening: Tenure | None = None) -> None:
+        tenure = self.tenures.held.get(slot) or opening  # the request to open it may be on its way
         if self.tenures.drained(slot):
             self._give_back(slot, tenure, drained=True)
 

@@ -506,6 +506,17 @@ def test_a_slot_that_was_stopped_while_it_was_opened_again_is_reported_drained()
     assert other.events == [Opened(1, 1)]
 
 
+def test_a_slot_that_was_stopped_while_it_was_opened_first_is_given_back_before_it_is_reported_drained() -> None:
+    worker = held()
+    worker.courier.open((KS, 1), 1, "w1")
+    worker.line.until(Open)
+    worker.courier.stop((KS, 1))
+    assert isinstance(worker.line.until(Release), Release)
+    assert worker.events == []
+    worker.line.rest()
+    assert worker.events == [Drained(1)]
+
+
 def test_a_slot_that_is_closed_before_it_was_given_back_is_not_reported_drained() -> None:
     worker = held()
     worker.open(1)

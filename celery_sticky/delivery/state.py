@@ -124,15 +124,18 @@ class DeliveryState:
                 # A counted start without a run: after a few such handovers the message would be buried as poison.
                 self._put(entry, End(Outcome.UNCOUNT_START), now)
                 entry.adrift = True  # it has not run: if this slot is opened here again, it goes back to its queue
+        opening = self.tenures.to_open.get(slot)
         self.tenures.stop(slot)
         self._forget(slot)
         if self.gate.lose(slot):
-            self._drained(slot)
+            self._drained(slot, opening)
 
     def close(self, slot: SlotId) -> None:
         """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
         tenure = self.tenures.held.get(slot)
         self.tenures.close(slot)
+        if slot in self.tenures.to_release:
+            self.tenures.to_release[slot] = (self.tenures.to_release[slot][0], False)
         self._give_back(slot, tenure, drained=False)
         self._forget(slot)
         self.gate.lose(slot)
@@ -167,10 +170,10 @@ class DeliveryState:
     def released(self, slots: Mapping[SlotId, tuple[Tenure, bool]]) -> None:
         """Note that the broker has taken these slots back (a part of `tenures.to_release`)."""
         for slot, given in slots.items():
-            if self.tenures.to_release.get(slot) is given:
+            if self.tenures.to_release.get(slot) is given:  # else it was opened or closed meanwhile
                 del self.tenures.to_release[slot]
-            if given[1]:
-                self._report(slot[0], Drained(slot[1]))
+                if given[1]:
+                    self._report(slot[0], Drained(slot[1]))
 
     def openings(self) -> list[Opening]:
         """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
@@ -239,15 +242,16 @@ class DeliveryState:
         self._unsettled.forget(slot)
         self.rounds.forget(slot)
 
-    def _drained(self, slot: SlotId) -> None:
-        tenure = self.tenures.held.get(slot)
+    def _drained(self, slot: SlotId, opening: Tenure | None = None) -> None:
+        tenure = self.tenures.held.get(slot) or opening  # the request to open it may be on its way
         if self.tenures.drained(slot):
             self._give_back(slot, tenure, drained=True)
 
     def _give_back(self, slot: SlotId, tenure: Tenure | None, *, drained: bool) -> None:
         """Give a slot back at the broker, if the connection holds it there, and then report that it is drained."""
         if tenure is not None and self._held_by_connection and self._connected:
-            self.tenures.to_release[slot] = (tenure, drained)
+            _, before = self.tenures.to_release.get(slot, (None, False))
+            self.tenures.to_release[slot] = (tenure, drained or before)
         elif drained:
             self._report(slot[0], Drained(slot[1]))
 

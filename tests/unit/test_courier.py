@@ -492,6 +492,41 @@ def test_a_slot_that_opened_after_it_was_closed_is_given_back() -> None:
     assert other.events == [Opened(1, 1)]
 
 
+def test_a_slot_that_was_stopped_while_it_was_opened_again_is_reported_drained() -> None:
+    worker = held()
+    worker.open(1)
+    worker.line.fail(AWAY)
+    worker.line.until(Open)
+    worker.courier.stop((KS, 1))
+    assert Drained(1) not in worker.events, "the opening may arrive: the slot is given back after it"
+    worker.line.rest()
+    assert worker.events.count(Drained(1)) == 1
+    other = Worker(worker.broker, guarantees=HELD)
+    other.open(1)
+    assert other.events == [Opened(1, 1)]
+
+
+def test_a_slot_that_was_stopped_while_it_was_opened_first_is_given_back_before_it_is_reported_drained() -> None:
+    worker = held()
+    worker.courier.open((KS, 1), 1, "w1")
+    worker.line.until(Open)
+    worker.courier.stop((KS, 1))
+    assert isinstance(worker.line.until(Release), Release)
+    assert worker.events == []
+    worker.line.rest()
+    assert worker.events == [Drained(1)]
+
+
+def test_a_slot_that_is_closed_before_it_was_given_back_is_not_reported_drained() -> None:
+    worker = held()
+    worker.open(1)
+    worker.courier.stop((KS, 1))
+    worker.courier.close((KS, 1))
+    assert isinstance(worker.line.answer(), Release)
+    worker.line.rest()
+    assert Drained(1) not in worker.events
+
+
 def test_a_lost_connection_has_given_everything_back() -> None:
     worker = held()
     worker.open(1, 2)

@@ -43,6 +43,32 @@ PATCHES = {
 }
 
 
+WAITING = """
+{patch}
+import os, time
+from celery_sticky.platform.native import start_native_thread
+
+done = []
+
+def wait():
+    time.sleep(0.001)
+    done.append(True)
+
+def files():
+    return len(os.listdir("/proc/self/fd"))
+
+before = files()
+for number in range(30):
+    start_native_thread(wait)
+    while len(done) <= number:
+        time.sleep(0.002)
+deadline = time.monotonic() + 5
+while files() > before + 6 and time.monotonic() < deadline:
+    time.sleep(0.01)
+assert files() <= before + 6, (before, files())
+"""
+
+
 def run(kind: str, *, share: bool, timeout: float) -> None:
     command = [sys.executable, "-W", "ignore", "-c", LOGGING.format(patch=PATCHES[kind], share=share)]
     subprocess.run(command, timeout=timeout, check=True, capture_output=True)
@@ -58,3 +84,10 @@ def test_with_the_locks_that_greenlets_have_they_stand_still_or_break(kind: str)
     # The reason for `share_with_threads`. Should a library learn it one day, the function can go.
     with pytest.raises(subprocess.SubprocessError):
         run(kind, share=False, timeout=8)
+
+
+@pytest.mark.parametrize("kind", PATCHES)
+def test_threads_that_wait_leave_no_files_open(kind: str) -> None:
+    """Guards: each slow handler of a signal cost a worker with greenlets two file descriptors for good."""
+    command = [sys.executable, "-W", "ignore", "-c", WAITING.format(patch=PATCHES[kind])]
+    subprocess.run(command, timeout=30, check=True, capture_output=True)

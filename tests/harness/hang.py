@@ -12,6 +12,8 @@ from celery.worker.control import control_command
 
 from celery_sticky.platform.native import original
 
+HANGS = "hangs"
+"""The file beside the history that appears when a process hangs."""
 ENDS = "ends-hanging"
 """The file beside the history whose appearance ends every hang."""
 FAILS = "children-fail"
@@ -20,9 +22,10 @@ FAILS = "children-fail"
 
 def register(history: Path) -> None:
     """Make this process hang on the control command `hang` and on SIGUSR2, and its children hang or exit at start."""
-    end, fails = history.parent / ENDS, history.parent / FAILS
+    begun, end, fails = history.parent / HANGS, history.parent / ENDS, history.parent / FAILS
 
     def hang() -> None:
+        begun.touch()
         while not end.exists():
             original("time", "sleep")(0.05)  # polls for the file; blocks the thread even if `sleep` is patched
 

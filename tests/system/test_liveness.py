@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from harness.hang import ENDS, FAILS
+from harness.hang import ENDS, FAILS, HANGS
 from harness.keyed_fleet import KeyedFleet, node
 
 from celery_sticky.ownership.view import STALLED, MemberState
@@ -19,7 +19,9 @@ POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 
 
 def hang(fleet: KeyedFleet, name: str) -> None:
+    """Make a worker hang. A task whose start a green pool has just reserved would keep its slot until the hang ends."""
     fleet.app.control.broadcast("hang", destination=[node(name)])
+    wait_until(lambda: (fleet.config.history.parent / HANGS).exists(), 30, "it hangs")
 
 
 def end_hanging(fleet: KeyedFleet) -> None:

@@ -65,7 +65,7 @@ OpenAnswer = Collection[Tag] | Fenced | SlotHeld | SlotBroken
 
 
 class Outcome(StrEnum):
-    """The kind of a disposition. `MARK` counts a start before it happens, `UNMARK` takes it back; neither settles."""
+    """The kind of a disposition. `COUNT_START` counts a start before it happens, `UNCOUNT_START` takes it back; neither settles."""
 
     ACK = "ack"
     DEFER = "defer"
@@ -91,7 +91,7 @@ class Disposition(Struct, frozen=True):
     to: Slot = 0
     """MOVE: the queue that the message goes to; it keeps its priority."""
     starts: int = 0
-    """MARK, UNMARK: the number of the counted start, from 1. A repeated request counts once."""
+    """COUNT_START, UNCOUNT_START: the number of the counted start, from 1. A repeated request counts once."""
 
 
 class Delivery(Struct, frozen=True):
@@ -154,7 +154,7 @@ class Fetched:
     refused: list[Disposition] = field(default_factory=list)
     """Dispositions of a former tenure, or of a tag no longer in flight: nothing happened."""
     counted_starts: dict[tuple[str, Slot, Tag], int] = field(default_factory=dict)
-    """(keyspace, slot, tag) -> starts counted so far, including this one, for each confirmed MARK."""
+    """(keyspace, slot, tag) -> starts counted so far, including this one, for each confirmed COUNT_START."""
     drained: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots (keyspace, slot) whose queue is empty now; `idle` returns those of them that get a message."""
     lost: set[tuple[str, Slot]] = field(default_factory=set)

@@ -65,7 +65,7 @@ OpenAnswer = Collection[Tag] | Fenced | SlotHeld | SlotBroken
 
 
 class Outcome(StrEnum):
-    """The kind of a disposition. `COUNT_START` counts a start before it happens, `UNCOUNT_START` takes it back; neither settles."""
+    """The kind of a disposition. `COUNT_START` counts a coming start, `UNCOUNT_START` takes it back, unsettled."""
 
     ACK = "ack"
     DEFER = "defer"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Generic
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.platform.aside_threads import AsideThreads
 from celery_sticky.platform.native import Section, start_native_thread
 from celery_sticky.platform.seat import ERROR_PAUSE, Kept, Routine, Seat
 from celery_sticky.stores.shared import SharedClient
@@ -42,12 +43,14 @@ class FlowThread(Generic[Kept]):
         self._client: SharedClient | None = None
         self._seats: list[Seat[Kept]] = []
         self._arrived: deque[Seat[Kept]] = deque()
+        # Greenlets need no threads beside them.
+        self._asides = AsideThreads() if spawn is start_native_thread else None
         self._section = Section()
         self._running = False
 
     def add(self, routine: Routine[Kept]) -> Seat[Kept]:
         """Run a routine, and start the thread if it does not run."""
-        seat = Seat(routine, self._wake, self._spawn)
+        seat = Seat(routine, self._wake, self._spawn if self._asides is None else self._asides.run)
         with self._section:
             self._arrived.append(seat)
             starts, self._running = not self._running, True
@@ -88,6 +91,8 @@ class FlowThread(Generic[Kept]):
             return self._running
 
     def _close(self) -> None:
+        if self._asides is not None:
+            self._asides.close()
         client, self._client = self._client, None
         if client is not None:
             client.close()

@@ -69,24 +69,8 @@ def share_with_threads(*others: Any) -> None:
 
 def start_native_thread(target: Callable[[], None]) -> None:
     """Run `target` in an operating system thread that does not keep the process alive."""
-
-    def run() -> None:
-        try:
-            target()
-        finally:
-            _forget_hub()
-
-    original("_thread", "start_new_thread")(run, ())
-
-
-def _forget_hub() -> None:
-    """Free the event loop that gevent or eventlet makes for a thread that waits: they would leave its files open."""
-    if "gevent.monkey" in sys.modules:
-        sys.modules["gevent"].get_hub().destroy(destroy_loop=True)
-    elif "eventlet.hubs" in sys.modules:
-        hub: Any = getattr(sys.modules["eventlet.hubs"]._threadlocal, "hub", None)  # eventlet 0.41, hubs/__init__.py
-        if hasattr(hub, "poll"):
-            hub.poll.close()
+    start = original("_thread", "start_new_thread")
+    start(target, ())
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:

@@ -46,9 +46,9 @@ PATCHES = {
 WAITING = """
 {patch}
 import os, time
-from celery_sticky.platform.native import start_native_thread
+from celery_sticky.platform.aside_threads import AsideThreads
 
-done = []
+asides, done = AsideThreads(), []
 
 def wait():
     time.sleep(0.001)
@@ -59,7 +59,7 @@ def files():
 
 before = files()
 for number in range(30):
-    start_native_thread(wait)
+    asides.run(wait)
     while len(done) <= number:
         time.sleep(0.002)
 deadline = time.monotonic() + 5
@@ -87,7 +87,7 @@ def test_with_the_locks_that_greenlets_have_they_stand_still_or_break(kind: str)
 
 
 @pytest.mark.parametrize("kind", PATCHES)
-def test_threads_that_wait_leave_no_files_open(kind: str) -> None:
+def test_calls_that_wait_aside_leave_no_files_open(kind: str) -> None:
     """Guards: each slow handler of a signal cost a worker with greenlets two file descriptors for good."""
     command = [sys.executable, "-W", "ignore", "-c", WAITING.format(patch=PATCHES[kind])]
     subprocess.run(command, timeout=30, check=True, capture_output=True)

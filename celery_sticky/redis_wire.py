@@ -91,6 +91,18 @@ class Wire:
                 self._read_pushes(self._sock, self._reader)
             return woken
 
+    def listen(self) -> None:
+        """Hear what the server has pushed so far, without waiting; drop a connection that it has closed meanwhile.
+
+        For connections that stand idle between requests: the next request then opens a new one, and does not fail.
+        """
+        sock, reader = self._sock, self._reader
+        if sock is None or reader is None:
+            return
+        with contextlib.suppress(self._unavailable), self._guard():
+            if self._has_bytes(sock, reader) or _is_readable(sock):
+                self._read_pushes(sock, reader)
+
     def wake(self) -> None:
         """Make the current `wait`, or the next one, return at once. Any thread may call this."""
         self._waker.wake()
@@ -179,6 +191,12 @@ def _selector() -> selectors.BaseSelector:
     if selectors.DefaultSelector is getattr(selectors, "EpollSelector", None):
         return selectors.PollSelector()
     return selectors.DefaultSelector()
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    with _selector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 class _Waker:

@@ -47,6 +47,14 @@ def test_a_killed_connection_costs_at_most_one_request(store: Store, client: Any
     assert store.read().heartbeats == {"a-1": 1}
 
 
+def test_a_connection_that_the_server_closed_between_two_requests_costs_none(store: Store, client: Any) -> None:
+    """Guards: a client that stood idle over a restart of the server, or over its `timeout`, failed at its next use."""
+    view = joined(store, first_view(store), "a")
+    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    wait_until(lambda: len(client.client_list()) == 1, 5, "the server has closed it")
+    assert store.read().view == view
+
+
 def test_a_frozen_server_is_unavailable_within_the_socket_timeout(server: ValkeyServer, store: Store) -> None:
     joined(store, first_view(store), "a")
     server.freeze()

@@ -51,6 +51,7 @@ class Server:
     def run(self, text: str, keys: Sequence[str], args: Sequence[Argument], types: Types) -> Any:
         """Run a script and return its reply."""
         with self.asking(types):
+            self.wire.listen()
             [reply] = self.wire.call(pack("EVALSHA", _digest(text), len(keys), *keys, *args))
             if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):
                 [reply] = self.wire.call(pack("EVAL", text, len(keys), *keys, *args))

@@ -44,13 +44,13 @@ class FlowThread(Generic[Kept]):
         self._seats: list[Seat[Kept]] = []
         self._arrived: deque[Seat[Kept]] = deque()
         # Greenlets need no threads beside them.
-        self._asides = AsideThreads() if spawn is start_native_thread else None
+        self._aside_threads = AsideThreads() if spawn is start_native_thread else None
         self._section = Section()
         self._running = False
 
     def add(self, routine: Routine[Kept]) -> Seat[Kept]:
         """Run a routine, and start the thread if it does not run."""
-        seat = Seat(routine, self._wake, self._spawn if self._asides is None else self._asides.run)
+        seat = Seat(routine, self._wake, self._spawn if self._aside_threads is None else self._aside_threads.run)
         with self._section:
             self._arrived.append(seat)
             starts, self._running = not self._running, True
@@ -91,8 +91,8 @@ class FlowThread(Generic[Kept]):
             return self._running
 
     def _close(self) -> None:
-        if self._asides is not None:
-            self._asides.close()
+        if self._aside_threads is not None:
+            self._aside_threads.close()
         client, self._client = self._client, None
         if client is not None:
             client.close()

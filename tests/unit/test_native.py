@@ -48,7 +48,7 @@ WAITING = """
 import os, time
 from celery_sticky.platform.aside_threads import AsideThreads
 
-asides, done = AsideThreads(), []
+threads, done = AsideThreads(), []
 
 def wait():
     time.sleep(0.001)
@@ -59,7 +59,7 @@ def files():
 
 before = files()
 for number in range(30):
-    asides.run(wait)
+    threads.run(wait)
     while len(done) <= number:
         time.sleep(0.002)
 deadline = time.monotonic() + 5

@@ -139,7 +139,7 @@ def nap(seconds: float) -> None:
     """Sleep in slices, so that a pool without processes can end the task between two of them."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        time.sleep(min(SLICE, left))
+        time.sleep(min(SLICE, left))  # the task itself
 
 
 def hashed(key: str, workers: int) -> int:

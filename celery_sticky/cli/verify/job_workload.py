@@ -48,7 +48,7 @@ class JobWorkload:
         while self._ids and right(Sticky.of(self._app).jobs.list(JOB)) != set(self._ids):
             if time.monotonic() > until:
                 return False
-            time.sleep(0.05)  # poll
+            time.sleep(0.05)  # until the next look at the jobs
         return True
 
     def __enter__(self) -> Self:

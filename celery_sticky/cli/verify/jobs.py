@@ -55,4 +55,4 @@ class Pulse:
         while True:
             sign = Event(kind=Kind.ALIVE, key="", n=0, task_id="", at=time.monotonic_ns(), pid=os.getpid())
             self._recorder.write(sign)
-            time.sleep(PULSE)
+            time.sleep(PULSE)  # until the next sign

@@ -32,7 +32,11 @@ class Fault:
     least: ClassVar[int] = 2
     """Minimum number of workers."""
     takes: ClassVar[float] = 1.0
-    """Approximate number of seconds until the cluster has recovered; see `length`."""
+    """Approximate number of seconds until the cluster has recovered, in addition to the next two."""
+    evictions: ClassVar[int] = 0
+    """How many times in a row it waits until a silent worker is evicted."""
+    each: ClassVar[float] = 0.0
+    """Approximate number of seconds for each worker of the run."""
     graceful: ClassVar[bool] = False
     """It waits until tasks have ended, so it comes before the slow tasks."""
     settles: ClassVar[bool] = True
@@ -58,19 +62,19 @@ class Fault:
     @classmethod
     def length(cls, eviction_timeout: float, workers: int) -> float:
         """Return the approximate number of seconds until the cluster has recovered."""
-        return cls.takes
+        return cls.takes + cls.evictions * eviction_timeout + cls.each * workers
 
     @classmethod
     def draft(cls, cast: Cast) -> Self | None:
         """Return an occurrence with targets from the cast; None if there are too few or too many workers now."""
-        raise NotImplementedError
+        raise NotImplementedError  # faults that are mixed in have no occurrences
 
     def prepare(self, nemesis: Nemesis) -> None:
         """Do what must be done before the first fault of the run."""
 
     def do(self, nemesis: Nemesis, done: Done) -> None:
         """Inject the fault, undo it, and note in `done` what it hit and when."""
-        raise NotImplementedError
+        raise NotImplementedError  # as above
 
     @property
     def detail(self) -> Mapping[str, Any]:

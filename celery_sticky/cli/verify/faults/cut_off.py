@@ -34,11 +34,8 @@ class Stop(Lasting):
     """SIGSTOP to all processes of a worker for longer than the lease, then SIGCONT."""
 
     name: ClassVar[str] = "stop"
-
-    @classmethod
-    def length(cls, eviction_timeout: float, workers: int) -> float:
-        """Return the length of an eviction and a return."""
-        return eviction_timeout + 3
+    takes: ClassVar[float] = 3.0
+    evictions: ClassVar[int] = 1
 
     @classmethod
     def draft(cls, cast: Cast) -> Self:
@@ -81,15 +78,12 @@ class Partition(Lasting):
     """One worker is cut off from store, broker or both, for longer than the lease."""
 
     name: ClassVar[str] = "partition"
+    takes: ClassVar[float] = 3.0
+    evictions: ClassVar[int] = 1
     needs: ClassVar[tuple[tuple[Role, Ability], ...]] = ((Role.BROKER, Ability.PROXY), (Role.STORE, Ability.PROXY))
 
     cut_from: str
     how: Cut
-
-    @classmethod
-    def length(cls, eviction_timeout: float, workers: int) -> float:
-        """Return the length of an eviction and a return."""
-        return eviction_timeout + 3
 
     @classmethod
     def draft(cls, cast: Cast) -> Self:
@@ -122,12 +116,9 @@ class LoopHang(Fault):
     """A callback blocks the Celery loop of a worker, while its threads continue."""
 
     name: ClassVar[str] = "loop-hang"
+    takes: ClassVar[float] = 2.0
+    evictions: ClassVar[int] = 2
     graceful: ClassVar[bool] = True
-
-    @classmethod
-    def length(cls, eviction_timeout: float, workers: int) -> float:
-        """Return the length of the hang and of an eviction."""
-        return 2 * eviction_timeout + 2
 
     @classmethod
     def draft(cls, cast: Cast) -> Self:
@@ -167,5 +158,5 @@ class Clock(Fault):
         """Let the clock jump there and back."""
         (name,) = self.workers
         nemesis.cluster.set_clock(name, self.seconds)
-        time.sleep(NOTICED)
+        time.sleep(NOTICED)  # the fault itself
         nemesis.cluster.set_clock(name, 0)

@@ -28,11 +28,8 @@ class Kill(Fault):
     """SIGKILL to a worker's main process; it starts again when others own its slots."""
 
     name: ClassVar[str] = "kill"
-
-    @classmethod
-    def length(cls, eviction_timeout: float, workers: int) -> float:
-        """Return the length of an eviction and a start."""
-        return eviction_timeout + 3
+    takes: ClassVar[float] = 3.0
+    evictions: ClassVar[int] = 1
 
     @classmethod
     def draft(cls, cast: Cast) -> Self:
@@ -58,17 +55,14 @@ class Cascade(Fault):
     """SIGKILL to all processes of a worker, and a moment later to those of a second one."""
 
     name: ClassVar[str] = "cascade"
+    takes: ClassVar[float] = 4.0
+    evictions: ClassVar[int] = 1
     least: ClassVar[int] = 3
 
     @classmethod
     def impossible(cls, options: RunOptions) -> str | None:
         """Refuse a run with too few workers."""
         return f"it kills two of at least {cls.least} workers" if options.workers < cls.least else None
-
-    @classmethod
-    def length(cls, eviction_timeout: float, workers: int) -> float:
-        """Return the length of an eviction and two starts."""
-        return eviction_timeout + 4
 
     @classmethod
     def draft(cls, cast: Cast) -> Self | None:

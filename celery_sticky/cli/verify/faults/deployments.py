@@ -79,12 +79,9 @@ class Rolling(Fault):
     """All workers restart one by one, under the same names or new ones."""
 
     name: ClassVar[str] = "rolling"
+    takes: ClassVar[float] = 0.0
+    each: ClassVar[float] = 3.5
     graceful: ClassVar[bool] = True
-
-    @classmethod
-    def length(cls, eviction_timeout: float, workers: int) -> float:
-        """Return the length of the restarts."""
-        return 3.5 * workers
 
     @classmethod
     def draft(cls, cast: Cast) -> Self:
@@ -110,12 +107,9 @@ class Surge(Fault):
     """The same number of new workers starts, then all old ones stop at once."""
 
     name: ClassVar[str] = "surge"
+    takes: ClassVar[float] = 0.0
+    each: ClassVar[float] = 2.5
     graceful: ClassVar[bool] = True
-
-    @classmethod
-    def length(cls, eviction_timeout: float, workers: int) -> float:
-        """Return the length of the starts."""
-        return 2.5 * workers
 
     @classmethod
     def draft(cls, cast: Cast) -> Self:

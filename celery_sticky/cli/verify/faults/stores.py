@@ -22,15 +22,12 @@ class StoreRollback(Fault):
     """An older copy of the store comes back, with a restart of the server or in place."""
 
     name: ClassVar[str] = "store-rollback"
+    takes: ClassVar[float] = 2.0
+    evictions: ClassVar[int] = 1
     needs: ClassVar[tuple[tuple[Role, Ability], ...]] = ((Role.STORE, Ability.ROLL_BACK),)
     not_stock: ClassVar[str] = "plain Celery has no store"
 
     how: str
-
-    @classmethod
-    def length(cls, eviction_timeout: float, workers: int) -> float:
-        """Return the length of the wait for a fresh document."""
-        return eviction_timeout + 2
 
     @classmethod
     def draft(cls, cast: Cast) -> Self:

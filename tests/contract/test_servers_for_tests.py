@@ -114,7 +114,7 @@ def test_a_kind_of_server_without_support_is_refused_without_its_password() -> N
         ("amqp://h//", ("h", 5672)),
         ("rediss://h/0", None),
         ("sentinel://h:26379", None),
-        ("redis+socket:///tmp/s", None),
+        ("redis+socket:///server.sock", None),
         ("redis://a;redis://b", None),
     ],
 )

@@ -98,8 +98,9 @@ def test_placed_keys_move_with_members_and_pins_and_no_promise_is_broken(folder:
     found = json.loads((folder / "found.json").read_text())
     placed = found["findings"]["placed"]
     assert placed["changes"] > 20, "pins of single keys, and members"
-    # A lease of 3 s, counted from the last heartbeat before the kill.
-    assert found["figures"]["jobs"]["not_running_seconds"]["kill"]["max"] > 1
+    # An eviction follows 3.81 s after the last heartbeat (lease and margin). That was up to 1 s old at the kill, or a
+    # little more where a heartbeat came late.
+    assert found["figures"]["jobs"]["not_running_seconds"]["kill"]["max"] > 2.5
     assert not left_behind(folder)
 
 

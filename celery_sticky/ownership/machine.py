@@ -24,18 +24,12 @@ from enum import StrEnum
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import (
     BeatDone,
-    BrokerDown,
-    BrokerUp,
     Drained,
     Effect,
     Event,
     Evicted,
     HeartbeatHeard,
-    HostDown,
-    HostUp,
     LeaveAsked,
-    LoopAnswers,
-    LoopSilent,
     LoseSlots,
     Opened,
     OpenRefused,
@@ -53,6 +47,7 @@ from celery_sticky.ownership.events import (
     WorkerQueueClosed,
 )
 from celery_sticky.ownership.holdings import Holdings, SlotState
+from celery_sticky.ownership.needs import Need, Needs
 from celery_sticky.ownership.view import STALLED, Member, MemberState, View
 from celery_sticky.ownership.watches import Watches
 
@@ -67,15 +62,6 @@ class Phase(StrEnum):
     IN = "in"
     LEFT = "left"
     REFUSED = "refused"
-
-
-class Need(StrEnum):
-    """A requirement for running tasks or jobs."""
-
-    BROKER = "broker"
-    HOST = "job host"
-    LOOP = "loop"
-    """Celery's loop and its pool, which start tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +112,7 @@ class Machine:
         self._swap_at = now
         self._retry_at = now
         self._unowned_since: float | None = None
-        self._missing: dict[Need, float] = {}
-        self._broker_up_at = float("-inf")
-        self._stall = ""
+        self._needs = Needs(config.broker_grace, config.loop_timeout)
         self._sent_away = False
         self._newest = (0, 0)
         self._highest_epoch = 0
@@ -216,7 +200,8 @@ class Machine:
             case Tick():
                 pass  # nothing but time has changed
             case _:
-                self._on_need(event, now)
+                self._needs.hear(event, now)
+                self._sent_away = self._sent_away and not self._needs.met
         if self._changed:
             self._changed = False
             self._holdings.reconcile(self._view_of_ours, self.incarnation, effects)
@@ -255,28 +240,6 @@ class Machine:
                     self._read_at = now
             case Drained(int(slot)):
                 self._holdings.drained(slot, self._view_of_ours, self.incarnation, effects)
-
-    def _on_need(self, event: BrokerDown | BrokerUp | HostDown | HostUp | LoopSilent | LoopAnswers, now: float) -> None:
-        match event:
-            case BrokerDown():
-                self._missing.setdefault(Need.BROKER, now)
-            case BrokerUp():
-                self._broker_up_at = now
-                self._found(Need.BROKER)
-            case HostDown():
-                self._missing.setdefault(Need.HOST, now)
-            case HostUp():
-                self._found(Need.HOST)
-            case LoopSilent(stall):
-                self._stall = stall
-                self._missing.setdefault(Need.LOOP, now)
-            case LoopAnswers():
-                self._stall = ""
-                self._found(Need.LOOP)
-
-    def _found(self, need: Need) -> None:
-        self._missing.pop(need, None)
-        self._sent_away = self._sent_away and bool(self._missing)
 
     def _on_read(self, event: ReadDone, now: float, effects: list[Effect]) -> None:
         self._read_at = None
@@ -485,8 +448,7 @@ class Machine:
         # Evicted or not: a member that would leave for lack of a broker must not make others give it slots. A broker
         # outage may be over soon; but a job host may be unable to load the app, and a loop may hang for good.
         self._sent_away |= now >= self._grace_ends_at(view)
-        missing = self._missing.keys()
-        if missing & {Need.HOST, Need.LOOP} or (Need.BROKER in missing and self._sent_away):
+        if self._needs.lacks(Need.HOST, Need.LOOP) or (self._needs.lacks(Need.BROKER) and self._sent_away):
             self._read_at = now + config.ttl / 3
             return
         if (view.slots, view.hash) != (config.slots, config.hash):
@@ -546,7 +508,7 @@ class Machine:
             self._sent_away = not self.leaving
             new = changes.leave(new, config.name)
         if self._stall_is_news(new):
-            new = changes.stall(new, config.name, self._stall)
+            new = changes.stall(new, config.name, self._needs.stall)
         for slot, fence in self._holdings.outbid(new).items():
             new = changes.raise_epoch(new, slot, fence)
         if self._unowned_since is not None and now >= self._unowned_since + config.settle:
@@ -568,7 +530,7 @@ class Machine:
 
     def _stall_is_news(self, view: View) -> bool:
         me = view.members.get(self.config.name)
-        return me is not None and me.attributes.get(STALLED, "") != self._stall
+        return me is not None and me.attributes.get(STALLED, "") != self._needs.stall
 
     def _leaves_at(self, view: View) -> float:
         """Return when this member should start to leave."""
@@ -582,17 +544,7 @@ class Machine:
         """Return when this member will have lacked something it needs for too long."""
         # Without peers that run tasks nobody else could do better: keep the slots and wait.
         peers = any(m.name != self.config.name and STALLED not in m.attributes for m in view.active)
-        return min(map(self._eviction_ends_at, self._missing), default=float("inf")) if peers else float("inf")
-
-    def _eviction_ends_at(self, need: Need) -> float:
-        since = self._missing[need]
-        if need is not Need.LOOP:
-            return since + self.config.broker_grace
-        # The loop's timeout was already waited out before the report. While the courier has no broker either, that
-        # explains the silence: then `broker_grace` decides, and Celery gets its time to reconnect.
-        if Need.BROKER in self._missing:
-            return float("inf")
-        return max(since, self._broker_up_at + self.config.loop_timeout)
+        return self._needs.grace_ends_at() if peers else float("inf")
 
 
 def _one_step(old: View, new: View) -> View:

@@ -43,7 +43,8 @@ from celery_sticky.ownership.events import (
     WasEvicted,
 )
 from celery_sticky.ownership.holdings import SlotState
-from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, MemberConfig, Need, Phase
+from celery_sticky.ownership.machine import ANNOUNCED_MEMBERS, Machine, MemberConfig, Phase
+from celery_sticky.ownership.needs import Need
 from celery_sticky.ownership.view import STALLED, Member, MemberState, View
 
 TTL, MARGIN, SETTLE, GRACE = 12.0, 2.0, 3.0, 30.0
@@ -1191,5 +1192,5 @@ def test_it_never_asks_for_ticks_it_has_no_use_for(happenings: list[Any], start:
     held = {slot for slot, state in bench.machine.slots.items() if state is not SlotState.DRAINED}
     assert held <= (bench.known.owned_by("a") if bench.machine.view else set())
     machine = bench.machine
-    away = machine._sent_away or machine._missing.keys() & {Need.HOST, Need.LOOP}
+    away = machine._sent_away or machine._needs.lacks(Need.HOST, Need.LOOP)
     assert bench.phase is not Phase.OUT or away, "a member that is out comes in again"

@@ -93,7 +93,7 @@ class Courier:
     def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
         """Open a slot; reports `Opened` or `OpenRefused`."""
         with self._lock:
-            self._state.open(slot, epoch, incarnation)
+            self._state.slots.open(slot, epoch, incarnation)
         self._wake()
 
     def stop(self, slot: SlotId) -> None:
@@ -105,7 +105,7 @@ class Courier:
     def close(self, slot: SlotId) -> None:
         """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
         with self._lock:
-            self._state.close(slot)
+            self._state.slots.close(slot)
         self._wake()
 
     def is_open(self, slot: SlotId) -> bool:

@@ -122,7 +122,7 @@ class CourierFlow:
         self._connected = self.idling = False
         yield Close()
         with self._lock:
-            self._state.disconnected()
+            self._state.slots.disconnected()
         if self.down_since is None:
             self.down_since = self._monotonic()
             logger.warning("broker lost: %s; running tasks continue, their outcomes are kept until it is back", error)
@@ -130,11 +130,11 @@ class CourierFlow:
                 self._report(keyspace, BrokerDown())
         if self._monotonic() >= self.down_since + self._config.broker_grace:
             with self._lock:
-                self._state.give_up_ended()
+                self._state.slots.give_up_ended()
 
     def _reopen_all(self) -> BrokerFlow[None]:
         with self._lock:
-            self._state.reopen_all(self._clock())
+            self._state.connected(self._clock())
         yield from self._open_slots()
         if self.down_since is not None:
             self.down_since = None
@@ -145,40 +145,40 @@ class CourierFlow:
     def _open_slots(self) -> BrokerFlow[None]:
         while True:
             with self._lock:
-                openings = self._state.openings()
+                openings = self._state.slots.openings()
             if not openings:
                 return
             answers: Sequence[OpenAnswer] = yield Open(openings)
             now = self._clock()
             with self._lock:
                 for opening, answer in zip(openings, answers, strict=True):
-                    self._state.answered(opening.tenure, answer, now)
+                    self._state.slots.answered(opening.tenure, answer, now)
 
     def _release(self) -> BrokerFlow[None]:
         with self._lock:
-            given = self._state.tenures.to_release.copy()
+            given = self._state.slots.to_release.copy()
         yield Release([tenure for tenure, _ in given.values()])
         with self._lock:
-            self._state.released(given)
+            self._state.slots.released(given)
 
     # -- a turn --------------------------------------------------------------------------------
 
     def _turn(self) -> BrokerFlow[None]:
         """Release, open, settle and fetch what is due, then look, or wait, for messages in empty slots."""
         state, now = self._state, self._clock()
-        if state.tenures.to_release:
+        if state.slots.to_release:
             yield from self._release()
-        if state.tenures.opens_at is not None:
+        if state.slots.opens_at is not None:
             with self._lock:
-                state.tenures.open_again(now)
-        if state.tenures.to_open:
+                state.slots.open_again(now)
+        if state.slots.to_open:
             yield from self._open_slots()
             now = self._clock()
         with self._lock:
             unanswered, roused = state.outbox.unanswered, state.rouse(now)
             dispositions = state.dispositions(now)
             wants = state.wants(now, company=bool(dispositions))
-            self.idling = not (dispositions or wants or state.tenures.to_open or state.tenures.to_release)
+            self.idling = not (dispositions or wants or state.slots.to_open or state.slots.to_release)
             decided, self.decided = self.decided or roused, False
         if dispositions or wants or unanswered:
             fetched: Fetched = yield Fetch(wants, dispositions, now)
@@ -197,7 +197,7 @@ class CourierFlow:
         state = self._state
         with self._lock:
             state.take_in(fetched, now)
-            state.mended(wants, fetched)
+            state.slots.mended(wants, fetched)
             refused, state.refused = state.refused, []
         if refused:
             self._sink.refused(refused)
@@ -234,7 +234,7 @@ class CourierFlow:
     def _idle_for(self, now: float) -> float:
         state = self._state
         ends = [now + (UNTRUSTED if state.gate.has_ready else IDLE), self._dead_bounds.next_look]
-        dues = (state.outbox.goes_at, state.rounds.next_due, state.tenures.opens_at, state.backoff.next_due)
+        dues = (state.outbox.goes_at, state.rounds.next_due, state.slots.opens_at, state.backoff.next_due)
         ends += [end for end in dues if end is not None]
         if (token_in := state.gate.limited.due_in()) is not None:
             ends.append(now + max(token_in, SHORTEST))

@@ -1,4 +1,4 @@
-"""The courier's delivery state: its gate and the decisions around it. No thread, no clock, no broker.
+"""The courier's delivery state: its messages, from the fetch to the confirmed end. No thread, no clock, no broker.
 
 The courier asks it for requests to send to the broker, sends them, and feeds the answers back. Threads that share a
 delivery state hold one lock around every call, so that reports leave in the order of the events.
@@ -7,48 +7,35 @@ delivery state hold one lock around every call, so that reports leave in the ord
 from __future__ import annotations
 
 import json
-import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from celery_sticky.delivery.backoff import Backoff
-from celery_sticky.delivery.broken_slots import BrokenSlots
 from celery_sticky.delivery.gate import Entry, Gate, Stage
 from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.delivery.message_memory import MessageMemory
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
-from celery_sticky.delivery.tenures import Tenures
+from celery_sticky.delivery.slots import SlotLifecycle
 from celery_sticky.envelope import Envelope, restamped
-from celery_sticky.errors import AssignmentFailed, Fenced, SlotBroken, SlotHeld, StickyError
+from celery_sticky.errors import AssignmentFailed, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER
-from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
+from celery_sticky.ownership.events import Event
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Want
 from celery_sticky.queues.guarantees import FULL, Fence, Guarantees
-
-logger = logging.getLogger("celery_sticky.courier")
 
 BATCH = 64
 """Most messages that one fetch brings."""
-OPENINGS = 64
-"""Most slots that one request opens, so that no request takes long."""
 IN_A_SLOT = 4
 """Messages requested from each slot at least: one look into a slot serves all of them."""
 AHEAD = 32
 """Runnable messages kept in addition to those that the pool runs at a time."""
 MOST_HOPS = 16
 """Most times in a row that a message is passed on while neither the members nor the pins change."""
-HELD = "another worker's connection to the broker still holds it"
-WAITS_FOR_IT = "Nothing is fetched from this slot until that worker gives it back or its connection ends"
-STANDS_STILL = "Nothing is fetched from this slot until that key is repaired or deleted"
-UNSETTLED = "Tasks that ended in this slot keep their message and key until the broker accepts their outcome"
-HELD_PAUSE, LAST_HELD_PAUSE = 0.1, 2.0
-"""Shortest and longest pause between two tries to open a slot that another connection holds, in seconds."""
 LONE_STARTS = 2
 """Number of last counted starts of a message (its last start, its burial) that run beside no other counted one."""
 
@@ -73,7 +60,7 @@ class End(Struct, frozen=True):
 
 
 class DeliveryState:
-    """The slots of one worker: open slots, and fetched, running, ended and unconfirmed messages.
+    """The messages of one worker: fetched, running, ended and unconfirmed ones, and the slots that they come from.
 
     `report` sends an event to a keyspace's member and must not block. `concurrency` returns how many tasks the pool
     runs at a time right now. `now` is in seconds since the epoch throughout.
@@ -95,172 +82,44 @@ class DeliveryState:
         self.outbox = Outbox(guarantees.company)
         self.rounds = Rounds()
         self.backoff = Backoff()
-        self.tenures = Tenures()
-        self._broken, self._unsettled = BrokenSlots(STANDS_STILL), BrokenSlots(UNSETTLED)
-        self._held = BrokenSlots(WAITS_FOR_IT, level=logging.WARNING, first=HELD_PAUSE, last=LAST_HELD_PAUSE)
+        self.slots = SlotLifecycle(
+            self.gate,
+            self.rounds,
+            report,
+            self._note_starts,
+            held_by_connection=guarantees.fence is Fence.CONNECTION,
+        )
         self.refused: list[tuple[Envelope, StickyError]] = []
         """Messages buried before they started, and why, until the courier collects them here."""
         self._counts_starts = guarantees.counts_starts
-        self._held_by_connection = guarantees.fence is Fence.CONNECTION
-        self._connected = False
-        self._report, self._worker, self._concurrency = report, worker, concurrency
+        self._worker, self._concurrency = worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._max_waiting_bytes = max_waiting_bytes
-        self._newest: dict[SlotId, int] = {}
-        """The highest delivery number since the slot was last opened."""
         self._memory = MessageMemory()
         self._errors: dict[Entry, StickyError] = {}
 
-    # -- slots ---------------------------------------------------------------------------------
-
-    def open(self, slot: SlotId, epoch: int, incarnation: str) -> None:
-        """Request that a slot be opened; reports `Opened` or `OpenRefused`."""
-        self.tenures.want(slot, epoch, incarnation)
+    # -- slots and the connection --------------------------------------------------------------
 
     def stop(self, slot: SlotId, now: float) -> None:
-        """Start nothing more in a slot; reports `Drained` once nothing of it runs here and everything is settled."""
+        """Start nothing more in a slot, and take back counted starts that will not happen here."""
         for entry in self.gate.suspects(slot) if self._counts_starts else ():
             if entry.start_counted and (self.gate.end(entry) or self.gate.end_waiting(entry)):
                 # A counted start without a run: after a few such handovers the message would be buried as poison.
                 self._put(entry, End(Outcome.UNCOUNT_START), now)
                 entry.adrift = True  # it has not run: if this slot is opened here again, it goes back to its queue
-        opening = self.tenures.to_open.get(slot)
-        self.tenures.stop(slot)
-        self._forget(slot)
-        if self.gate.lose(slot):
-            self._drained(slot, opening)
+        self.slots.stop(slot)
 
-    def close(self, slot: SlotId) -> None:
-        """Forget a slot that another worker owns already; a task of it that runs here keeps its key locked."""
-        tenure = self.tenures.held.get(slot)
-        self.tenures.close(slot)
-        if slot in self.tenures.to_release:
-            self.tenures.to_release[slot] = (self.tenures.to_release[slot][0], False)
-        self._give_back(slot, tenure, drained=False)
-        self._forget(slot)
-        self.gate.lose(slot)
-
-    def look_into(self, slot: SlotId) -> None:
-        """Fetch from a slot with the next round trip, even if no message is known to wait there.
-
-        Another worker may have moved the fence and taken the messages: only a fetch reveals that.
-        """
-        if self.gate.is_open(slot):
-            self.rounds.note((slot,))
-
-    def give_up_ended(self) -> None:
-        """Let go of slots that wait only for a broker that has been away for too long.
-
-        Their dispositions are kept. The next owner may run such a task again, before any later task of its key.
-        """
-        for slot in [slot for slot in self.tenures.stopping if not self.gate.busy(slot)]:
-            self._drained(slot)
-
-    def reopen_all(self, now: float) -> None:
+    def connected(self, now: float) -> None:
         """Handle a new connection: request that every slot be opened again and resend unanswered dispositions."""
-        self._connected = True
         self.outbox.back(now)
-        self.tenures.reopen_all()
-
-    def disconnected(self) -> None:
-        """Note that there is no connection any more: slots that it held are given back by that."""
-        self._connected = False
-        self.released(self.tenures.to_release.copy())
-
-    def released(self, slots: Mapping[SlotId, tuple[Tenure, bool]]) -> None:
-        """Note that the broker has taken these slots back (a part of `tenures.to_release`)."""
-        for slot, given in slots.items():
-            if self.tenures.to_release.get(slot) is given:  # else it was opened or closed meanwhile
-                del self.tenures.to_release[slot]
-                if given[1]:
-                    self._report(slot[0], Drained(slot[1]))
-
-    def openings(self) -> list[Opening]:
-        """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
-        openings = []
-        for slot, tenure in islice(self.tenures.to_open.items(), OPENINGS):
-            for entry in self.gate.suspects(slot):
-                self._note_starts(entry)
-            self.gate.recall(slot)
-            openings.append(Opening(tenure, tuple(self.gate.kept(slot))))
-        return openings
-
-    def answered(self, tenure: Tenure, answer: OpenAnswer, now: float) -> None:
-        """Process the broker's answer to an opening."""
-        match answer:
-            case Fenced():
-                logger.warning("slot %s of keyspace %s: %s", tenure.slot, tenure.keyspace, answer)
-                self.fenced(tenure, answer.epoch)
-            case SlotBroken():
-                self.open_failed(tenure, str(answer), now)
-            case SlotHeld():
-                self.held_elsewhere(tenure, now)
-            case _:
-                self.opened(tenure, answer)
-
-    def opened(self, tenure: Tenure, kept: Collection[Tag]) -> None:
-        """Note that the broker has opened the slot for this tenure; it knows the deliveries `kept`, which stay here."""
-        slot = (tenure.keyspace, tenure.slot)
-        self._newest[slot] = 0
-        self.gate.set_adrift(slot, kept)
-        self._broken.mended((slot,))
-        self._held.mended((slot,))
-        if not self.tenures.opened(slot, tenure):
-            # Running tasks of a stopped slot are settled under this tenure; nothing more starts.
-            if slot not in self.tenures.held and slot not in self.tenures.to_open:
-                self._give_back(slot, tenure, drained=False)
-            return
-        self.gate.open(slot)
-        self.rounds.note((slot,))
-        self._report(tenure.keyspace, Opened(tenure.slot, tenure.epoch))
-
-    def fenced(self, tenure: Tenure, fence: int) -> None:
-        """Note that the broker refused to open the slot because its fence stands at the epoch `fence`."""
-        slot = (tenure.keyspace, tenure.slot)
-        self.tenures.refused(slot, tenure)
-        self.rounds.forget(slot)
-        self.gate.lose(slot)
-        self._report(tenure.keyspace, OpenRefused(tenure.slot, fence))
-
-    def open_failed(self, tenure: Tenure, reason: str, now: float) -> None:
-        """Note that the broker could not open this one slot; a later retry uses the next open count."""
-        slot = (tenure.keyspace, tenure.slot)
-        at = self._broken.note(slot, reason, now)
-        if self.tenures.postpone(slot, tenure, at):
-            self.rounds.forget(slot)
-
-    def held_elsewhere(self, tenure: Tenure, now: float) -> None:
-        """Note that another connection still holds the slot at the broker; a later retry uses the next open count."""
-        slot = (tenure.keyspace, tenure.slot)
-        at = self._held.note(slot, HELD, now)
-        if self.tenures.postpone(slot, tenure, at):
-            self.rounds.forget(slot)
-
-    def _forget(self, slot: SlotId) -> None:
-        self._held.forget(slot)
-        self._broken.forget(slot)
-        self._unsettled.forget(slot)
-        self.rounds.forget(slot)
-
-    def _drained(self, slot: SlotId, opening: Tenure | None = None) -> None:
-        tenure = self.tenures.held.get(slot) or opening  # the request to open it may be on its way
-        if self.tenures.drained(slot):
-            self._give_back(slot, tenure, drained=True)
-
-    def _give_back(self, slot: SlotId, tenure: Tenure | None, *, drained: bool) -> None:
-        """Give a slot back at the broker, if the connection holds it there, and then report that it is drained."""
-        if tenure is not None and self._held_by_connection and self._connected:
-            _, before = self.tenures.to_release.get(slot, (None, False))
-            self.tenures.to_release[slot] = (tenure, drained or before)
-        elif drained:
-            self._report(slot[0], Drained(slot[1]))
+        self.slots.connected()
 
     # -- runs ----------------------------------------------------------------------------------
 
     def take(self, most: int, may: Callable[[SlotId], bool], at_once: int = sys.maxsize) -> list[Entry]:
         """Hand out at most `at_once` entries whose slot `may` start tasks now, so that the pool has at most `most`."""
         entries = self.gate.take(min(at_once, most - self.gate.out), may)
-        held = self.tenures.held
+        held = self.slots.held
         for entry in entries:
             # A task that ran when its slot was reopened and did not finish runs again under another tenure than the
             # one it was fetched under. That tenure's epoch is the task's fencing token.
@@ -276,7 +135,7 @@ class DeliveryState:
         if entry.claim is not None:
             self.claims.prepare(entry)
         if not self.gate.again(entry, counted=counted) and not self.gate.holds(entry.slot):
-            self._drained(entry.slot)
+            self.slots.drained(entry.slot)
 
     def rest(self, entry: Entry, turn: int, now: float, *, after_run: bool, cause: str) -> None:
         """Retry a message later that could not start or that its task gave back; the message itself is sound."""
@@ -286,7 +145,7 @@ class DeliveryState:
             self.claims.prepare(entry)
         if not self.gate.rest(entry, turn):
             if not self.gate.holds(entry.slot):
-                self._drained(entry.slot)
+                self.slots.drained(entry.slot)
         elif after_run:
             self.backoff.note_requeue(entry, cause, now)
         else:
@@ -357,7 +216,7 @@ class DeliveryState:
         if entry.adrift or entry.orphan:
             self._drop(entry)
             if not entry.adrift:  # its message may be in flight here: have it put back, as it would be if adrift
-                self.tenures.reopen(entry.slot)
+                self.slots.reopen(entry.slot)
         else:
             self._on_start_counted(entry, (entry.attempts or 0) + 1, now)
 
@@ -379,12 +238,12 @@ class DeliveryState:
             return []  # a round trip for a handful of messages is wasteful while the pool is busy
         batch = min(BATCH, room)
         slots = self.rounds.pick(max(1, batch // IN_A_SLOT), self._may_bring)
-        return [Want(self.tenures.held[slot], batch // len(slots)) for slot in slots]
+        return [Want(self.slots.held[slot], batch // len(slots)) for slot in slots]
 
     def _may_bring(self, slot: SlotId) -> bool:
         """Return whether to fetch from a slot now. One hot key must not fill the whole waiting room."""
         gate = self.gate
-        if not gate.is_open(slot) or self.tenures.waits(slot):
+        if not gate.is_open(slot) or self.slots.waits(slot):
             return False
         if gate.bytes_of(slot) >= self._max_waiting_bytes // 8:
             return False
@@ -393,14 +252,14 @@ class DeliveryState:
     def _in_a_hurry(self) -> bool:
         """Return whether a disposition is urgent: a key or a count holds up an idle pool, or a slot is leaving."""
         gate = self.gate
-        if self.outbox.full or self.tenures.stopping or gate.has_uncounted:
+        if self.outbox.full or self.slots.stopping or gate.has_uncounted:
             return True
         return (gate.waiting > 0 or self.rounds.any) and gate.runnable <= self._concurrency()
 
     def _stamp(self, entry: Entry, disposition: Disposition) -> Disposition:
         # After an opening, the broker settles kept deliveries only under the new tenure. The same holds in a slot that
         # we no longer own: until its next owner opens it, the fence is the one we set.
-        tenure = self.tenures.fences.get(entry.slot)
+        tenure = self.slots.fences.get(entry.slot)
         return disposition if tenure is None or tenure == disposition.tenure else replace(disposition, tenure=tenure)
 
     def _put(self, entry: Entry, end: End, now: float) -> bool:
@@ -441,60 +300,15 @@ class DeliveryState:
                 self.rounds.note_deferred(entry.slot, disposition.due)
         for disposition in fetched.refused:
             self._on_refused(disposition, now)
-        repeated = self._note_numbers(fetched.deliveries)
-        self.rounds.drained(fetched.drained)
-        for slot, due in fetched.due.items():
-            if self.gate.is_open(slot):
-                self.rounds.note_due(slot, due)
-        for slot, reason in fetched.broken.items():
-            at = self._broken.note(slot, reason, now)
-            if self.gate.is_open(slot):
-                self.rounds.drained((slot,))
-                self.rounds.note_due(slot, at)
         for disposition, reason in fetched.failed:
-            at = self._unsettled.note((disposition.tenure.keyspace, disposition.tenure.slot), reason, now)
+            at = self.slots.unsettled.note((disposition.tenure.keyspace, disposition.tenure.slot), reason, now)
             if disposition.outcome is Outcome.COUNT_START:
                 entry, _ = self.outbox.answered(disposition)
                 self.gate.hold_back(entry)  # it must not block the counted starts of other slots
                 self.backoff.wait(entry, at - now, now)
             else:
                 self.outbox.postpone(disposition, at)
-        for slot in fetched.lost:
-            # Somebody has moved the fence: open again. The answer says who owns the slot.
-            self.tenures.reopen(slot)
-        if repeated:
-            self._drop_repeated(repeated, fetched)
-
-    def _note_numbers(self, deliveries: Iterable[Delivery]) -> set[SlotId]:
-        """Record which slots brought messages, and the highest number of each; return slots whose numbers went back."""
-        newest, served, repeated = self._newest, dict[SlotId, None](), set[SlotId]()
-        for delivery in deliveries:
-            tenure, number = delivery.tenure, delivery.tag.number
-            slot = (tenure.keyspace, tenure.slot)
-            if number <= newest.get(slot, 0):
-                repeated.add(slot)
-            newest[slot] = number
-            served[slot] = None
-        self.rounds.served(served)
-        return repeated
-
-    def _drop_repeated(self, slots: Collection[SlotId], fetched: Fetched) -> None:
-        """Reopen slots whose numbers went back: the broker counts from the start, so a tag may name two messages."""
-        for slot in slots:
-            self.gate.set_adrift(slot)
-            self.tenures.reopen(slot)
-        kept = [d for d in fetched.deliveries if (d.tenure.keyspace, d.tenure.slot) not in slots]
-        fetched.deliveries[:] = kept
-
-    def mended(self, wants: Iterable[Want], fetched: Fetched) -> None:
-        """Record which broken slots work again."""
-        if self._broken.any:
-            slots = ((want.tenure.keyspace, want.tenure.slot) for want in wants)
-            self._broken.mended(slot for slot in slots if slot not in fetched.broken and slot not in fetched.lost)
-        if self._unsettled.any:
-            failed = {(disposition.tenure.keyspace, disposition.tenure.slot) for disposition, _ in fetched.failed}
-            slots = ((disposition.tenure.keyspace, disposition.tenure.slot) for disposition in fetched.confirmed)
-            self._unsettled.mended(slot for slot in slots if slot not in failed)
+        self.slots.take_in(fetched, now)
 
     def admit(self, entry: Entry, due: float | None, now: float) -> None:
         """Let a delivery in, or settle it at once if it is not due yet or has ended here under a lost tenure.
@@ -532,7 +346,7 @@ class DeliveryState:
 
     def _settle(self, entry: Entry) -> None:
         if self.gate.settled(entry):
-            self._drained(entry.slot)
+            self.slots.drained(entry.slot)
 
     def _on_start_counted(self, entry: Entry, attempts: int, now: float) -> None:
         if attempts < self._max_attempts:

@@ -90,7 +90,7 @@ class WorkerQueues:
     def look_after(self, view: View, incarnation: str, now: float, *, leaving: bool) -> Flow[bool]:
         """Open and close queues as needed. True if our own queue is closed for good without waiting for a drain."""
         if now >= self._look_at:
-            self._courier.decide(lambda delivery_state, _: delivery_state.look_into((self._name, self._mine)))
+            self._courier.decide(lambda delivery_state, _: delivery_state.slots.look_into((self._name, self._mine)))
             self._enlisted = dict((yield from ask(PlacementStore.enlisted)))
             self._look_at = now + LOOK_EVERY  # set after the answer: a failed request is repeated at once
         heritage = {worker_queue(name) for name in self._enlisted if successor(view, name) == self._worker}

@@ -26,7 +26,8 @@ from celery_sticky.delivery.requests import (
     TrimDead,
     Unexpected,
 )
-from celery_sticky.delivery.state import OPENINGS, End
+from celery_sticky.delivery.slots import OPENINGS
+from celery_sticky.delivery.state import End
 from celery_sticky.envelope import Envelope
 from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBroken, SlotHeld, StickyError
 from celery_sticky.keys import SlotId

@@ -13,6 +13,7 @@ from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.state import DeliveryState, End, Item
 from celery_sticky.envelope import Envelope
+from celery_sticky.errors import SlotBroken
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.queues.base import Fetched, Outcome
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
@@ -43,17 +44,17 @@ class Worker:
         )
 
     def open(self, epoch: int) -> None:
-        self.state.open(SLOT, epoch, self.incarnation)
+        self.state.slots.open(SLOT, epoch, self.incarnation)
         self.open_all()
 
     def open_all(self) -> None:
-        while openings := self.state.openings():
+        while openings := self.state.slots.openings():
             for opening, answer in zip(openings, self.queues.open(openings), strict=True):
-                self.state.answered(opening.tenure, answer, NOW)
+                self.state.slots.answered(opening.tenure, answer, NOW)
 
     def reconnect(self) -> None:
         self.queues = MemoryQueues(self.broker)
-        self.state.reopen_all(NOW)
+        self.state.connected(NOW)
         self.open_all()
 
     def turn(self) -> None:
@@ -184,7 +185,7 @@ def test_a_disposition_counts_until_the_next_owner_opens_the_slot(broker: Memory
     worker.reconnect()
     for entry in started.values():
         worker.state.end(entry, ACK, NOW)
-    worker.state.close(SLOT)  # evicted, or the store was lost
+    worker.state.slots.close(SLOT)  # evicted, or the store was lost
     worker.turn()
     other.open(2)
     other.turn()
@@ -200,7 +201,7 @@ def test_a_disposition_refused_because_another_had_the_slot_meanwhile_is_remembe
     started = worker.start()
     for entry in started.values():
         worker.state.end(entry, ACK, NOW)
-    worker.state.close(SLOT)
+    worker.state.slots.close(SLOT)
     other.open(2)
     worker.open(3)
     for _ in range(4):
@@ -214,7 +215,7 @@ def test_what_comes_again_while_it_runs_here_ends_with_the_run(broker: MemoryBro
     worker.open(1)
     worker.turn()
     started = worker.start()
-    worker.state.close(SLOT)
+    worker.state.slots.close(SLOT)
     other.open(2)
     worker.open(3)
     worker.turn()
@@ -310,10 +311,10 @@ def test_what_waits_for_a_broker_that_is_away_too_long_is_given_up_unless_it_run
     started = worker.start()
     worker.state.stop(SLOT, NOW)
     worker.state.end(started["a:1"], ACK, NOW)
-    worker.state.give_up_ended()
+    worker.state.slots.give_up_ended()
     assert Drained(1) not in worker.reports, "b:1 runs"
     worker.state.end(started["b:1"], ACK, NOW)
-    worker.state.give_up_ended()
+    worker.state.slots.give_up_ended()
     assert worker.reports == [Opened(1, 1), Drained(1)]
 
 
@@ -326,8 +327,8 @@ def test_what_is_given_up_is_not_opened_when_the_broker_is_back(broker: MemoryBr
     worker.state.stop(SLOT, NOW)
     for entry in started.values():
         worker.state.end(entry, ACK, NOW)
-    worker.state.reopen_all(NOW)  # and the connection breaks again before the slot is open
-    worker.state.give_up_ended()
+    worker.state.connected(NOW)  # and the connection breaks again before the slot is open
+    worker.state.slots.give_up_ended()
     worker.reconnect()
     worker.turn()
     assert worker.reports == [Opened(1, 1), Drained(1)]
@@ -379,7 +380,9 @@ def test_what_runs_again_after_its_slot_came_back_runs_under_the_tenure_of_today
     worker.open(1)
     worker.turn()
     entry = worker.start()["a:1"]
-    worker.state.close(SLOT)  # evicted, or the store was lost: while it runs the slot comes back under a higher epoch
+    worker.state.slots.close(
+        SLOT
+    )  # evicted, or the store was lost: while it runs the slot comes back under a higher epoch
     worker.open(8)
     worker.state.again(entry, counted=False)
     worker.turn()
@@ -453,9 +456,9 @@ def test_a_broker_that_goes_back_behind_an_open_connection_is_noticed_by_its_num
     started = worker.start()
     rolled_back(broker, copy)
     broker.publish(SLOT, b"c:1")  # it comes first, and so under the tag that a:1 has had
-    worker.state.look_into(SLOT)
+    worker.state.slots.look_into(SLOT)
     worker.turn()
-    assert worker.state.tenures.to_open, "the numbers of the deliveries went back"
+    assert worker.state.slots.to_open, "the numbers of the deliveries went back"
     worker.open_all()
     worker.state.end(started["a:1"], ACK, NOW)
     assert sorted(worker.run_all()) == ["a:2", "c:1"], "a:1 has ended, and the rest runs once"
@@ -507,7 +510,7 @@ def test_a_burial_whose_answer_was_lost_does_not_bury_what_a_person_puts_back(br
     worker.turn()
     (dead,) = worker.queues.dead("ks")
     assert worker.queues.requeue("ks", dead.id)
-    worker.state.look_into(SLOT)
+    worker.state.slots.look_into(SLOT)
     assert "b:1" in worker.run_all()
 
 
@@ -523,7 +526,7 @@ def test_no_more_is_fetched_while_what_waits_is_too_many_bytes_and_one_message_a
     worker.turn()
     assert worker.state.gate.bytes >= 500
     broker.publish(SLOT, b"b:1")
-    worker.state.look_into(SLOT)
+    worker.state.slots.look_into(SLOT)
     assert worker.state.wants(NOW, company=True) == []
     (started,) = worker.start().values()
     assert worker.state.gate.bytes < 100 and worker.state.wants(NOW, company=True)
@@ -541,23 +544,23 @@ def test_a_slot_that_cannot_be_opened_is_tried_again_later_with_the_next_count(
 ) -> None:
     worker = Worker(broker)
     state = worker.state
-    state.open(SLOT, 1, "w-0")
-    tenure = state.openings()[0].tenure
-    state.open_failed(tenure, "key x is a string, not a list", NOW)
-    assert not state.openings() and state.tenures.opens_at is not None and state.tenures.opens_at > NOW
+    state.slots.open(SLOT, 1, "w-0")
+    tenure = state.slots.openings()[0].tenure
+    state.slots.answered(tenure, SlotBroken("key x is a string, not a list"), NOW)
+    assert not state.slots.openings() and state.slots.opens_at is not None and state.slots.opens_at > NOW
     assert "slot 1 of keyspace ks: key x is a string, not a list." in caplog.text
-    state.tenures.open_again(NOW)
-    assert not state.openings()
+    state.slots.open_again(NOW)
+    assert not state.slots.openings()
     pauses = []
     for _ in range(10):
-        now = state.tenures.opens_at or 0.0
-        state.tenures.open_again(now)
-        again = state.openings()[0].tenure
+        now = state.slots.opens_at or 0.0
+        state.slots.open_again(now)
+        again = state.slots.openings()[0].tenure
         assert again.open_count > tenure.open_count
-        state.open_failed(again, "key x is a string, not a list", now)
-        pauses.append((state.tenures.opens_at or 0.0) - now)
+        state.slots.answered(again, SlotBroken("key x is a string, not a list"), now)
+        pauses.append((state.slots.opens_at or 0.0) - now)
     assert pauses == sorted(pauses) and 20 < pauses[-1] <= 31
-    state.tenures.open_again(state.tenures.opens_at or 0.0)
+    state.slots.open_again(state.slots.opens_at or 0.0)
     worker.open_all()
     worker.turn()
     assert sorted(worker.start()) == ["a:1", "b:1"]
@@ -570,7 +573,7 @@ def test_a_broken_slot_is_not_asked_for_until_its_pause_is_over(broker: MemoryBr
     state.take_in(Fetched(broken={SLOT: "key x is a string, not a list"}), NOW)
     assert state.wants(NOW, company=True) == []
     (want,) = state.wants(NOW + 1.0, company=True)
-    state.mended([want], Fetched())
+    state.slots.mended([want], Fetched())
     assert state.wants(NOW, company=True) == [want]
 
 
@@ -590,11 +593,11 @@ def test_a_disposition_that_the_broker_has_no_room_for_goes_again_and_its_key_wa
 
 def test_a_stopped_slot_forgets_that_it_was_to_be_opened_again(broker: MemoryBroker) -> None:
     state = Worker(broker).state
-    state.open(SLOT, 1, "w-0")
-    tenure = state.openings()[0].tenure
-    state.open_failed(tenure, "no", NOW)
+    state.slots.open(SLOT, 1, "w-0")
+    tenure = state.slots.openings()[0].tenure
+    state.slots.answered(tenure, SlotBroken("no"), NOW)
     state.stop(SLOT, NOW)
-    assert state.tenures.opens_at is None
+    assert state.slots.opens_at is None
 
 
 # -- Slots, their bytes and their turns ----------------------------------------------------------
@@ -625,7 +628,7 @@ def test_a_message_whose_mark_is_taken_back_goes_back_to_its_queue_if_its_slot_i
     """Guards: it stayed in flight as if it ran, nobody ran it, and later messages of its key went before it."""
     worker = suspects(broker)
     worker.state.stop(SLOT, NOW)
-    worker.state.close(SLOT)
+    worker.state.slots.close(SLOT)
     worker.open(3)
     ran = worker.run_all()
     assert sorted(ran) == ["a:1", "a:2", "b:1"] and ran.index("a:1") < ran.index("a:2")
@@ -648,7 +651,7 @@ def test_one_slot_does_not_fill_the_memory_for_all() -> None:
     broker.publish(other, b"b:1")
     worker = Worker(broker, max_waiting_bytes=160)
     worker.open(1)
-    worker.state.open(other, 1, worker.incarnation)
+    worker.state.slots.open(other, 1, worker.incarnation)
     worker.open_all()
     for _ in range(5):
         worker.fetch(1)
@@ -660,15 +663,15 @@ def test_a_slot_that_could_not_be_opened_is_left_alone_until_its_pause_is_over(b
     worker = Worker(broker)
     worker.open(1)
     worker.turn()
-    worker.state.reopen_all(NOW)
-    (opening,) = worker.state.openings()
-    worker.state.open_failed(opening.tenure, "a key of a wrong type", NOW)
-    assert worker.state.wants(NOW, company=True) == [] and not worker.state.tenures.to_open
+    worker.state.connected(NOW)
+    (opening,) = worker.state.slots.openings()
+    worker.state.slots.answered(opening.tenure, SlotBroken("a key of a wrong type"), NOW)
+    assert worker.state.wants(NOW, company=True) == [] and not worker.state.slots.to_open
     worker.state.take_in(Fetched(lost={SLOT}), NOW)
-    assert not worker.state.tenures.to_open, "its pause is not over"
-    assert worker.state.tenures.opens_at is not None
-    worker.state.tenures.open_again(worker.state.tenures.opens_at)
-    assert worker.state.tenures.to_open
+    assert not worker.state.slots.to_open, "its pause is not over"
+    assert worker.state.slots.opens_at is not None
+    worker.state.slots.open_again(worker.state.slots.opens_at)
+    assert worker.state.slots.to_open
 
 
 def test_a_mark_that_one_slot_refuses_holds_up_no_other(broker: MemoryBroker) -> None:
@@ -691,7 +694,7 @@ def test_what_is_postponed_goes_with_the_new_connection_and_what_comes_after_it_
     worker.state.end(started["b:1"], ACK, NOW)
     (disposition,) = worker.state.dispositions(NOW + 60)
     worker.state.take_in(Fetched(failed=[(disposition, "full")]), NOW)
-    worker.state.reopen_all(NOW)
+    worker.state.connected(NOW)
     assert worker.state.outbox.goes_at is not None and worker.state.outbox.goes_at < NOW + 1
 
 

@@ -35,18 +35,18 @@ class Worker:
         self.open(MINE)
 
     def open(self, slot: int | str, epoch: int = 1, incarnation: str = "me-1") -> None:
-        self.delivery_state.open((KS, slot), epoch, incarnation)
+        self.delivery_state.slots.open((KS, slot), epoch, incarnation)
         self._open_all()
 
     def reconnect(self) -> None:
         self.queues = MemoryQueues(self.broker)
-        self.delivery_state.reopen_all(NOW)
+        self.delivery_state.connected(NOW)
         self._open_all()
 
     def _open_all(self) -> None:
-        while openings := self.delivery_state.openings():
+        while openings := self.delivery_state.slots.openings():
             for opening, answer in zip(openings, self.queues.open(openings), strict=True):
-                self.delivery_state.answered(opening.tenure, answer, NOW)
+                self.delivery_state.slots.answered(opening.tenure, answer, NOW)
 
     def turn(self) -> None:
         fetched = self.queues.fetch(
@@ -203,7 +203,7 @@ def test_nothing_of_a_dead_workers_queue_runs_here(broker: MemoryBroker) -> None
 
 def test_as_another_incarnation_every_key_is_claimed_again(worker: Worker) -> None:
     worker.grant("a")
-    worker.delivery_state.close((KS, MINE))
+    worker.delivery_state.slots.close((KS, MINE))
     worker.claims.serve(KS, "me-2", MINE)
     worker.open(MINE, 2, "me-2")
     worker.turn()
@@ -262,7 +262,7 @@ def test_starts_are_counted_through_all_the_queues_a_message_goes_through(broker
         assert queues.waiting, life
         worker.open(DEAD, epoch=2 * life + 1, incarnation=f"x-{life}")
         worker.turn()  # in flight with one that dies
-        worker.delivery_state.close((KS, DEAD))
+        worker.delivery_state.slots.close((KS, DEAD))
         worker.open(DEAD, epoch=2 * life + 2)
         worker.turn()
         worker.move_all("p", OTHER)
@@ -344,7 +344,7 @@ def test_a_refusal_that_the_broker_refuses_is_told_when_the_message_is_back_and_
     other = Worker(broker)
     other.claims.serve(KS, "you-1", MINE)
     other.open(MINE, epoch=2, incarnation="you-1")
-    worker.delivery_state.close((KS, MINE))
+    worker.delivery_state.slots.close((KS, MINE))
     worker.turn()
     assert not worker.delivery_state.refused and not worker.queues.dead(KS)
     worker.open(MINE, epoch=3)

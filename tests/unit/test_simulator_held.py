@@ -14,7 +14,7 @@ from simulator.shrink import Failure, shrink
 
 from celery_sticky.delivery.gate import Gate
 from celery_sticky.delivery.outbox import Outbox
-from celery_sticky.delivery.state import DeliveryState
+from celery_sticky.delivery.slots import SlotLifecycle
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import Drained
 from celery_sticky.queues.base import Tenure
@@ -33,7 +33,7 @@ def test_whatever_happens_no_promise_is_broken(first: int) -> None:
     assert totals.seeds == BATCH and totals.faults > BATCH and totals.runs > totals.tasks > 5 * BATCH
 
 
-def given_back_unsaid(self: DeliveryState, slot: SlotId, tenure: Tenure | None, *, drained: bool) -> None:
+def given_back_unsaid(self: SlotLifecycle, slot: SlotId, tenure: Tenure | None, *, drained: bool) -> None:
     if drained:
         self._report(slot[0], Drained(slot[1]))
 
@@ -47,7 +47,7 @@ def no(*_: Any) -> bool:
 
 
 RULES = [
-    held_rule("a slot is given back", DeliveryState, "_give_back", given_back_unsaid, breaks=LIVELY),
+    held_rule("a slot is given back", SlotLifecycle, "_give_back", given_back_unsaid, breaks=LIVELY),
     held_rule("a connection that ended holds nothing", HeldQueues, "close", nothing, breaks=LIVELY),
     held_rule(
         "answers that come late are collected", Outbox, "unanswered", property(no), breaks={*LIVELY, Invariant.ERROR}

@@ -22,8 +22,8 @@ from celery_sticky.delivery.flow import CourierFlow
 from celery_sticky.delivery.gate import Entry, Gate, Stage, _Slot
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
+from celery_sticky.delivery.slots import SlotLifecycle
 from celery_sticky.delivery.state import DeliveryState, End
-from celery_sticky.delivery.tenures import Tenures
 from celery_sticky.keys import SlotId
 from celery_sticky.membership.flow import Flow
 from celery_sticky.membership.store_requests import StoreRequests
@@ -51,7 +51,7 @@ on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._o
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues._open
 gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
 start_entry, handed_over, swap = Courier.start_entry, changes._handed_over, MemoryStore.swap
-opened, after_idle = DeliveryState.opened, CourierFlow._after_idle
+opened, after_idle = SlotLifecycle._opened, CourierFlow._after_idle
 ask_store, ask_and_fail = StoreRequests._ask, StoreRequests.ask
 
 
@@ -184,12 +184,11 @@ def lose_without_confirmation(self: Gate, slot: SlotId) -> bool:
     return gate_lose(self, slot) or not self.busy(slot)
 
 
-def opened_although_stopping(self: DeliveryState, tenure: Tenure, kept: Collection[Tag]) -> None:
-    opened(self, tenure, kept)
-    slot = (tenure.keyspace, tenure.slot)
-    if slot in self.tenures.stopping and self.tenures.held.get(slot) is tenure:
-        self.gate.open(slot)
-        self.rounds.note((slot,))
+def opened_although_stopping(self: SlotLifecycle, slot: SlotId, tenure: Tenure, kept: Collection[Tag]) -> None:
+    opened(self, slot, tenure, kept)
+    if slot in self.stopping and self.held.get(slot) is tenure:
+        self._gate.open(slot)
+        self._rounds.note((slot,))
 
 
 def ack_at_start(self: Courier, entry: Entry, turn: int) -> bool:
@@ -387,8 +386,8 @@ RULES = [
     ),
     rule(
         "a slot given away stays shut",
-        DeliveryState,
-        "opened",
+        SlotLifecycle,
+        "_opened",
         opened_although_stopping,
         breaks={Invariant.NOT_SETTLED},
     ),
@@ -433,15 +432,15 @@ RULES = [
     ),
     rule(
         "a new connection opens every slot again",
-        DeliveryState,
-        "reopen_all",
-        lambda self, now: self.outbox.back(now),
+        SlotLifecycle,
+        "connected",
+        lambda self: None,
         breaks={Invariant.RERUN_WITHOUT_FAULT, Invariant.NOT_DRAINED, Invariant.LOST},
     ),
     rule(
         "a slot that could not be opened is opened again",
-        Tenures,
-        "postpone",
+        SlotLifecycle,
+        "_postpone",
         lambda self, slot, tenure, until: self._no_longer_wanted(slot, tenure),
         breaks={Invariant.NOT_OWNED, Invariant.NOT_SETTLED},
         kinds=(Kind.BROKEN,),

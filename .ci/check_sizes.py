@@ -13,8 +13,11 @@ ONE_IDEA = {
     "celery_sticky/delivery/key_claims.py": "which keys of placed keyspaces this worker may run",
     "celery_sticky/delivery/state.py": "the messages of a worker, from the fetch to the confirmed disposition",
     "celery_sticky/jobs/client.py": "what an app calls for its jobs",
+    "celery_sticky/jobs/keeper/reconciler.py": "the difference between wanted and running jobs, and what follows",
     "celery_sticky/ownership/machine.py": "one member's state machine: events in, effects out",
     "celery_sticky/settings.py": "every setting, with its check and its description",
+    "celery_sticky/stores/jobs.py": "the contract of a job store, with the records and the answers it speaks of",
+    "celery_sticky/stores/memory/jobs.py": "the verbs of a job store, in the form against which drivers are compared",
     "celery_sticky/testing/queue_settle_contract.py": "the half of the queue contract about dispositions",
 }
 """Files of the package over 300 lines, each with the one idea that holds it together."""

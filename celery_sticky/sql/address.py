@@ -1,0 +1,65 @@
+"""The address of a database: `sticky+postgresql://`, `sticky+mysql://` and `sticky+sqlite:///` URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_sticky.errors import InvalidSettings
+
+LEAD = "sticky+"
+KINDS = ("postgresql", "mysql", "sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a database is and who logs in there. What the URL leaves out is None or empty."""
+
+    kind: str
+    """One of `KINDS`."""
+    database: str
+    """The database's name. SQLite: the path of its file."""
+    host: str | None = None
+    port: int | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The query of the URL: options of the client library."""
+    shown: str = ""
+    """The URL without its password, for messages."""
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Read a URL, with or without the leading `sticky+`.
+
+        A path of SQLite is absolute after four slashes (`sticky+sqlite:////var/lib/app.db`), else relative.
+
+        Raises:
+            InvalidSettings: it is not the URL of a database.
+        """
+        try:
+            parts = urlsplit(url.removeprefix(LEAD))
+            port, shown = parts.port, str(maybe_sanitize_url(url))
+        except ValueError as error:
+            raise InvalidSettings(f"the URL of the database cannot be read: {error}") from error
+        database = unquote(parts.path.removeprefix("/"))
+        if parts.scheme not in KINDS:
+            raise InvalidSettings(f"{shown} is not a database: its scheme must be one of {', '.join(KINDS)}")
+        if not database:
+            raise InvalidSettings(f"{shown} does not name a {'file' if parts.scheme == 'sqlite' else 'database'}")
+        if parts.scheme == "sqlite" and parts.netloc:
+            raise InvalidSettings(f"{shown}: the path of a SQLite file follows three slashes, four if it is absolute")
+        return cls(
+            parts.scheme,
+            database,
+            parts.hostname,
+            port,
+            unquote(parts.username) if parts.username is not None else None,
+            unquote(parts.password) if parts.password is not None else None,
+            dict(parse_qsl(parts.query)),
+            shown,
+        )

@@ -1,0 +1,141 @@
+"""One thread's connection to a database: made when it is needed, dropped after any error, never used after a fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from celery_sticky.errors import StickyError
+from celery_sticky.sql.address import Address
+from celery_sticky.sql.dialects import dialect_of
+from celery_sticky.sql.failures import describe
+from celery_sticky.sql.link import Link, Parameters, Row
+from celery_sticky.sql.schema import ensure_schema
+from celery_sticky.sql.tables import DEFAULT, Tables
+
+_inherited: list[Link] = []
+"""Connections of a parent process. They stay referenced, so that no destructor says goodbye to the server for them."""
+
+
+class Runner(Protocol):
+    """Runs statements that name tables as `{message}`: a database, one transaction for each, or a transaction."""
+
+    def rows(self, statement: str, said: Parameters = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+
+    def run(self, statement: str, said: Parameters = ()) -> int:
+        """Run a statement and return how many rows it has changed."""
+
+
+class Transaction:
+    """A transaction that is open."""
+
+    def __init__(self, link: Link, tables: Tables) -> None:
+        self._link, self._tables = link, tables
+
+    def rows(self, statement: str, said: Parameters = ()) -> list[Row]:
+        """See `Runner.rows`."""
+        return self._link.rows(self._tables.fill(statement), said)
+
+    def run(self, statement: str, said: Parameters = ()) -> int:
+        """See `Runner.run`."""
+        return self._link.run(self._tables.fill(statement), said)
+
+
+class Database:
+    """A database, reached by one connection. One thread at a time uses it. It connects at the first statement.
+
+    Every method that runs a statement raises `unavailable` (`BrokerUnavailable` or `StoreUnavailable`) if the database
+    refuses it or does not answer in `timeout` seconds: the statement, or the commit, may or may not have taken effect.
+
+    Raises:
+        MissingDependency: the client library is not installed.
+        InvalidSettings: the prefix cannot begin the name of a table.
+    """
+
+    def __init__(
+        self, address: Address, *, timeout: float, unavailable: type[StickyError], prefix: str = DEFAULT
+    ) -> None:
+        self.dialect = dialect_of(address)
+        self.tables = Tables(prefix)
+        self._address, self._timeout, self._unavailable = address, timeout, unavailable
+        self._link: Link | None = None
+        self._pid = 0
+        self._plain = True
+
+    def rows(self, statement: str, said: Parameters = ()) -> list[Row]:
+        """Run one statement by itself, which is a transaction then, and return its rows."""
+        with self._safely() as link:
+            if self._plain:
+                return link.rows(self.tables.fill(statement), said)
+        with self.transaction() as inside:
+            return inside.rows(statement, said)
+
+    def run(self, statement: str, said: Parameters = ()) -> int:
+        """Run one statement by itself, and return how many rows it has changed."""
+        with self.transaction() as inside:
+            return inside.run(statement, said)
+
+    def version(self) -> int | None:
+        """See `Dialect.version`."""
+        with self._safely() as link:
+            return self.dialect.version(link)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Commit what the block does; roll it back if the block raises."""
+        with self._safely() as link:
+            link.run(self.dialect.begin)
+            try:
+                yield Transaction(link, self.tables)
+            except self.dialect.errors:
+                raise  # the connection is dropped, and the transaction with it
+            except Exception:
+                link.run("ROLLBACK")
+                raise
+            link.run("COMMIT")
+
+    def close(self) -> None:
+        """Close the connection; the next statement makes another. May be called twice."""
+        link, self._link = self._link, None
+        if link is None:
+            return
+        if self._pid != os.getpid():
+            _inherited.append(link)
+            return
+        with suppress(*self.dialect.errors):
+            link.close()
+
+    @contextmanager
+    def _safely(self) -> Iterator[Link]:
+        try:
+            yield self._connected()
+        except self.dialect.errors as error:
+            self.close()
+            why = describe(error, self.dialect.code(error))
+            raise self._unavailable(f"{self._address.shown}: {why}") from error
+        except StickyError:
+            raise
+        except BaseException:  # interrupted in the middle of an answer, perhaps
+            self.close()
+            raise
+
+    def _connected(self) -> Link:
+        if self._link is not None and self._pid != os.getpid():
+            self.close()
+        if self._link is None:
+            self._link, self._pid = self._connect(), os.getpid()
+        return self._link
+
+    def _connect(self) -> Link:
+        link = self.dialect.connect(self._address, self._timeout)
+        try:
+            self._plain = self.dialect.plain(link)
+            ensure_schema(link, self.dialect, self.tables, self._timeout)
+        except BaseException:
+            with suppress(*self.dialect.errors):
+                link.close()
+            raise
+        return link

@@ -1,0 +1,42 @@
+"""Pieces of statements that all dialects understand, each with its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
+
+CHUNK = 250
+"""Most rows in one statement: SQLite takes at most 500 parts of a compound, and no server needs more at once."""
+
+Item = TypeVar("Item")
+Place = tuple[int, int, int]
+"""The primary key of a message: queue, priority, id."""
+Piece = tuple[str, list[Any]]
+"""Part of a statement, and the parameters in it."""
+
+
+def chunks(items: Sequence[Item], size: int = CHUNK) -> Iterator[Sequence[Item]]:
+    """Yield the items in sequences of at most `size`."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def marks(count: int) -> str:
+    """Return `count` placeholders in parentheses."""
+    return f"({', '.join(['%s'] * count)})"
+
+
+def values(rows: Sequence[Sequence[Any]]) -> Piece:
+    """Return the rows of an `INSERT … VALUES`."""
+    return ", ".join([marks(len(rows[0]))] * len(rows)), [value for row in rows for value in row]
+
+
+def at_places(places: Iterable[Place]) -> Piece:
+    """Return a condition that is true for these messages. Each queue and priority is one range of the primary key."""
+    parts: list[str] = []
+    said: list[Any] = []
+    for (queue, priority), group in groupby(sorted(places), key=lambda place: place[:2]):
+        ids = [place[2] for place in group]
+        parts.append(f"(queue = %s AND priority = %s AND id IN {marks(len(ids))})")
+        said += (queue, priority, *ids)
+    return " OR ".join(parts), said

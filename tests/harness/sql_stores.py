@@ -1,0 +1,72 @@
+"""Databases as the servers of the store contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, Generic
+
+from celery_sticky.errors import StoreUnavailable
+from celery_sticky.sql import Address, Database
+from celery_sticky.sql.tables import DEFAULT
+from celery_sticky.testing.store_contract import AnyStore, StoreServer
+from harness.sql_servers import EmbeddedPostgres, connect
+
+TABLES = ("view", "heartbeat", "revoked", "token", "enlisted", "key_claim", "pin", "lost_pin", "moved")
+OTHERS = {
+    "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid <> pg_backend_pid()",
+    "mysql": "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+}
+"""Ends, or finds, every other connection to a database."""
+
+
+def database(url: str, timeout: float = 20.0, prefix: str = DEFAULT) -> Database:
+    """Return a connection for a store."""
+    return Database(Address.parse(url), timeout=timeout, unavailable=StoreUnavailable, prefix=prefix)
+
+
+class InDatabase(StoreServer[AnyStore], Generic[AnyStore]):
+    """An empty database, which the test shares with others or may not stop."""
+
+    def __init__(self, url: str, store: Callable[..., AnyStore]) -> None:
+        self.url, self._store = url, store
+        with closing(database(url)) as own:
+            for table in TABLES:
+                own.run(f"DELETE FROM {{{table}}}")
+
+    def connect(self, keyspace: str, prefix: str) -> AnyStore:
+        return self._store(database(self.url), keyspace, prefix=prefix)
+
+
+class OnServer(InDatabase[AnyStore], Generic[AnyStore]):
+    """A database whose connections can be ended."""
+
+    def cut(self) -> None:
+        with connect(self.url) as raw, closing(raw.cursor()) as cursor:
+            cursor.execute(OTHERS[Address.parse(self.url).kind])
+            if self.url.startswith("mysql"):
+                for row in cursor.fetchall():
+                    cursor.execute("KILL %s", row)
+
+
+class OnPrivateServer(OnServer[AnyStore], Generic[AnyStore]):
+    """A server that may be stopped."""
+
+    def __init__(self, server: EmbeddedPostgres, store: Callable[..., Any]) -> None:
+        super().__init__(server.url, store)
+        self._server = server
+
+    def stop(self) -> None:
+        self._server.kill()
+
+    def restart(self) -> None:
+        self._server.kill()
+        self._server.launch()
+
+
+class InFile(InDatabase[AnyStore], Generic[AnyStore]):
+    """A SQLite file."""
+
+    def restart(self) -> None:
+        """Do nothing: there is no server between the stores and the file."""

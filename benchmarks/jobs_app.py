@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from benchmarks import app as plain
 from benchmarks.app import LOG, URL
 from celery_sticky import Job, Sticky
+from celery_sticky.cli.verify.bad_jobs import declare_bad
+from celery_sticky.keys import DEFAULT_KEYSPACE
 
 JOB = "idle"
 
 
 def declare(app: Any) -> Sticky:
-    """Declare the job on an app."""
+    """Declare the jobs on an app."""
     sticky = Sticky(app)
 
     @sticky.job(JOB)
@@ -30,6 +33,7 @@ def declare(app: Any) -> Sticky:
         finally:
             write("-", job.key)
 
+    declare_bad(sticky, DEFAULT_KEYSPACE, lambda job: nullcontext())
     return sticky
 
 

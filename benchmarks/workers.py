@@ -91,8 +91,8 @@ class Worker:
         return _kib(self.pid, "status", "VmHWM") / 1024
 
     def host_rss(self) -> float:
-        """Return the resident memory of its job host, in MiB."""
-        (host,) = [pid for pid in self.pids() if b"job_host" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        """Return the resident memory of its job host, without the processes of single jobs, in MiB."""
+        (host,) = [pid for pid in self.pids() if b'"name": "the job host"' in _command_line(pid)]
         return _kib(host, "status", "VmRSS") / 1024
 
     def pss(self) -> float:
@@ -112,6 +112,12 @@ class Worker:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10)
+
+
+def _command_line(pid: int) -> bytes:
+    with suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def _kib(pid: int, file: str, name: str) -> int:

@@ -5,8 +5,10 @@ from importlib.metadata import version
 from celery_sticky.app import Sticky
 from celery_sticky.errors import (
     AssignmentFailed,
+    BlockingCall,
     BrokerUnavailable,
     DispatchTimeout,
+    InboxFull,
     InvalidJob,
     InvalidKey,
     InvalidPayload,
@@ -28,23 +30,32 @@ from celery_sticky.errors import (
     RecordUnusable,
     RefusedToStart,
     RoutingConflict,
+    SaveRefused,
     ShutdownTimeout,
     StickyError,
+    StopFailed,
     StoreRefused,
     StoreUnavailable,
 )
-from celery_sticky.jobs.client import JobInfo
-from celery_sticky.jobs.handler import Job, JobHandler
+from celery_sticky.jobs.dead_notes import DeadNotification
+from celery_sticky.jobs.handler import Job, JobHandler, ThreadJob
+from celery_sticky.jobs.inbox import Notification
+from celery_sticky.jobs.info import BulkResult, JobInfo
 from celery_sticky.jobs.schedule import Plan
 from celery_sticky.keys import queue_for, slot_for
 from celery_sticky.keyspace import Keyspace, Worker, jump
+from celery_sticky.placement.pin import Pin
 
 __version__ = version("celery-sticky")
 
 __all__ = [
     "AssignmentFailed",
+    "BlockingCall",
     "BrokerUnavailable",
+    "BulkResult",
+    "DeadNotification",
     "DispatchTimeout",
+    "InboxFull",
     "InvalidJob",
     "InvalidKey",
     "InvalidPayload",
@@ -66,16 +77,21 @@ __all__ = [
     "NoWorker",
     "NotAMember",
     "NotPinned",
+    "Notification",
+    "Pin",
     "PinnedElsewhere",
     "Plan",
     "RecordUnusable",
     "RefusedToStart",
     "RoutingConflict",
+    "SaveRefused",
     "ShutdownTimeout",
     "Sticky",
     "StickyError",
+    "StopFailed",
     "StoreRefused",
     "StoreUnavailable",
+    "ThreadJob",
     "Worker",
     "__version__",
     "jump",

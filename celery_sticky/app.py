@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from celery.bin.base import CeleryOption
 
 from celery_sticky import router
-from celery_sticky.errors import InvalidSettings, NotAMember, StickyError
+from celery_sticky.errors import InvalidSettings, NotAMember, NotPinned, NoWorker, StickyError
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
+from celery_sticky.jobs.retry import Retry
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, queue_for, queue_name, slot_for
 from celery_sticky.keyspace import Keyspace
+from celery_sticky.placement.pin import Pin
 from celery_sticky.settings import Settings
 from celery_sticky.wiring import Wiring
 
@@ -106,41 +109,70 @@ class Sticky:
         """The client that dispatches, stops and lists jobs. It works in any process."""
         return self.wiring.jobs
 
-    def job(self, name: str, *, keyspace: str = DEFAULT_KEYSPACE) -> Callable[[_Handler], _Handler]:
-        """Declare a job: a coroutine function that takes a `Job`, or a subclass of `JobHandler`.
+    def job(
+        self,
+        name: str,
+        *,
+        keyspace: str = DEFAULT_KEYSPACE,
+        max_starts: int | None = None,
+        retry_backoff: float = 1.0,
+        retry_backoff_max: float = 60.0,
+        max_notes: int | None = None,
+        max_deliveries: int | None = None,
+    ) -> Callable[[_Handler], _Handler]:
+        """Declare a job: a coroutine function that takes a `Job`, a `def` that takes a `ThreadJob`, or a `JobHandler`.
 
-        This works before `init_app` too.
+        This works before `init_app` too. A start or run that fails is followed by the next start after `retry_backoff`
+        seconds; the pause doubles up to `retry_backoff_max`. After `max_starts` failures, one after the other, the job
+        is given up: it is `failed` until `sticky.jobs.restart` (None: it is never given up). After a minute without a
+        failure the count begins again.
+
+        At most `max_notes` notifications wait for a job (None: the sender's setting `sticky_job_max_notes`). A
+        notification that the job cannot handle is delivered at most `max_deliveries` times (None: the setting
+        `sticky_job_max_deliveries`), and is then dead.
 
         Raises:
-            InvalidJob: the handler is neither, or the name is taken, empty or too long.
+            InvalidJob: the handler is none of these, the name is taken, empty or too long, or a number is out of range.
         """
+        retry = Retry(max_starts, retry_backoff, retry_backoff_max)
 
         def declare(handler: _Handler) -> _Handler:
-            self._declared.job(name, keyspace, handler)
+            options = {"retry": retry, "max_notes": max_notes, "max_deliveries": max_deliveries}
+            self._declared.job(name, keyspace, handler, **options)
             return handler
 
         return declare
 
     def schedule(
-        self, name: str, *, every: float, job: str | None = None, keyspace: str | None = None
+        self,
+        name: str,
+        *,
+        every: float,
+        job: str | None = None,
+        keyspace: str | None = None,
+        allow_empty: bool = False,
     ) -> Callable[[_Function], _Function]:
         """Declare a function that returns the keys that should have a job. One worker calls it every `every` seconds.
 
         The function returns keys, a mapping of key to payload, or a `Plan`. `job` is the name of the job; the default
-        is the schedule's name.
+        is the schedule's name. A result without keys is not applied if it would stop two jobs or more, unless
+        `allow_empty` is true: the function may have read an empty table by mistake.
 
         Raises:
-            InvalidJob: the name is taken, or the interval is not a number of seconds of at least 0.1.
+            InvalidJob: the name is taken, the job has another schedule in this keyspace, or the interval is not a
+                number of seconds of at least 0.1.
         """
 
         def declare(function: _Function) -> _Function:
-            self._declared.schedule(name, job or name, keyspace, every, function)
+            self._declared.schedule(name, job or name, keyspace, every, function, allow_empty=allow_empty)
             return function
 
         return declare
 
     def ticker(self, name: str, *, every: float, keyspace: str = DEFAULT_KEYSPACE) -> Callable[[_Function], _Function]:
         """Declare a function that one worker of the keyspace calls once in each period of `every` seconds.
+
+        Periods are those of the store's clock, in whole milliseconds.
 
         Raises:
             InvalidJob: the name is taken, or the interval is not a number of seconds of at least 0.1.
@@ -162,10 +194,11 @@ class Sticky:
             self._wired.declare([keyspace])
         return keyspace
 
-    def pin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE, *, take: bool = False) -> None:
-        """Send the tasks and jobs of a key to this worker until `unpin`, or until the worker loses its lease.
+    def pin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE, *, take: bool = False) -> Pin:
+        """Send the tasks and jobs of a key to this worker until the pin is released, or the worker loses its lease.
 
-        Call this only inside a worker: in its main process, a pool child or the job host. It may be called again.
+        Call this only inside a worker: in its main process, a pool child or the job host. It may be called again, by
+        any process of the worker: the newest pin holds the key, and releasing an older one changes nothing.
 
         Raises:
             PinnedElsewhere: another live worker has pinned the key. With `take` the pin is taken from that worker.
@@ -177,10 +210,12 @@ class Sticky:
         placed = self.settings.placed_keyspace(check_keyspace(keyspace))
         if wiring.lease is not None and not wiring.lease.trusted(keyspace):
             raise NotAMember(f"this worker has no lease in keyspace {keyspace!r} now")
-        wiring.lookup.pin(placed, wiring.worker, text, take=take)
+        return wiring.lookup.pin(placed, wiring.worker, text, take=take)
 
     def unpin(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
-        """Remove this worker's pin from a key; return False if this worker has not pinned it.
+        """Remove whichever pin this worker has of a key; return False if it has none.
+
+        Prefer `Pin.release`: this also ends a pin that another connection or process of this worker has set since.
 
         Raises:
             InvalidSettings: the keyspace does not allow pins.
@@ -208,15 +243,18 @@ class Sticky:
     def owns(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> bool:
         """Return True if this worker owns the key now: its slot is open here and the lease is trusted.
 
-        Outside a worker the answer is False.
+        In a placed keyspace: the key is placed on this worker. Outside a worker the answer is False.
 
         Raises:
             InvalidKey: the value cannot be a key.
+            StoreUnavailable, AssignmentFailed: in a placed keyspace, the placement of the key is not known.
         """
         lease, placed = self.wiring.lease, self.settings.placed_keyspace(keyspace)
         if placed is not None:
-            mine = self.wiring.lookup.worker_for(placed, key_text(key)) == self.wiring.worker
-            return mine and lease is not None and lease.trusted(keyspace)
+            with suppress(NotPinned, NoWorker):
+                mine = self.wiring.lookup.worker_for(placed, key_text(key)) == self.wiring.worker
+                return mine and lease is not None and lease.trusted(keyspace)
+            return False
         return lease is not None and lease.owns(keyspace, self.slot_for(key, keyspace))
 
     def slot_for(self, key: Key, keyspace: str = DEFAULT_KEYSPACE) -> int:

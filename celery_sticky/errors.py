@@ -39,6 +39,10 @@ class InvalidJob(StickyError, TypeError):
     """A job's name or handler is invalid, or another job has the same name."""
 
 
+class BlockingCall(StickyError, RuntimeError):
+    """A blocking call in an event loop, or an async one outside of it; the message names the right one."""
+
+
 class InvalidSettings(StickyError, ValueError):
     """A `sticky_*` setting is unknown or has an invalid value."""
 
@@ -55,7 +59,7 @@ class MissingDependency(StickyError, ImportError):
 
 
 class InvalidPayload(StickyError, ValueError):
-    """A job's payload is not JSON, or too long."""
+    """A job's payload or checkpoint is not JSON, or too long."""
 
 
 class JobExists(StickyError):
@@ -78,6 +82,17 @@ class KeyspaceFull(StickyError):
     """Too many jobs wait to start, or too many notifications wait for their job: try again later."""
 
 
+class InboxFull(KeyspaceFull):
+    """Too many notifications wait for one job."""
+
+    def __init__(self, name: str, key: str, limit: int) -> None:
+        super().__init__(
+            f"{limit} notifications wait for job {name!r} of key {key!r}: it handles them too slowly, or not at all. "
+            "See `celery sticky jobs get`, and try again later; or raise the limit: max_notes of the job, or "
+            "sticky_job_max_notes"
+        )
+
+
 class KeyspaceClosed(StickyError):
     """The jobs of this keyspace were shut down and have not been reopened."""
 
@@ -95,6 +110,10 @@ class DispatchTimeout(StickyError, TimeoutError):
 
 class ShutdownTimeout(StickyError, TimeoutError):
     """The jobs did not stop in time."""
+
+
+class StopFailed(StickyError):
+    """The job has stopped, but its stop raised an error."""
 
 
 # -- The worker refuses to start ---------------------------------------------------------------
@@ -147,6 +166,10 @@ class Fenced(StickyError):
         self.incarnation = incarnation
 
 
+class SaveRefused(StickyError):
+    """The checkpoint was not stored: this run of the job is over, and is about to be stopped or killed."""
+
+
 class SlotBroken(StickyError, RuntimeError):
     """A record of one slot queue is unusable: it has the wrong type, or the server refuses a command on it."""
 
@@ -172,3 +195,7 @@ class DocumentDamaged(StickyError, ValueError):
 
 class DocumentTooNew(StickyError, ValueError):
     """A newer release wrote the ownership document: upgrade celery-sticky here, and do not overwrite the document."""
+
+
+class SchemaTooNew(StickyError, ValueError):
+    """A newer release has migrated the tables of this database: upgrade celery-sticky here."""

@@ -14,23 +14,15 @@ import jump
 from mmh3 import mmh3_x64_128_utupledigest
 
 from celery_sticky.errors import InvalidKey
+from celery_sticky.slots import KeyPlace, Slot, parse_slot
 
 Key = str | bytes | int | UUID
 
-Slot = int | str
-"""A place in a keyspace: the number of a slot; `@<worker>`, a worker queue; or `=<key>`, which holds the job records
-of a key in a placed keyspace."""
-
 SlotId = tuple[str, Slot]
-"""Keyspace and slot, or keyspace and the place of a worker queue."""
+"""Keyspace and slot."""
 
 KeyId = tuple[str, str]
 """Keyspace and key."""
-
-WORKER_QUEUE = "@"
-"""Prefix of the place of a worker queue."""
-KEYED = "="
-"""Prefix of the place that holds a key's jobs in a placed keyspace."""
 
 MAX_KEY_BYTES = 1024
 DEFAULT_SLOTS = 256
@@ -134,30 +126,14 @@ def queue_name(keyspace: str, slot: Slot, prefix: str = DEFAULT_PREFIX) -> str:
     return f"{prefix}.{keyspace}.{slot}"
 
 
-def worker_queue(worker: str) -> str:
-    """Return the place of a worker's queue in its keyspace."""
-    return WORKER_QUEUE + worker
-
-
-def job_place(key: str) -> str:
-    """Return the place that holds the jobs of a key in a placed keyspace."""
-    return KEYED + key
-
-
-def key_of(place: str) -> str:
-    """Return the key whose jobs this place holds."""
-    return place.removeprefix(KEYED)
-
-
 def slot_of_queue(queue: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, Slot] | None:
     """Return keyspace and slot of a queue by its name, or None if it is not one of our queues."""
     lead, _, rest = queue.partition(".")
     keyspace, _, slot = rest.partition(".")
     if lead != prefix or _KEYSPACE.fullmatch(keyspace) is None:
         return None
-    if slot.isascii() and slot.isdigit():
-        return keyspace, int(slot)
-    return (keyspace, slot) if slot.startswith(WORKER_QUEUE) and slot != WORKER_QUEUE else None
+    found = parse_slot(slot)
+    return None if found is None or isinstance(found, KeyPlace) else (keyspace, found)
 
 
 def queue_for(

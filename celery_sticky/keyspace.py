@@ -5,6 +5,7 @@ This module is pure: it uses no store and no clock. Plain keyspaces do not use i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,10 +14,15 @@ from typing import Any
 from jump import hash as jump_hash
 
 from celery_sticky.errors import AssignmentFailed, InvalidKey, InvalidSettings, KeyspaceMismatch, NotPinned, NoWorker
-from celery_sticky.keys import HASH_NAME, Slot, check_keyspace, hash_key, slot_for, worker_queue
+from celery_sticky.keys import HASH_NAME, check_keyspace, hash_key, slot_for
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, View
+from celery_sticky.slots import WorkerQueue
 
 MOST_SLOTS = 65536
+UNDELIVERED_LIMIT = 1_000
+UNDELIVERED_TTL = 86400.0
+"""Default bounds of the dead queue of a keyspace that refuses unpinned keys, in messages and seconds: a message to a
+client that is gone is of no use later, and there may be one for each client that goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,19 @@ class Unpinned(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DeadBounds:
+    """How many buried messages of a keyspace are kept, and for how long; the oldest are dropped."""
+
+    limit: int = 0
+    """0: all."""
+    ttl: float = 0.0
+    """Seconds; 0: forever."""
+
+    def __bool__(self) -> bool:
+        return bool(self.limit or self.ttl)
+
+
+@dataclass(frozen=True, slots=True)
 class Keyspace:
     """A keyspace and the placement of its keys; `Keyspace("name")` alone is a plain keyspace.
 
@@ -75,6 +94,12 @@ class Keyspace:
     version: str = ""
     """Version of the `assign` function. Change it whenever the function's results change: workers of different
     versions then cannot share the keyspace."""
+    dead_limit: int | None = None
+    """How many buried messages of the keyspace are kept; 0: all. None: `sticky_dead_limit`; if that is off and the
+    keyspace refuses unpinned keys, 1,000."""
+    dead_ttl: float | None = None
+    """How long they are kept, in seconds; 0: forever. None: `sticky_dead_ttl`; if that is off and the keyspace refuses
+    unpinned keys, 86,400 (a day)."""
 
     def __post_init__(self) -> None:
         try:
@@ -95,8 +120,20 @@ class Keyspace:
             raise InvalidSettings(f"{who}: unpinned is {self.unpinned!r}: it must be 'slot' or 'refuse'")
         if self.unpinned == Unpinned.REFUSE and not self.pins:
             raise InvalidSettings(f"{who}: unpinned='refuse' needs pins=True")
+        if self.dead_limit is not None and not (type(self.dead_limit) is int and self.dead_limit >= 0):
+            raise InvalidSettings(f"{who}: dead_limit is {self.dead_limit!r}: it must be a whole number of at least 0")
+        if self.dead_ttl is not None and not (type(self.dead_ttl) in (int, float) and 0 <= self.dead_ttl < math.inf):
+            raise InvalidSettings(f"{who}: dead_ttl is {self.dead_ttl!r}: it must be at least 0 seconds")
         if self.assign is not None and not (self.version or getattr(self.assign, "__qualname__", "")):
             raise InvalidSettings(f"{who}: its assign function has no name to identify it by: set version=…")
+
+    def dead_bounds(self, limit: int, ttl: float) -> DeadBounds:
+        """Return the bounds of its dead queue; `limit` and `ttl` are the settings."""
+        refuses = self.unpinned == Unpinned.REFUSE
+        return DeadBounds(
+            (limit or (UNDELIVERED_LIMIT if refuses else 0)) if self.dead_limit is None else self.dead_limit,
+            (ttl or (UNDELIVERED_TTL if refuses else 0.0)) if self.dead_ttl is None else float(self.dead_ttl),
+        )
 
     @property
     def placed(self) -> bool:
@@ -193,13 +230,13 @@ def successor(view: View, worker: str) -> str | None:
     """
     if worker in view.members:
         return None
-    owner = view.owner[slot_for(worker_queue(worker), view.slots)]
+    owner = view.owner[slot_for(WorkerQueue(worker), view.slots)]
     return owner or next((worker.name for worker in workers_of(view)), None)
 
 
 def placement_of(
     keyspace: Keyspace, key: str, slots: int, view: View, workers: Sequence[Worker], pin: str | None = None
-) -> Slot:
+) -> int | WorkerQueue:
     """Return the queue that a key's messages belong in. `pin` is the incarnation that pinned the key, if any.
 
     Raises:
@@ -208,9 +245,9 @@ def placement_of(
     """
     if keyspace.pins:
         if (name := pinner(view, pin)) is not None:
-            return worker_queue(name)
+            return WorkerQueue(name)
         if keyspace.unpinned == Unpinned.REFUSE:
             raise NotPinned(f"key {key!r} of keyspace {keyspace.name!r} is pinned by no live worker")
     if keyspace.assign is not None:
-        return worker_queue(assigned(keyspace, key, workers))
+        return WorkerQueue(assigned(keyspace, key, workers))
     return slot_for(key, slots)

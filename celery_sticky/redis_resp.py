@@ -18,6 +18,11 @@ class ServerError(Exception):
     """The server refused a request."""
 
 
+def is_unknown_script(reply: object) -> bool:
+    """Return whether the server does not have the script that a request names by its digest."""
+    return isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT")
+
+
 class Push(list[object]):
     """A message that the server sends without a request."""
 

@@ -22,7 +22,6 @@ from celery_sticky.errors import InvalidKey, RoutingConflict
 from celery_sticky.keyed import KeyedTasks, KeySpec
 from celery_sticky.keys import (
     DEFAULT_KEYSPACE,
-    Slot,
     check_keyspace,
     hash_key,
     is_slot_queue,
@@ -33,6 +32,7 @@ from celery_sticky.keys import (
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.message import KEY_HEADER, KEYSPACE_HEADER, STAMP_HEADER, Stamp
 from celery_sticky.settings import Settings
+from celery_sticky.slots import Slot
 
 _NOT_GIVEN: Final = ("not given",)
 _DESTINATION: Final = ("queue", "exchange", "exchange_type", "routing_key")

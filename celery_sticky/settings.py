@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from celery_sticky.errors import InvalidKey, InvalidSettings
 from celery_sticky.keys import DEFAULT_PREFIX, DEFAULT_SLOTS, HASH_NAME, check_keyspace
-from celery_sticky.keyspace import MOST_SLOTS, Keyspace
+from celery_sticky.keyspace import MOST_SLOTS, DeadBounds, Keyspace
 
 SETTING = "sticky_"
 """Prefix of the name of every setting."""
@@ -75,19 +75,32 @@ class Settings:
     revoke_limit: int = 50000
     """How long the store keeps revoked task ids, and how many of them."""
     job_start_timeout: float = 40.0
-    """How long a job's start may take, and how long a dispatch waits for it."""
+    """How long the call of a job's start may take, and how long a dispatch waits."""
     job_stop_timeout: float = 10.0
-    """How long a job's stop may take before the job host is killed with all jobs in it."""
+    """How long the call of a job's stop may take before the job host is killed with all jobs in it."""
     job_shutdown_timeout: float = 120.0
     """How long `sticky.jobs.shutdown` waits for a keyspace's jobs to stop."""
     job_max_queued: int = 1000
     """How many jobs of a keyspace may wait for their first start."""
+    job_max_notes: int = 1000
+    """How many notifications may wait for a job, unless its declaration says otherwise."""
+    job_max_deliveries: int = 5
+    """How often a job gets a notification that it cannot handle, unless its declaration says otherwise."""
     job_outcome_ttl: float = 300.0
     """How long a repeated dispatch can still get the outcome of the first one."""
     job_poll: float = 5.0
     """How often a worker polls for job changes, in case a notification was lost."""
+    job_hosts: int = 1
+    """Among how many processes a worker spreads its jobs. A job that ends or blocks its process interrupts those in it
+    once."""
+    job_quarantine: int = 4
+    """How many jobs that have ended or blocked their process a worker runs at a time, each in a process of its own."""
     job_threads: int = 16
-    """How many job handlers that are not coroutines may run at a time in a worker."""
+    """How many starts of jobs that are not coroutines may run at a time in a job host; as many stops, and as many
+    notifications."""
+    job_watchdog: float = 30.0
+    """How long a job may block the event loop of the job host, or the job host do nothing, before it is killed. 0: for
+    any time."""
     job_logger: str = "celery_sticky.jobs"
     """The logger that jobs write to, as `job.logger`."""
     job_app: str | None = None
@@ -133,6 +146,13 @@ class Settings:
         named = (self.keyspaces or {}).get(keyspace)
         return named or (declared and declared.slots) or self.slots
 
+    def dead_bounds_of(self, keyspace: str) -> DeadBounds:
+        """Return the bounds of a keyspace's dead queue."""
+        declared = self.placed.get(keyspace)
+        if declared is None:
+            return DeadBounds(self.dead_limit, self.dead_ttl)
+        return declared.dead_bounds(self.dead_limit, self.dead_ttl)
+
     def hash_of(self, keyspace: str) -> str:
         """Return the name of the hash and placement that must be in the keyspace's document."""
         declared = self.placed.get(keyspace)
@@ -147,6 +167,16 @@ class Settings:
     def io_timeout(self) -> float:
         """Seconds a store or broker may take to answer. A heartbeat that hangs must leave time for more in a lease."""
         return max(0.5, min(5.0, self.lease_ttl / 5))
+
+    @property
+    def job_stop_before(self) -> float:
+        """Seconds before the end of trust at which jobs are stopped. A lost heartbeat must not come to that."""
+        return (self.lease_ttl - self.lease_margin) / 4
+
+    @property
+    def job_grace(self) -> float:
+        """Seconds after the end of trust for which jobs may go on stopping."""
+        return self.job_stop_timeout if self.on_lease_loss is OnLeaseLoss.FINISH else 0.0
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
@@ -169,7 +199,7 @@ def _check_together(s: Settings) -> None:
 _Reader = Callable[[str, Any], Any]
 
 
-def _number(least: float, most: float = math.inf) -> _Reader:
+def _number(least: float, most: float = math.inf) -> Callable[[str, Any], float]:
     def read(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidSettings(f"{name} is {value!r}: it must be a number of seconds")
@@ -182,6 +212,10 @@ def _number(least: float, most: float = math.inf) -> _Reader:
 
 def _optional_seconds(name: str, value: Any) -> float | None:
     return None if value is None else _number(0.0)(name, value) or None
+
+
+def _watchdog(name: str, value: Any) -> float:
+    return 0.0 if _number(0.0)(name, value) == 0 else _number(1.0)(name, value)
 
 
 def _integer(least: int, most: float = math.inf) -> _Reader:
@@ -293,9 +327,14 @@ _READERS: Mapping[str, _Reader] = {
     "job_stop_timeout": _number(0.1),
     "job_shutdown_timeout": _number(0.0),
     "job_max_queued": _integer(1),
+    "job_max_notes": _integer(1),
+    "job_max_deliveries": _integer(1),
     "job_outcome_ttl": _number(1.0),
     "job_poll": _number(0.1),
+    "job_hosts": _integer(1),
+    "job_quarantine": _integer(1),
     "job_threads": _integer(1),
+    "job_watchdog": _watchdog,
     "job_logger": _text,
     "job_app": _optional_text,
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
-from celery_sticky.drivers import known_connection, open_job_store, open_placement_store
+from celery_sticky.drivers import known_connection, open_job_store, open_placement_store, open_store
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
@@ -14,7 +14,7 @@ from celery_sticky.keyspace import Keyspace
 from celery_sticky.membership.lease import Lease
 from celery_sticky.placement.lookup import PlacementLookup
 from celery_sticky.settings import SETTING, Settings
-from celery_sticky.stores import JobStore, PlacementStore
+from celery_sticky.stores import JobStore, PlacementStore, Store
 
 
 class Wiring:
@@ -58,10 +58,22 @@ class Wiring:
     @cached_property
     def jobs(self) -> Jobs:
         """The client for this app's jobs."""
-        return Jobs(lambda: self.settings, self._open_job_store, self.declared.keyspace_of, self.lookup.of)
+        return Jobs(
+            lambda: self.settings,
+            self._open_job_store,
+            self.declared.keyspace_of,
+            self._open_store,
+            self.lookup,
+            self.declared.find,
+        )
 
     def _open_job_store(self, keyspace: str) -> JobStore:
         return open_job_store(
+            self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.io_timeout
+        )
+
+    def _open_store(self, keyspace: str) -> Store:
+        return open_store(
             self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.io_timeout
         )
 

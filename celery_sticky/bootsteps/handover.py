@@ -56,10 +56,9 @@ class Handover(bootsteps.StartStopStep):
                 kill_group(run.pid)  # a cold shutdown may leave processes
             if context.has_processes or not run.accepted:
                 run.unstart()
-        done = _finish(
-            context.members.values(),
-            STOP_TIMEOUT if context.jobs is None else max(STOP_TIMEOUT, context.jobs.stop_timeout),
-        )
+        if context.jobs is not None:
+            context.jobs.await_stops(cold=context.ending)
+        done = _finish(context.members.values(), STOP_TIMEOUT)
         if context.jobs is not None:
             context.jobs.finish(STOP_TIMEOUT)
         _finish(context.placers.values(), STOP_TIMEOUT)

@@ -19,7 +19,15 @@ from celery_sticky.execution.interrupts import Interrupts
 from celery_sticky.execution.server_warnings import warn_of_servers
 from celery_sticky.ownership.events import BrokerDown
 from celery_sticky.platform.native import share_with_threads
-from celery_sticky.signals import pins_lost, slots_gained, slots_lost
+from celery_sticky.signals import (
+    job_failed,
+    job_started,
+    job_stopped,
+    pins_forgotten,
+    pins_lost,
+    slots_gained,
+    slots_lost,
+)
 
 logger = logging.getLogger("celery_sticky")
 
@@ -60,7 +68,8 @@ class Membership(bootsteps.StartStopStep):
             return
         signals.worker_shutting_down.connect(self._leave, weak=False)
         self._leave_before_cold_shutdown(worker)
-        share_with_threads(slots_gained, slots_lost, pins_lost)  # logging is set up by now
+        of_slots, of_jobs = (slots_gained, slots_lost), (job_started, job_stopped, job_failed)
+        share_with_threads(*of_slots, *of_jobs, pins_lost, pins_forgotten)  # logging is set up by now
         self._context.trust_watch.start()
         warn_of_servers(self._context.servers, self._context.settings.io_timeout)
         if self._context.loop_watch is not None:

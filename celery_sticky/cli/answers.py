@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from celery_sticky.cli.session import Session
+from celery_sticky.errors import StickyError
 from celery_sticky.ownership.view import Member
 from celery_sticky.stores import Reading
 
@@ -52,10 +53,11 @@ def beating(session: Session, before: Mapping[str, Reading], doubtful: Mapping[s
     deadline = time.monotonic() + session.settings.lease_ttl / 3 + 0.5
     found: set[str] = set()
     while (left := {keyspace: set(some) - found for keyspace, some in doubtful.items()}) and any(left.values()):
-        for keyspace, incarnations in left.items():
-            if incarnations:
-                heartbeats, old = session.store(keyspace).read().heartbeats, before[keyspace].heartbeats
-                found |= {one for one in incarnations if heartbeats.get(one, -1) > old.get(one, -1)}
+        for keyspace, reading in session.read([keyspace for keyspace, some in left.items() if some]).items():
+            if isinstance(reading, StickyError):
+                raise reading
+            heartbeats, old = reading.heartbeats, before[keyspace].heartbeats
+            found |= {one for one in left[keyspace] if heartbeats.get(one, -1) > old.get(one, -1)}
         if time.monotonic() >= deadline:
             break
         time.sleep(LOOK_EVERY)  # until the missing heartbeats may have arrived

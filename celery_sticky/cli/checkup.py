@@ -5,18 +5,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
-from contextlib import closing
 from importlib.metadata import version
 from typing import Any
 
 from celery_sticky.cli.answers import ask, stall_text
 from celery_sticky.cli.failures import failures, said
+from celery_sticky.cli.job_counts import job_problems, quarantine, tally
 from celery_sticky.cli.session import Session
+from celery_sticky.errors import StickyError
 from celery_sticky.findings import Finding, note, wrong
 from celery_sticky.jobs import misplaced
+from celery_sticky.jobs.shown import Owners
 from celery_sticky.keyed import KeySpec
 from celery_sticky.keyspace import how_to_agree
 from celery_sticky.ownership.view import View
+from celery_sticky.stores import Reading
+from celery_sticky.stores.jobs import JobCounts
 
 DESTINATION = ("queue", "exchange", "routing_key")
 
@@ -33,8 +37,7 @@ def member_findings(session: Session, timeout: float) -> Iterable[Finding]:
     """Compare members with each other and with this app's configuration."""
     answered = set[str]()
     yield from guarded("workers cannot be asked", _answer_findings(session, timeout, answered))
-    for keyspace in session.keyspaces:
-        yield from guarded(f"keyspace {keyspace}", _keyspace_findings(session, keyspace, answered))
+    yield from guarded("ownership documents", _document_findings(session, answered))
     yield from guarded("revokes", _revoke_findings(session))
 
 
@@ -50,8 +53,17 @@ def _answer_findings(session: Session, timeout: float, answered: set[str]) -> It
             yield wrong(stall_text(name, loop["answer_age"], loop["stalled"]))
 
 
-def _keyspace_findings(session: Session, keyspace: str, answered: Collection[str]) -> Iterable[Finding]:
-    reading = session.store(keyspace).read()
+def _document_findings(session: Session, answered: Collection[str]) -> Iterable[Finding]:
+    for keyspace, reading in session.read(session.keyspaces).items():
+        if isinstance(reading, StickyError):
+            yield wrong(f"keyspace {keyspace}: {said(reading)}")
+        else:
+            yield from _keyspace_findings(session, keyspace, reading, answered)
+
+
+def _keyspace_findings(
+    session: Session, keyspace: str, reading: Reading, answered: Collection[str]
+) -> Iterable[Finding]:
     view = reading.view
     if view is None:
         yield note(f"keyspace {keyspace} has no document yet: the first worker writes it, or run `celery sticky init`")
@@ -59,6 +71,11 @@ def _keyspace_findings(session: Session, keyspace: str, answered: Collection[str
     if view.store_id != reading.store_id:
         yield wrong(f"keyspace {keyspace}: the document comes from another run of the store; workers will replace it")
     for member in view.members.values():
+        silence = reading.silent.get(member.incarnation, 0.0)
+        if silence > session.settings.lease_ttl and member.name not in answered:
+            yield wrong(
+                f"keyspace {keyspace}: {member.name} does not answer and has sent no heartbeat for {silence:.0f} s"
+            )
         if member.stalled is not None and member.name not in answered:  # answers are reported already
             since, why = member.stalled
             yield wrong(f"keyspace {keyspace}: {stall_text(member.name, time.time() - since, why)}")
@@ -92,23 +109,31 @@ def _view_findings(session: Session, keyspace: str, view: View) -> Iterable[Find
 
 
 def job_findings(session: Session) -> Iterable[Finding]:
-    """Look for job records in places that no worker reads."""
+    """Look for jobs that fail, that no worker runs, or that are stored where no worker reads."""
+    readings, counts = session.read(session.keyspaces), session.job_counts(session.keyspaces)
     for keyspace in session.keyspaces:
-        yield from guarded(f"jobs of keyspace {keyspace}", _job_findings(session, keyspace))
+        counted, reading = counts[keyspace], readings[keyspace]
+        if isinstance(counted, StickyError):
+            yield wrong(f"jobs of keyspace {keyspace}: {said(counted)}")
+        elif not isinstance(reading, StickyError):  # that is reported already
+            yield from _job_findings(session, keyspace, counted, reading)
 
 
-def _job_findings(session: Session, keyspace: str) -> Iterable[Finding]:
-    with closing(session.jobs(keyspace)) as jobs:
-        if session.settings.placed_keyspace(keyspace) is None:
-            places = jobs.places(0)
-            if places is not None and places.revisions:
-                yield wrong(f"jobs: {misplaced.as_placed(keyspace, len(places.revisions))}")
-            return
-        for record in jobs.records():
-            if isinstance(record.slot, int):
-                what = f"job {record.name} of key {record.key!r}"
-                yield wrong(f"keyspace {keyspace}: {what} does not run: {misplaced.as_plain(keyspace)}")
-                break
+def _job_findings(session: Session, keyspace: str, counts: JobCounts, reading: Reading) -> Iterable[Finding]:
+    placed = session.settings.placed_keyspace(keyspace)
+    stray = [group for group in counts.groups if isinstance(group.slot, int) != (placed is None)]
+    for group in stray[:1]:
+        if placed is None:
+            yield wrong(f"jobs: {misplaced.as_placed(keyspace)}")
+        else:
+            what = f"job {group.name} of key {group.key!r}"
+            yield wrong(f"keyspace {keyspace}: {what} does not run: {misplaced.as_plain(keyspace)}")
+    jobs = tally(counts, Owners.read(reading, session.settings.lease_ttl, placed))
+    for text, remedy in job_problems(jobs):
+        yield wrong(f"keyspace {keyspace}: {text}: {remedy}")
+    if (apart := quarantine(jobs)) is not None:
+        text, remedy = apart
+        yield note(f"keyspace {keyspace}: {text}: {remedy}")
 
 
 def task_findings(session: Session) -> Iterable[Finding]:

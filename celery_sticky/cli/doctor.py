@@ -22,9 +22,9 @@ from celery_sticky.cli.failures import failures, said
 from celery_sticky.cli.servers import access_findings, leftovers, server_facts, server_findings
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import dash, json_option, show, table
-from celery_sticky.delivery.dead_bounds import MANY
-from celery_sticky.errors import StickyError
-from celery_sticky.findings import Finding, Level, note
+from celery_sticky.delivery.dead_trimmer import MANY
+from celery_sticky.errors import SlotBroken, StickyError
+from celery_sticky.findings import Finding, Level, note, wrong
 from celery_sticky.settings import NAMES, SETTING, Settings
 from celery_sticky.wiring import sticky_entries
 
@@ -76,10 +76,10 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
 
 def _queue_findings(session: Session) -> Iterable[Finding]:
     queues = session.queues  # raises if the broker does not support slot queues
-    bounded = session.settings.dead_limit or session.settings.dead_ttl
-    for keyspace in session.keyspaces:
-        count = queues.dead_count(keyspace)
-        if count >= MANY and not bounded:
+    for keyspace, count in queues.dead_counts(session.keyspaces).items():
+        if isinstance(count, SlotBroken):
+            yield wrong(f"slot queues: {said(count)}")
+        elif count >= MANY and not session.settings.dead_bounds_of(keyspace):
             yield note(
                 f"keyspace {keyspace}: {count} messages are buried and take memory at the broker: retry or drop them, "
                 "or set sticky_dead_limit or sticky_dead_ttl"

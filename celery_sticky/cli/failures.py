@@ -24,13 +24,25 @@ def said(error: BaseException) -> str:
     return " ".join((str(error) if isinstance(error, StickyError) else _described(error)).split())
 
 
-def attempt(problems: list[str], what: str, ask: Callable[[], Found]) -> Found | None:
-    """Return the result of `ask`. If it fails, add the failure to `problems` and return None."""
+def outcome(ask: Callable[[], Found]) -> Found | Exception:
+    """Return the result of `ask`, or its failure."""
     try:
         return ask()
     except failures() as error:
-        problems.append(f"{what}: {said(error)}")
-        return None
+        return error
+
+
+def attempt(problems: list[str], what: str, ask: Callable[[], Found]) -> Found | None:
+    """Return the result of `ask`. If it fails, add the failure to `problems` and return None."""
+    return result_of(problems, what, outcome(ask))
+
+
+def result_of(problems: list[str], what: str, found: Found | Exception) -> Found | None:
+    """Return what `outcome` has found. If it is a failure, add it to `problems` and return None."""
+    if not isinstance(found, Exception):
+        return found
+    problems.append(f"{what}: {said(found)}")
+    return None
 
 
 def _described(error: BaseException) -> str:

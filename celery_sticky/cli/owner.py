@@ -13,10 +13,11 @@ from rich.console import RenderableType
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, seconds, show, table
 from celery_sticky.errors import AssignmentFailed, NotPinned, NoWorker
-from celery_sticky.keys import DEFAULT_KEYSPACE, WORKER_QUEUE, Slot, check_keyspace, queue_name, slot_for
+from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, queue_name, slot_for
 from celery_sticky.keyspace import Keyspace, check_same, pinner, placement_of, workers_of
 from celery_sticky.ownership.view import View
 from celery_sticky.queues import Depth
+from celery_sticky.slots import WorkerQueue
 
 
 @click.command(cls=CeleryCommand)
@@ -36,21 +37,21 @@ def _facts(session: Session, key: str, keyspace: str) -> dict[str, Any]:
     reading = session.store(keyspace).read()
     view, slots = reading.view, session.slots_of(keyspace, reading)
     slot = slot_for(key, slots)
-    place: Slot | None = slot
+    place: int | WorkerQueue | None = slot
     found: dict[str, Any] = {"key": key, "keyspace": keyspace, "slot": slot, "slots": slots, "by": "slot"}
     if (placed := session.settings.placed_keyspace(keyspace)) is not None:
         place, said = _placed(session, placed, key, view, slots)
         found |= said
-    if isinstance(place, int):
-        found |= {
-            "owner": view.owner[slot] if view else None,
-            "target": view.target[slot] if view else None,
-            "epoch": view.epoch[slot] if view else None,
-        }
-    else:
-        name = place.removeprefix(WORKER_QUEUE) if place is not None else None
-        found |= {"owner": name, "target": name, "epoch": None}
-    depth = session.queues.depth(keyspace, (place,))[place] if place is not None else Depth(0, 0, 0, None)
+    match place:
+        case int() if view is not None:
+            found |= {"owner": view.owner[slot], "target": view.target[slot], "epoch": view.epoch[slot]}
+        case WorkerQueue(worker):
+            found |= {"owner": worker, "target": worker, "epoch": None}
+        case _:
+            found |= {"owner": None, "target": None, "epoch": None}
+    depth = Depth(0, 0, 0, None)
+    if place is not None:
+        depth = session.queues.depths([(keyspace, place)])[keyspace, place]
     return {
         **found,
         "queue": queue_name(keyspace, place, session.settings.key_prefix) if place is not None else None,
@@ -63,7 +64,7 @@ def _facts(session: Session, key: str, keyspace: str) -> dict[str, Any]:
 
 def _placed(
     session: Session, keyspace: Keyspace, key: str, view: View | None, slots: int
-) -> tuple[Slot | None, dict[str, Any]]:
+) -> tuple[int | WorkerQueue | None, dict[str, Any]]:
     """Return the queue that a key of a placed keyspace belongs in, the reason, and the worker that has claimed it."""
     if view is None:
         return None, {"by": None, "nowhere": "no worker has taken part in the keyspace yet", "claimed_by": None}

@@ -7,11 +7,15 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from celery_sticky.cli.checkup import guarded
+from celery_sticky.cli.failures import said
 from celery_sticky.cli.session import IO_TIMEOUT, Session
 from celery_sticky.drivers import Checkup, find_driver
+from celery_sticky.errors import StickyError
 from celery_sticky.findings import Finding, note, wrong
-from celery_sticky.keys import HASH_NAME, Slot, SlotId
+from celery_sticky.keys import HASH_NAME, SlotId
 from celery_sticky.settings import Settings
+from celery_sticky.slots import Slot, WorkerQueue
+from celery_sticky.stores import Reading
 
 Facts = Mapping[str, Any]
 
@@ -67,12 +71,16 @@ def _leftovers(session: Session) -> Iterable[Finding]:
     standing, broken = _standing(session, checkup.slots(session.broker, prefix=prefix, socket_timeout=IO_TIMEOUT))
     for (keyspace, slot), error in sorted(broken.items(), key=str):
         yield wrong(f"keyspace {keyspace}: slot {slot} is blocked: {error}. Repair or delete that key")
-    for keyspace in sorted({keyspace for keyspace, _ in standing}):
-        yield from guarded(f"slot queues of keyspace {keyspace}", _left_in(session, keyspace, standing))
+    for keyspace, reading in session.read(sorted({keyspace for keyspace, _ in standing})).items():
+        if isinstance(reading, StickyError):
+            yield wrong(f"slot queues of keyspace {keyspace}: {said(reading)}")
+        else:
+            yield from _left_in(session, keyspace, reading, standing)
 
 
-def _left_in(session: Session, keyspace: str, standing: Counter[tuple[str, Slot]]) -> Iterable[Finding]:
-    reading = session.store(keyspace).read()
+def _left_in(
+    session: Session, keyspace: str, reading: Reading, standing: Counter[tuple[str, Slot]]
+) -> Iterable[Finding]:
     slots = session.slots_of(keyspace, reading)
     beyond = sorted(n for name, n in standing if name == keyspace and isinstance(n, int) and n >= slots)
     if beyond:
@@ -81,7 +89,9 @@ def _left_in(session: Session, keyspace: str, standing: Counter[tuple[str, Slot]
             f"keyspace {keyspace}: {count} messages are in {len(beyond)} slot queues from number {beyond[0]} on, but "
             f"it has {slots} slots: the senders use another sticky_slots"
         )
-    worker_queue = sum(count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, str))
+    worker_queue = sum(
+        count for (name, slot), count in standing.items() if name == keyspace and isinstance(slot, WorkerQueue)
+    )
     if worker_queue and reading.view and reading.view.hash == HASH_NAME:
         yield wrong(
             f"keyspace {keyspace}: {worker_queue} messages are in worker queues, from a time when it was a placed "
@@ -99,10 +109,9 @@ def _standing(session: Session, named: Collection[SlotId]) -> tuple[Counter[Slot
     """
     counted: Counter[SlotId] = Counter()
     broken: dict[SlotId, str] = {}
-    for keyspace in {keyspace for keyspace, _ in named}:
-        for slot, depth in session.queues.depth(keyspace, [slot for name, slot in named if name == keyspace]).items():
-            if depth.broken:
-                broken[keyspace, slot] = depth.broken
-            if depth.known:
-                counted[keyspace, slot] = depth.known
+    for slot, depth in session.queues.depths(named).items():
+        if depth.broken:
+            broken[slot] = depth.broken
+        if depth.known:
+            counted[slot] = depth.known
     return counted, broken

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
 from celery_sticky.app import Sticky
-from celery_sticky.drivers import known_connection, open_job_store, open_queues, open_shared, shares_clients
+from celery_sticky.drivers import find_driver, known_connection, open_queues, open_shared
 from celery_sticky.errors import StickyError
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.queues import SlotQueues
 from celery_sticky.settings import Settings
 from celery_sticky.stores import JobStore, PlacementStore, Reading, Store
+from celery_sticky.stores.jobs import JobCounts
 from celery_sticky.stores.shared import SharedClient
 
 IO_TIMEOUT = 2.0
@@ -33,9 +35,9 @@ class Session:
         self._wiring = sticky.wiring
         self.settings: Settings = sticky.settings
         self.tasks: KeyedTasks = sticky.tasks
-        self._clients: list[SharedClient] = []
         self._stores: dict[str, Store] = {}
         self._placement_stores: dict[str, PlacementStore] = {}
+        self._job_stores: dict[str, JobStore] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -43,8 +45,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for client in self._clients:
-            client.close()
+        if "_client" in vars(self):
+            self._client.close()
         if "queues" in vars(self):
             self.queues.close()
 
@@ -69,27 +71,45 @@ class Session:
         """The slot queues."""
         return open_queues(self.broker, prefix=self.settings.key_prefix, socket_timeout=IO_TIMEOUT)
 
+    @cached_property
+    def _client(self) -> SharedClient:
+        """The client of all stores."""
+        return open_shared(self.store_at, prefix=self.settings.key_prefix, socket_timeout=IO_TIMEOUT)
+
     def store(self, keyspace: str) -> Store:
         """Return the store of a keyspace."""
         if keyspace not in self._stores:
-            self._stores[keyspace] = self._client().store(keyspace)
+            self._stores[keyspace] = self._client.store(keyspace)
         return self._stores[keyspace]
 
-    def _client(self) -> SharedClient:
-        """Return the client of all stores, or another one if the driver cannot share one."""
-        if not self._clients or not shares_clients(self.store_at):
-            prefix = self.settings.key_prefix
-            self._clients.append(open_shared(self.store_at, prefix=prefix, socket_timeout=IO_TIMEOUT))
-        return self._clients[0] if shares_clients(self.store_at) else self._clients[-1]
+    def read(self, keyspaces: Collection[str]) -> dict[str, Reading | StickyError]:
+        """Read the stores of keyspaces together, as `SharedClient.read_each` does."""
+        stores = [self.store(keyspace) for keyspace in keyspaces]
+        return dict(zip(keyspaces, self._client.read_each(stores), strict=True))
 
-    def jobs(self, keyspace: str) -> JobStore:
-        """Open the job store of a keyspace. The caller must close it."""
-        return open_job_store(self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=IO_TIMEOUT)
+    def enlisted(self, keyspaces: Collection[str]) -> dict[str, Mapping[str, str] | StickyError]:
+        """Return the workers of placed keyspaces that have a worker queue, as `SharedClient.enlisted_each` does."""
+        stores = [self.placement_store(keyspace) for keyspace in keyspaces]
+        return dict(zip(keyspaces, self._client.enlisted_each(stores), strict=True))
+
+    def job_counts(self, keyspaces: Collection[str]) -> dict[str, JobCounts | StickyError]:
+        """Count the jobs of keyspaces, as `SharedClient.job_counts_each` does; a store without jobs has none."""
+        driver = find_driver(self.store_at)
+        if driver is not None and driver.job_store is None:
+            return dict.fromkeys(keyspaces, JobCounts())
+        stores = [self.job_store(keyspace) for keyspace in keyspaces]
+        return dict(zip(keyspaces, self._client.job_counts_each(stores), strict=True))
+
+    def job_store(self, keyspace: str) -> JobStore:
+        """Return the job store of a keyspace."""
+        if keyspace not in self._job_stores:
+            self._job_stores[keyspace] = self._client.job_store(keyspace)
+        return self._job_stores[keyspace]
 
     def placement_store(self, keyspace: str) -> PlacementStore:
         """Return the placement store of a placed keyspace, which holds its claims and pins."""
         if keyspace not in self._placement_stores:
-            self._placement_stores[keyspace] = self._client().placement_store(keyspace)
+            self._placement_stores[keyspace] = self._client.placement_store(keyspace)
         return self._placement_stores[keyspace]
 
     def slots_of(self, keyspace: str, reading: Reading) -> int:

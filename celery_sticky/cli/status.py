@@ -1,9 +1,10 @@
-"""`celery sticky status`: show members, their slots, waiting messages and moving slots. Works without live workers."""
+"""`celery sticky status`: show members, slots, waiting messages, jobs and moving slots. Works without live workers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -11,17 +12,22 @@ from celery.bin.base import CeleryCommand
 from rich.console import RenderableType
 from rich.text import Text
 
-from celery_sticky.cli.answers import ask, beating, stall_of, stall_text
-from celery_sticky.cli.failures import attempt, failures, said
+from celery_sticky.cli.answers import ask, beating, stall_text
+from celery_sticky.cli.failures import attempt, outcome, result_of, said
+from celery_sticky.cli.job_counts import job_problems, line, tally
+from celery_sticky.cli.members import members_of, members_table, said_of
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.tables import age_of, dash, json_option, keyspace_option, problems, seconds, show, table, total
-from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
-from celery_sticky.keys import Slot, worker_queue
-from celery_sticky.ownership.view import Member, View
+from celery_sticky.errors import SlotBroken, StickyError
+from celery_sticky.jobs.shown import Owners
+from celery_sticky.ownership.view import View
 from celery_sticky.queues import Depth
+from celery_sticky.slots import Slot, WorkerQueue
 from celery_sticky.stores import Reading
+from celery_sticky.stores.jobs import JobCounts
 
 MOVES_SHOWN = 20
+NOTHING = Depth(0, 0, 0, None)
 
 
 @click.command(cls=CeleryCommand)
@@ -30,7 +36,7 @@ MOVES_SHOWN = 20
 @json_option
 @click.pass_context
 def status(ctx: click.Context, keyspace: str | None, timeout: float, as_json: bool) -> None:
-    """Show members, slots and queues of each keyspace; exit with 1 if something is stuck."""
+    """Show members, slots, queues and jobs of each keyspace; exit with 1 if something is stuck."""
     with Session(ctx.obj.app) as session:
         facts = _facts(session, session.only(keyspace), timeout)
     show(ctx.obj, facts, _draw, as_json=as_json)
@@ -44,30 +50,72 @@ def _facts(session: Session, keyspaces: list[str], timeout: float) -> dict[str, 
     names = {name for view in views.values() for name in view.members}
     answers = dict(attempt(failed, "workers cannot be asked", lambda: ask(session.app, names, timeout)) or ())
     doubtful = {
-        keyspace: {m.incarnation for m in view.members.values() if _said(answers, keyspace, m.name) is None}
+        keyspace: {m.incarnation for m in view.members.values() if said_of(answers, keyspace, m.name) is None}
         for keyspace, view in views.items()
     }
     alive = attempt(failed, "heartbeats", lambda: beating(session, readings, doubtful)) or set()
-    found = [_keyspace(session, keyspace, reading, answers, alive, failed) for keyspace, reading in readings.items()]
+    counts = _count(session, readings)
+    found = [_keyspace(session, keyspace, reading, answers, alive, counts) for keyspace, reading in readings.items()]
+    failed += counts.problems
     return {"keyspaces": found, "problems": [*failed, *(text for one in found for text in _problems(one))]}
 
 
 def _read(session: Session, keyspaces: list[str], failed: list[str]) -> dict[str, Reading]:
     """Read every readable keyspace. If the store is unavailable, raise: there is nothing to show."""
     readings = {}
-    for keyspace in keyspaces:
-        try:
-            readings[keyspace] = session.store(keyspace).read()
-        except StickyError as error:
-            if not isinstance(error, StoreRefused | DocumentDamaged | DocumentTooNew):
-                raise
-            failed.append(f"keyspace {keyspace}: {error}")
+    for keyspace, reading in session.read(keyspaces).items():
+        if isinstance(reading, StickyError):
+            failed.append(f"keyspace {keyspace}: {reading}")
+        else:
+            readings[keyspace] = reading
     return readings
 
 
-def _said(answers: Mapping[str, Any], keyspace: str, name: str) -> dict[str, Any] | None:
-    said: dict[str, Any] | None = answers.get(name, {}).get("keyspaces", {}).get(keyspace)
-    return said
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The messages and the jobs of the keyspaces."""
+
+    depths: dict[str, dict[Slot, Depth]]
+    """Keyspace -> its queues; those that could not be counted have no messages."""
+    dead: Mapping[str, int | SlotBroken] | Exception
+    jobs: Mapping[str, JobCounts]
+    """Without the keyspaces whose jobs could not be counted."""
+    problems: list[str]
+
+
+def _count(session: Session, readings: Mapping[str, Reading]) -> Counts:
+    """Count the messages of all keyspaces together: what is asked of each alone takes its time as often."""
+    placed = [keyspace for keyspace in readings if session.settings.placed_keyspace(keyspace) is not None]
+    enlisted = outcome(lambda: session.enlisted(placed)) if placed else {}
+    names = {keyspace: enlisted if isinstance(enlisted, Exception) else enlisted[keyspace] for keyspace in placed}
+    places: dict[str, list[Slot]] = {}
+    for keyspace, reading in readings.items():
+        queues = names.get(keyspace, ())
+        workers = () if isinstance(queues, Exception) else map(WorkerQueue, queues)
+        places[keyspace] = [*range(session.slots_of(keyspace, reading)), *workers]
+    slots = [(keyspace, place) for keyspace, some in places.items() for place in some]
+    found = outcome(lambda: session.queues.depths(slots))
+    problems: list[str] = []
+    for keyspace in places:
+        result_of(problems, f"placement of keyspace {keyspace}", names.get(keyspace))
+        result_of(problems, f"slot queues of keyspace {keyspace}", found)
+    counted = {} if isinstance(found, Exception) else found
+    depths = {
+        keyspace: {place: counted.get((keyspace, place), NOTHING) for place in some}
+        for keyspace, some in places.items()
+    }
+    dead = outcome(lambda: session.queues.dead_counts(list(readings)))
+    return Counts(depths, dead, _count_jobs(session, readings, problems), problems)
+
+
+def _count_jobs(session: Session, readings: Mapping[str, Reading], problems: list[str]) -> dict[str, JobCounts]:
+    found = outcome(lambda: session.job_counts(list(readings)))
+    counts = {}
+    for keyspace in readings:
+        answer = found if isinstance(found, Exception) else found[keyspace]
+        if (counted := result_of(problems, f"jobs of keyspace {keyspace}", answer)) is not None:
+            counts[keyspace] = counted
+    return counts
 
 
 def _keyspace(
@@ -76,21 +124,14 @@ def _keyspace(
     reading: Reading,
     answers: Mapping[str, Any],
     alive: set[str],
-    failed: list[str],
+    counts: Counts,
 ) -> dict[str, Any]:
     view, now = reading.view, time.time()
     slots = session.slots_of(keyspace, reading)
     placed = session.settings.placed_keyspace(keyspace)
-    enlisted: Collection[str] = ()
-    if placed is not None:
-        enlisted = (
-            attempt(failed, f"placement of keyspace {keyspace}", session.placement_store(keyspace).enlisted) or ()
-        )
-    places = (*range(slots), *(worker_queue(name) for name in enlisted))
-    what = f"slot queues of keyspace {keyspace}"
-    depths = attempt(failed, what, lambda: session.queues.depth(keyspace, places))
-    if depths is None:
-        depths = dict.fromkeys(places, Depth(0, 0, 0, None))
+    depths = counts.depths[keyspace]
+    members = members_of(keyspace, view, depths, answers, alive, now) if view else []
+    jobs, living = counts.jobs.get(keyspace), frozenset(one["name"] for one in members if one["alive"])
     ages = [age for depth in depths.values() if (age := age_of(depth.oldest, now)) is not None]
     return {
         "keyspace": keyspace,
@@ -104,60 +145,19 @@ def _keyspace(
         "deferred": total(depth.deferred for depth in depths.values()),
         "in_flight": total(depth.in_flight for depth in depths.values()),
         "oldest_seconds": max(ages, default=None),
-        **_dead(session, keyspace),
+        **_dead(counts.dead, keyspace),
         "broken": [{"slot": slot, "error": depth.broken} for slot, depth in depths.items() if depth.broken],
-        "members": [
-            {
-                **_member(member, view, _depths_of(member.name, view, depths)),
-                **_life(_said(answers, keyspace, member.name), member.incarnation, alive),
-                **_stall(member, answers, now),
-            }
-            for _, member in sorted(view.members.items())
-        ]
-        if view
-        else [],
+        "jobs": tally(jobs, Owners(view, living, placed)) if jobs is not None else None,
+        "members": members,
         "moving": _moving(view) if view else [],
     }
 
 
-def _depths_of(name: str, view: View, depths: Mapping[Slot, Depth]) -> list[Depth]:
-    """Return the depths of a worker's slot queues, and of its worker queue if it has one."""
-    mine = [depths[slot] for slot, owner in enumerate(view.owner) if owner == name]
-    own_queue = depths.get(worker_queue(name))
-    return mine if own_queue is None else [*mine, own_queue]
-
-
-def _member(member: Member, view: View, depths: Collection[Depth]) -> dict[str, Any]:
-    return {
-        "name": member.name,
-        "incarnation": member.incarnation,
-        "state": member.state.value,
-        "weight": member.weight,
-        "version": member.attributes.get("version"),
-        "slots": view.owner.count(member.name),
-        "giving": len(view.giving(member.name)),
-        "waiting": sum(depth.waiting for depth in depths),
-        "in_flight": total(depth.in_flight for depth in depths),
-    }
-
-
-def _dead(session: Session, keyspace: str) -> dict[str, Any]:
-    try:
-        return {"dead": session.queues.dead_count(keyspace), "dead_error": None}
-    except failures() as error:
-        return {"dead": None, "dead_error": said(error)}
-
-
-def _life(said: dict[str, Any] | None, incarnation: str, alive: set[str]) -> dict[str, Any]:
-    """Return whether a member is alive. Facts that only the member knows are None if it did not answer."""
-    if said is None:
-        return {"alive": incarnation in alive, "running": None, "lease_age": None}
-    return {"alive": True, "running": said["running"], "lease_age": said["lease_age"]}
-
-
-def _stall(member: Member, answers: Mapping[str, Any], now: float) -> dict[str, Any]:
-    age, why = stall_of(member, answers.get(member.name), now)
-    return {"answer_age": age, "stalled": why}
+def _dead(counts: Mapping[str, int | SlotBroken] | Exception, keyspace: str) -> dict[str, Any]:
+    count = counts if isinstance(counts, Exception) else counts[keyspace]
+    if isinstance(count, Exception):
+        return {"dead": None, "dead_error": said(count)}
+    return {"dead": count, "dead_error": None}
 
 
 def _moving(view: View) -> list[dict[str, Any]]:
@@ -184,14 +184,17 @@ def _problems(found: Mapping[str, Any]) -> Iterable[str]:
         yield f"keyspace {name}: {found['dead_error']}"
     if found["unowned"] and (found["waiting"] or found["deferred"]):
         yield f"keyspace {name}: messages wait, but {found['unowned']} of {found['slots']} slots have no owner"
+    for text, remedy in job_problems(found["jobs"]) if found["jobs"] else ():
+        yield f"keyspace {name}: {text}: {remedy}"
 
 
 def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
     for found in facts["keyspaces"]:
         yield Text.assemble((f"keyspace {found['keyspace']}", "bold"), f": {_headline(found)}")
         yield _messages(found)
+        yield line(found["jobs"])
         if found["members"]:
-            yield _members(found["members"])
+            yield members_table(found["members"])
         if found["moving"]:
             moving = found["moving"][:MOVES_SHOWN]
             yield f"{len(found['moving'])} slots are moving" + (":" if moving else "")
@@ -217,30 +220,3 @@ def _messages(found: Mapping[str, Any]) -> str:
     deferred, in_flight = dash(found["deferred"]), dash(found["in_flight"])
     counts = f"{found['waiting']} waiting{oldest}, {deferred} deferred, {in_flight} in flight"
     return f"messages: {counts}, {dash(found['dead'])} dead"
-
-
-def _members(members: Iterable[Mapping[str, Any]]) -> RenderableType:
-    numbers = ("slots", "giving away", "running", "fetched", "waiting", "lease age", "last answer")
-    made = table("worker", "state", *numbers, "version", right=numbers)
-    for member in members:
-        state = "silent" if not member["alive"] else "stalled" if member["stalled"] else member["state"]
-        lease = (
-            seconds(member["lease_age"])
-            if member["lease_age"] is not None
-            else "heartbeats"
-            if member["alive"]
-            else "-"
-        )
-        made.add_row(
-            member["name"],
-            Text(state, style="green" if state == "active" else "yellow" if state == "leaving" else "bold red"),
-            str(member["slots"]),
-            str(member["giving"]),
-            dash(member["running"]),
-            dash(member["in_flight"]),
-            str(member["waiting"]),
-            lease,
-            seconds(member["answer_age"]) if member["answer_age"] is not None else "-",
-            dash(member["version"]),
-        )
-    return made

@@ -36,7 +36,9 @@ def table(*columns: str, right: Iterable[str] = (), title: str = "") -> Table:
     """Return an empty table; columns in `right` hold numbers."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title or None, title_justify="left")
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        # An id is there to be copied.
+        whole = column == "ID"
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole)
     return made
 
 

@@ -8,10 +8,10 @@ is never held over a request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from celery_sticky.delivery.dead_bounds import DeadBounds
+from celery_sticky.delivery.dead_trimmer import DeadTrimmer
 from celery_sticky.delivery.intake import TaskSink, read
 from celery_sticky.delivery.requests import (
     BrokerFlow,
@@ -28,6 +28,7 @@ from celery_sticky.delivery.requests import (
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import SlotId
+from celery_sticky.keyspace import DeadBounds
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Event
 from celery_sticky.platform.native import Section
 from celery_sticky.queues.base import Delivery, Fetched, OpenAnswer, Want
@@ -59,8 +60,8 @@ class CourierConfig:
     """The keyspaces among `keyspaces` whose keys must be claimed."""
     guarantees: Guarantees = FULL
     """Those of the broker's driver."""
-    dead_limit: int = 0
-    dead_ttl: float = 0.0
+    dead_bounds: Mapping[str, DeadBounds] = field(default_factory=dict)
+    """Keyspace -> the bounds of its dead queue."""
 
 
 class CourierFlow:
@@ -83,7 +84,7 @@ class CourierFlow:
         self._report, self._unclaimed = report, unclaimed
         self._clock, self._monotonic = clock, monotonic
         self._placed = frozenset(config.placed)
-        self._dead_bounds = DeadBounds(config.dead_limit, config.dead_ttl)
+        self._dead_trimmer = DeadTrimmer(config.dead_bounds)
         self._connected = False
         self.running = True
         """Set to False, and wake the flow, to end it."""
@@ -187,8 +188,8 @@ class CourierFlow:
             self._take_in(wants, fetched, now)
         elif decided and state.gate.has_ready:
             self._sink.ready()
-        if now >= self._dead_bounds.next_look:
-            yield from self._dead_bounds.keep(self._config.keyspaces, now)
+        if now >= self._dead_trimmer.next_look:
+            yield from self._dead_trimmer.keep(self._config.keyspaces, now)
         # Busy or not, look which of the empty slots have received a message since.
         woken: Collection[SlotId] = yield Idle(self._idle_for(now) if self.idling else 0.0)
         self._after_idle(woken)
@@ -233,7 +234,7 @@ class CourierFlow:
 
     def _idle_for(self, now: float) -> float:
         state = self._state
-        ends = [now + (UNTRUSTED if state.gate.has_ready else IDLE), self._dead_bounds.next_look]
+        ends = [now + (UNTRUSTED if state.gate.has_ready else IDLE), self._dead_trimmer.next_look]
         dues = (state.outbox.goes_at, state.rounds.next_due, state.slots.opens_at, state.backoff.next_due)
         ends += [end for end in dues if end is not None]
         if (token_in := state.gate.limited.due_in()) is not None:

@@ -72,6 +72,8 @@ class Entry(Struct, eq=False):
     """The attempts among `attempts` that were counted in earlier queues."""
     kind: str = ""
     """The task's name, which selects its rate limit."""
+    began: bool = False
+    """A run of it has begun here: the pool has accepted it."""
     withdrawn: bool = False
     """It was taken out of its key's queue: its message goes elsewhere."""
     resting: bool = False
@@ -103,7 +105,8 @@ class Gate:
         self._lines: dict[Hashable, deque[Entry]] = {}
         self._ready: deque[Entry] = deque()
         self._unmarked: deque[Entry] = deque()
-        self._counted: list[Entry] = []
+        self._counted: dict[Entry, None] = {}
+        """Entries whose next start is counted, or is being counted."""
         self.limited = Limited()
         """First entries of their key that wait for the rate limit of their task."""
         self.freed: list[Entry] = []
@@ -216,7 +219,7 @@ class Gate:
         start, so entries that only wait for the pool must not be counted. An entry with `wary` counted starts or more
         starts while no other counted entry runs: if the process dies again, that entry alone is to blame.
         """
-        self._counted = [entry for entry in self._counted if _may_start(entry)]
+        self._counted = dict.fromkeys(entry for entry in self._counted if _may_start(entry))
         while self._unmarked:
             entry = self._unmarked[0]
             alone = any((one.attempts or 0) >= wary for one in (entry, *self._counted))
@@ -224,7 +227,7 @@ class Gate:
                 return
             self._unmarked.popleft()
             if entry.stage is Stage.READY:
-                self._counted.append(entry)
+                self._counted[entry] = None
                 yield entry
 
     def start_counted(self, entry: Entry, attempts: int) -> None:
@@ -338,8 +341,12 @@ class Gate:
 
     def is_behind_adrift(self, entry: Entry) -> bool:
         """Return whether an earlier entry of its key is adrift: this may be the same message, delivered again."""
-        line = self._lines.get(entry.key)
-        return line is not None and line[0] is not entry and line[0].adrift
+        return (first := self._ahead_of(entry)) is not None and first.adrift
+
+    def is_behind_unbegun(self, entry: Entry) -> bool:
+        """Return whether the start of an earlier entry of its key is reserved here, but no run of it has begun yet."""
+        first = self._ahead_of(entry)
+        return first is not None and first.stage is Stage.STARTED and not first.began
 
     def end_waiting(self, entry: Entry) -> bool:
         """End a waiting entry, as `end` does; False if it does not wait."""
@@ -377,8 +384,6 @@ class Gate:
             )  # the same start, counted again
         else:
             entry.start_counted = True
-        if entry in self._counted and not entry.start_counted:
-            self._counted.remove(entry)
         self._make_ready(entry)
         return True
 
@@ -459,6 +464,7 @@ class Gate:
         if entry.attempts is None or entry.start_counted:
             self._ready.append(entry)
         else:
+            self._counted.pop(entry, None)  # otherwise it would wait for itself
             self._unmarked.append(entry)
 
     def _hold(self, state: _Slot, entry: Entry) -> None:
@@ -493,6 +499,11 @@ class Gate:
             self.runnable -= 1
             self.out -= entry.stage is Stage.HANDED
         self._be_gone(entry)
+
+    def _ahead_of(self, entry: Entry) -> Entry | None:
+        """Return the first entry of the key, unless that is this one."""
+        line = self._lines.get(entry.key)
+        return line[0] if line is not None and line[0] is not entry else None
 
     def _prune(self, key: Hashable) -> None:
         # A key may outlive a slot: its running task stays first, and entries of a later tenure stay behind it.

@@ -13,6 +13,7 @@ from enum import Enum
 
 from celery_sticky.delivery.gate import Entry, Gate, Stage
 from celery_sticky.keys import KeyId
+from celery_sticky.slots import Slot, WorkerQueue
 
 HELD_FIRST, HELD_LAST = 0.05, 1.0
 """Shortest and longest pause between checks whether another worker has released a key; else a tenth of the wait."""
@@ -20,7 +21,9 @@ REVIEW = 1.0
 """How often a claimed key is re-checked, in seconds."""
 DUE = 0.0
 """The value of `ask_at` for a key that must be checked at once because something changed."""
-UNSTARTED = (Stage.WAITING, Stage.READY, Stage.HANDED)
+UNSTARTED = (Stage.WAITING, Stage.LIMITED, Stage.READY, Stage.HANDED)
+IDLE = (Stage.WAITING, Stage.GONE)
+"""The stages of an entry that does not lock its key."""
 
 
 @dataclass(slots=True)
@@ -31,7 +34,7 @@ class Question:
     pin: str
     """The incarnation that pinned it, as far as is known."""
     claimed: bool
-    slots: Collection[int | str]
+    slots: Collection[Slot]
     """The queues that its unstarted messages came from."""
     job: bool = False
     """Whether a job waits for the claim."""
@@ -68,6 +71,12 @@ class _Key:
     def in_question(self) -> bool:
         """Whether only the entry that is next may start before the placement of the key has been checked."""
         return self.elsewhere or self.ask_at == DUE
+
+    def hold_back(self) -> None:
+        """Note that the key may belong elsewhere: only the entry that is next may still start."""
+        self.elsewhere = True
+        for entry in self.entries:
+            entry.pending = entry.pending or entry.stage is Stage.WAITING
 
 
 class KeyClaims:
@@ -148,6 +157,12 @@ class KeyClaims:
             if known.token and any(entry.stage not in (Stage.ENDED, Stage.GONE) for entry in known.entries)
         )
 
+    def busy(self, keyspace: str, keys: Iterable[str]) -> set[str]:
+        """Return those of these keys of which a task runs here, or is the next to run."""
+        self.take_in()
+        known = self._keys.get(keyspace, {})
+        return {key for key in keys if key in known and any(e.stage not in IDLE for e in known[key].entries)}
+
     # -- requests ------------------------------------------------------------------------------
 
     def questions(self, keyspace: str, now: float, most: int) -> list[Question]:
@@ -179,9 +194,8 @@ class KeyClaims:
         known = self._find(keyspace, key)
         if known is None:
             return
-        known.elsewhere, known.ask_at = True, DUE
-        for entry in known.entries:
-            entry.pending = entry.pending or entry.stage is Stage.WAITING
+        known.ask_at = DUE
+        known.hold_back()
 
     def asking(self, keyspace: str, keys: Iterable[str]) -> None:
         """Note that these keys are about to be claimed: even without an answer they may then be ours."""
@@ -245,7 +259,8 @@ class KeyClaims:
         if known is None:
             return
         if elsewhere:
-            known.elsewhere, known.ask_at = True, now + REVIEW
+            known.ask_at = now + REVIEW
+            known.hold_back()
         else:
             self.granted(keyspace, key, known.token, now)
 
@@ -294,7 +309,7 @@ class KeyClaims:
     def _foreign(self, entry: Entry) -> bool:
         """Return whether the entry comes from another worker's queue: nothing of that runs here."""
         keyspace, slot = entry.slot
-        return isinstance(slot, str) and slot != self._mine.get(keyspace)
+        return isinstance(slot, WorkerQueue) and slot != self._mine.get(keyspace)
 
 
 def _claim_of(entry: Entry) -> KeyId:

@@ -5,11 +5,12 @@ Their values are fixed when they are yielded, however late they are performed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, SlotQueues, Tenure, Want
 
@@ -79,13 +80,13 @@ class TrimDead(BrokerRequest, frozen=True):
 
 
 class CountDead(BrokerRequest, frozen=True):
-    """Count the buried messages of a keyspace."""
+    """Count the buried messages of keyspaces. Answer: their number, or why they cannot be counted, by keyspace."""
 
-    keyspace: str
+    keyspaces: tuple[str, ...]
 
-    def __call__(self, queues: SlotQueues, /) -> int:
+    def __call__(self, queues: SlotQueues, /) -> Mapping[str, int | SlotBroken]:
         """Make the request."""
-        return queues.dead_count(self.keyspace)
+        return queues.dead_counts(self.keyspaces)
 
 
 class Connect(Struct, frozen=True):

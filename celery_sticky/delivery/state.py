@@ -27,6 +27,7 @@ from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Event
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Want
 from celery_sticky.queues.guarantees import FULL, Fence, Guarantees
+from celery_sticky.slots import Slot
 
 BATCH = 64
 """Most messages that one fetch brings."""
@@ -54,7 +55,7 @@ class End(Struct, frozen=True):
     due: float = 0.0
     body: bytes | None = None
     reason: str = ""
-    to: int | str = 0
+    to: Slot = 0
     error: StickyError | None = None
     """The error for those who wait for the task, sent once the broker has confirmed that the message is buried."""
 
@@ -164,16 +165,19 @@ class DeliveryState:
         """Settle an entry whose task has released its key. True if the disposition should go at once."""
         return self.gate.end(entry) and (self._put(entry, end, now) or self._in_a_hurry())
 
-    def move(self, entry: Entry, to: int | str, now: float, seen: str = "") -> None:
+    def move(self, entry: Entry, to: Slot, now: float, seen: str = "") -> bool:
         """Pass a message that has not started on to another queue of its keyspace.
 
         Do nothing while an earlier entry of its key is adrift: if that ends, this may be its message, which has ended.
+        Return False while the run of an earlier one is about to begin: if it never does, that message must go first.
         `seen` describes the members and the pin behind this decision. Workers that see the same but disagree would pass
         the message back and forth forever: `MOST_HOPS` stops them.
         """
-        stage, start_counted = entry.stage, entry.start_counted
-        if stage is Stage.ENDED or self.gate.is_behind_adrift(entry) or not self.gate.withdraw(entry):
-            return
+        if self.gate.is_behind_unbegun(entry):
+            return False
+        start_counted = entry.start_counted
+        if entry.stage is Stage.ENDED or self.gate.is_behind_adrift(entry) or not self.gate.withdraw(entry):
+            return True
         item: Item = entry.content
         stamp = dict(item.envelope.headers[STAMP_HEADER])
         hops = int(stamp.get("hops") or 0) + 1 if stamp.get("seen") == seen else 1
@@ -185,6 +189,7 @@ class DeliveryState:
             self._put(entry, _refusal(AssignmentFailed(reason)), now)
         else:
             self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.raw(), stamp), to=to), now)
+        return True
 
     def refuse(self, entry: Entry, error: StickyError, now: float) -> None:
         """Bury a message that has not started, and tell those who wait for its task why."""

@@ -23,7 +23,7 @@ from celery_sticky.errors import StickyError
 from celery_sticky.execution.body import runs_task
 from celery_sticky.execution.children import Children
 from celery_sticky.execution.context import WorkerContext
-from celery_sticky.execution.hooks import WorkerHooks
+from celery_sticky.execution.hooks import WorkerHooks, WorkerPinHooks, signal_jobs
 from celery_sticky.execution.interrupts import Interrupts
 from celery_sticky.execution.jobs import Around, WorkerJobs, make_jobs
 from celery_sticky.execution.places import waits_for_task
@@ -32,7 +32,7 @@ from celery_sticky.execution.results import Results
 from celery_sticky.execution.run import TaskRun
 from celery_sticky.execution.servers import check_servers, keeps_in_process
 from celery_sticky.execution.store_threads import member_threads, placer_threads
-from celery_sticky.instrumentation.logs import log_owner_changes
+from celery_sticky.instrumentation.logs import log_jobs, log_owner_changes
 from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.membership.lease import Lease
@@ -45,7 +45,7 @@ from celery_sticky.ownership.view import HAS_WORKER_QUEUE
 from celery_sticky.placement.placer import Placer
 from celery_sticky.queues import SlotQueues
 from celery_sticky.settings import OnLeaseLoss, Settings, read_keyspaces
-from celery_sticky.signals import pins_lost
+from celery_sticky.slots import WorkerQueue
 from celery_sticky.stores.first_document import write_first
 
 
@@ -86,6 +86,8 @@ class _Assembly:
         if self._in_process:
             self._write_documents()
         log_owner_changes(self._instruments)
+        log_jobs(self._instruments)
+        signal_jobs(self._instruments)
         for name in self._placed:
             self._placers[name] = self._make_placer(name)
         self._jobs = make_jobs(worker, self._around())
@@ -139,6 +141,7 @@ class _Assembly:
             self._courier,
             self._placers,
             self._post,
+            self._instruments,
         )
 
     def _write_documents(self) -> None:
@@ -169,8 +172,7 @@ class _Assembly:
             broker_grace=settings.broker_grace,
             placed=self._placed,
             guarantees=self._guarantees,
-            dead_limit=settings.dead_limit,
-            dead_ttl=settings.dead_ttl,
+            dead_bounds={name: settings.dead_bounds_of(name) for name in self._keyspaces},
         )
         return Courier(
             ThreadedLine(self._connect),
@@ -182,12 +184,13 @@ class _Assembly:
 
     def _report(self, keyspace: str, event: Event) -> None:
         """Pass on the courier's reports."""
-        if isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str):
-            self._placers[keyspace].report(event)
-        elif self._jobs is not None:
-            self._jobs.report(keyspace, event)
-        else:
-            self._post(keyspace, event)
+        match event:
+            case Opened(WorkerQueue()) | OpenRefused(WorkerQueue()) | Drained(WorkerQueue()):
+                self._placers[keyspace].report(event)
+            case _ if self._jobs is not None:
+                self._jobs.report(keyspace, event)
+            case _:
+                self._post(keyspace, event)
 
     def _report_loop(self, event: Event) -> None:
         for keyspace in self._keyspaces:
@@ -201,18 +204,20 @@ class _Assembly:
         where = f"{self._where.as_uri()} {settings.key_prefix}"
         if self._in_process:
             where += f" in process {os.getpid()}"  # other processes have a store of the same URL
+        shared = self._jobs.slots(name) if self._jobs is not None else None
         name_lock = NameLock(folder, where, name, hostname)
         return Member(
             name,
             self._config(name),
             self._member_thread(),
-            self._jobs.slots(name) if self._jobs is not None else self._courier,
+            shared or self._courier,
             self._lease,
             name_lock,
             hooks,
             revoke_ttl=settings.revoke_ttl,
             revoke_limit=settings.revoke_limit,
             placer=self._placers.get(name),
+            jobs=shared,
             instruments=self._instruments,
         )
 
@@ -240,10 +245,6 @@ class _Assembly:
         settings, hostname = self._settings, self._worker.hostname
         keyspace = settings.placed_keyspace(name)
         assert keyspace is not None
-
-        def tell_lost(keys: frozenset[str]) -> None:
-            pins_lost.send(sender=hostname, keyspace=name, keys=keys)
-
         return Placer(
             keyspace,
             self._keyspaces[name],
@@ -253,7 +254,7 @@ class _Assembly:
             self._courier,
             self._lease,
             partial(self._post, name),
-            tell_lost,
+            WorkerPinHooks(hostname, name),
         )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from celery_sticky.execution.body import guard_traces
-from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.membership.deadline import Deadline, Reliance, TrustWatch
 from celery_sticky.membership.lease import Lease
 from celery_sticky.platform.reaper import FAREWELL, hire, kill_group
 
@@ -42,7 +42,7 @@ class Children:
         self._lease, self._runs, self._tasks = lease, runs, tasks
         self._main = os.getpid()
         self._here: dict[str, Reliance] = {}
-        self._watch = Deadline(lease, self._relied_on_by_children, self._kill, grace=GRACE)
+        self._watch = Deadline(TrustWatch(lease, self._relied_on_by_children, self._kill, grace=GRACE))
         if ends_tasks:
             _, self._reaper = hire()
             atexit.register(self._farewell)
@@ -80,7 +80,8 @@ class Children:
         self._tell_reaper(str(os.getpid()))
         # The kernel's parent-death signal is sent when the *thread* that forked us ends, and it is lost if the parent
         # died before we asked for it.
-        Deadline(self._lease, self._relied_on_here, lambda _: kill_group(os.getpid()), parent=self._main).start()
+        watch = TrustWatch(self._lease, self._relied_on_here, lambda _: kill_group(os.getpid()))
+        Deadline(watch, parent=self._main).start()
 
     def _on_prerun(self, task_id: str, task: Any, **_: Any) -> None:
         if (sticky := task.request.sticky) is not None:

@@ -69,6 +69,11 @@ class WorkerContext:
         if not self.has_processes:
             self.lease.close()
 
+    def drain(self, *, undo: bool) -> None:
+        """Give away everything in every keyspace, and take nothing until this is undone."""
+        for member in self.members.values():
+            member.drain(undo=undo)
+
     def describe(self) -> dict[str, Any]:
         """Return the output of `inspect stats`, `inspect sticky` and the command line, as plain JSON."""
         return {
@@ -95,4 +100,6 @@ class WorkerContext:
             "trust_seconds": trusted,
             "lease_age": self.settings.lease_ttl - self.settings.lease_margin - trusted,
             "store_lost": snapshot.store_lost,
+            "draining": member.draining,
+            "drained": member.drained,
         }

@@ -21,7 +21,7 @@ from typing import Any
 from celery.exceptions import Reject
 
 from celery_sticky.execution.body import entering
-from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.membership.deadline import Deadline, Reliance, TrustWatch
 from celery_sticky.membership.lease import Lease
 from celery_sticky.platform.native import start_thread
 
@@ -52,7 +52,7 @@ class Interrupts:
     def __init__(self, lease: Lease, *, green: bool, ends_tasks: bool) -> None:
         self._lease, self._green, self._ends_tasks = lease, green, ends_tasks
         self._here: dict[Any, Reliance] = {}
-        self._watch = Deadline(lease, lambda: list(self._here.values()), self._interrupt)
+        self._watch = Deadline(TrustWatch(lease, lambda: list(self._here.values()), self._interrupt))
 
     def start(self) -> None:
         """Start watching."""

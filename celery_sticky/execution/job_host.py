@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import socket
 import sys
@@ -24,8 +25,9 @@ from celery.app.utils import find_app
 
 from celery_sticky.errors import StickyError
 from celery_sticky.jobs.host.host import leave_signals_to_worker, run_host
-from celery_sticky.jobs.host.run import error_text
-from celery_sticky.jobs.keeper.process import CONNECTION, LEASE
+from celery_sticky.jobs.host.surroundings import error_text
+from celery_sticky.jobs.keeper.process import CONNECTION, LEASE, MARKS, REPORT
+from celery_sticky.jobs.marks import Marks
 from celery_sticky.jobs.wire import Unready, encode
 from celery_sticky.membership.lease import Lease
 
@@ -44,18 +46,20 @@ class HostOrders:
     """Name -> slots, in the order of the worker's lease."""
     parent: int
     """The worker's process id."""
+    name: str
+    """What its worker calls this host; part of the title of the process."""
 
 
-def host_command(worker: Any, app: str, keyspaces: Mapping[str, int]) -> list[str]:
+def host_command(worker: Any, app: str, keyspaces: Mapping[str, int], name: str = "the job host") -> list[str]:
     """Return the command line that starts a job host of this process for a worker's keyspaces."""
-    orders = HostOrders(app, worker.hostname, dict(keyspaces), os.getpid())
+    orders = HostOrders(app, worker.hostname, dict(keyspaces), os.getpid(), name)
     return [sys.executable, "-m", "celery_sticky.execution.job_host", json.dumps(asdict(orders))]
 
 
 def main(orders: HostOrders) -> None:
     """Run the host; return when the worker tells it to end. Exits with status 1 if the app cannot be loaded."""
     leave_signals_to_worker()
-    for descriptor in (CONNECTION, LEASE):
+    for descriptor in (CONNECTION, LEASE, REPORT, MARKS):
         os.set_inheritable(descriptor, False)  # programs started by jobs must not inherit them
     try:
         app = _load(orders)
@@ -73,7 +77,12 @@ def main(orders: HostOrders) -> None:
         socket.socket(fileno=CONNECTION),
         wiring.lease,
         orders.parent,
+        report=REPORT,
+        marks=Marks.attach(MARKS),
         threads=settings.job_threads,
+        watchdog=settings.job_watchdog,
+        stop_before=settings.job_stop_before,
+        grace=settings.job_grace,
         logger_name=settings.job_logger,
     )
 
@@ -86,11 +95,12 @@ def _load(orders: HostOrders) -> Any:
     app.finalize()
     _set_up_log(app, orders.hostname)
     signals.worker_process_init.send(sender=None)  # lets an app set up each process that runs its code
-    platforms.set_process_title("celeryd", info=f"{orders.hostname} job host")
+    platforms.set_process_title("celeryd", info=f"{orders.hostname} {orders.name.removeprefix('the ')}")
     return app
 
 
 def _set_up_log(app: Any, hostname: str) -> None:
+    multiprocessing.current_process().name = "JobHost"  # in the lines of the log
     # The worker leaves its logging options here for the children of its pool, which set up logging in the same way.
     app.log.setup(
         int(os.environ.get("CELERY_LOG_LEVEL") or logging.WARNING),

@@ -11,28 +11,29 @@ from functools import partial
 from typing import Any
 
 from celery_sticky.delivery.courier import Courier
-from celery_sticky.drivers import open_job_store
 from celery_sticky.execution.job_host import app_name, host_command
+from celery_sticky.execution.store_threads import ThreadOf, keeper_threads
+from celery_sticky.instrumentation.registry import Instruments
+from celery_sticky.jobs.host.threads import KINDS
+from celery_sticky.jobs.keeper.ending import Ending
 from celery_sticky.jobs.keeper.flow import Surroundings
-from celery_sticky.jobs.keeper.held import JobTimeouts
+from celery_sticky.jobs.keeper.held import JobTimeouts, is_built_in, name_of
+from celery_sticky.jobs.keeper.host_flow import REMEDY
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.process import HostProcess
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.slots import SharedSlots
-from celery_sticky.jobs.keeper.supervisor import REMEDY, Supervisor
-from celery_sticky.jobs.keeper.suspects import Suspects
-from celery_sticky.membership.flow import Slots
+from celery_sticky.jobs.keeper.supervisor import Supervisor
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Event, HostDown
 from celery_sticky.placement.placer import Placer
 from celery_sticky.settings import Settings
+from celery_sticky.stores.jobs import JobRecord, JobStore
 
 logger = logging.getLogger("celery_sticky.jobs")
 
 LOADING = 10.0
 """Maximum seconds for which a worker waits for its job host to load the app before it starts without it."""
-GRACE = 2.0
-"""Seconds a stopping worker waits in addition to the time that jobs may take to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Around:
     placers: Mapping[str, Placer]
     post: Callable[[str, Event], None]
     """Tells a keyspace's member an event."""
+    instruments: Instruments
 
 
 class WorkerJobs:
@@ -60,14 +62,9 @@ class WorkerJobs:
             for name, keeper in keepers.items()
         }
 
-    @property
-    def stop_timeout(self) -> float:
-        """Seconds the jobs may take to stop."""
-        return self._around.settings.job_stop_timeout + GRACE
-
-    def slots(self, keyspace: str) -> Slots:
-        """Return the object that carries out a member's orders on its slots."""
-        return self._slots.get(keyspace) or self._around.courier
+    def slots(self, keyspace: str) -> SharedSlots | None:
+        """Return the object that carries out a member's orders on its slots; None: the keyspace has no jobs."""
+        return self._slots.get(keyspace)
 
     def report(self, keyspace: str, event: Event) -> None:
         """Pass on the courier's report on a keyspace."""
@@ -78,7 +75,7 @@ class WorkerJobs:
             self._around.post(keyspace, event)
 
     def start(self) -> None:
-        """Start the host and the keepers' threads; return when jobs can start, or after `LOADING` seconds.
+        """Start the host and the keepers; return when jobs can start, or after `LOADING` seconds.
 
         The members of keyspaces with jobs join only when there is a host: until then their slots would be idle.
         """
@@ -90,9 +87,17 @@ class WorkerJobs:
         if not self._supervisor.await_host(LOADING):
             logger.error("jobs: the job host has not loaded the app within %g s. %s", LOADING, REMEDY)
 
+    def await_stops(self, *, cold: bool) -> None:
+        """Wait until nothing runs any more: as long as runs still end; in a cold shutdown, as long as one may take."""
+        ending = Ending(self._around.settings.job_stop_timeout, boottime(), cold=cold)
+        while ending.goes_on([run for keeper in self._keepers.values() for run in keeper.runs()], boottime()):
+            time.sleep(0.02)
+
     def finish(self, timeout: float) -> None:
-        """End the threads and the host; runs that are left are killed."""
+        """End the keepers and the host; runs that are left are killed."""
         deadline = time.monotonic() + timeout
+        for keeper in self._keepers.values():
+            keeper.finish(0.0)  # all at once, because one request without an answer ends the turns of all
         for keeper in self._keepers.values():
             keeper.finish(max(0.1, deadline - time.monotonic()))
         self._supervisor.finish(max(0.1, deadline - time.monotonic()))
@@ -114,39 +119,69 @@ def make_jobs(worker: Any, around: Around) -> WorkerJobs | None:
     keyspaces = [name for name in around.keyspaces if name in wiring.declared.keyspaces]
     if not keyspaces:
         return None
-    command = host_command(worker, app_name(worker.app, around.settings.job_app), around.keyspaces)
-    suspects = Suspects()
-    supervisor = Supervisor(partial(HostProcess, command, around.lease.descriptor), around.lease, suspects)
+    settings = around.settings
+    command_of = partial(host_command, worker, app_name(worker.app, settings.job_app), around.keyspaces)
+    threads = len(KINDS) * settings.job_threads
+    supervisor = Supervisor(
+        lambda name, *hear: HostProcess(command_of(name), around.lease.descriptor, threads, *hear),
+        around.lease,
+        hosts=settings.job_hosts,
+        quarantine=settings.job_quarantine,
+        watchdog=settings.job_watchdog,
+        grace=settings.job_grace,
+    )
     refs = itertools.count(1)
-    keepers = {name: _make_keeper(around, wiring, supervisor, suspects, refs, name) for name in keyspaces}
+    thread_of = keeper_threads(wiring.store_at, settings)
+    keepers = {name: _make_keeper(around, wiring, supervisor, refs, thread_of, name) for name in keyspaces}
     return WorkerJobs(around, keepers, supervisor)
 
 
 def _make_keeper(
-    around: Around, wiring: Any, supervisor: Supervisor, suspects: Suspects, refs: Any, keyspace: str
+    around: Around,
+    wiring: Any,
+    supervisor: Supervisor,
+    refs: Any,
+    thread_of: ThreadOf[JobStore],
+    keyspace: str,
 ) -> Keeper:
     settings = around.settings
-    timeouts = JobTimeouts(settings.job_start_timeout, settings.job_stop_timeout, settings.max_attempts)
-    where, built_in = wiring.store_at, wiring.declared.built_in(keyspace, around.keyspaces[keyspace])
+    timeouts = JobTimeouts(
+        settings.job_start_timeout,
+        settings.job_stop_timeout,
+        settings.max_attempts,
+        settings.job_max_deliveries,
+        wiring.declared.max_deliveries(keyspace),
+    )
+    built_in = wiring.declared.built_in(keyspace, around.keyspaces[keyspace])
     placer = around.placers.get(keyspace)
     here = Surroundings(
         keyspace,
         around.hostname,
         supervisor,
-        partial(around.lease.trusted, keyspace),
+        partial(around.lease.trusted, keyspace, seconds=settings.job_stop_before),
         partial(around.post, keyspace),
         boottime,
         poll=settings.job_poll,
         outcome_ttl=settings.job_outcome_ttl,
         placer=placer.jobs if placer is not None else None,
+        instruments=around.instruments,
     )
     reconciler = JobReconciler(
-        timeouts, keyspace=keyspace, suspects=suspects, refs=refs, built_in=built_in, placed=placer is not None
+        timeouts,
+        place=partial(_place, supervisor, keyspace),
+        keyspace=keyspace,
+        worker=around.hostname,
+        retry_of=partial(wiring.declared.retry_of, keyspace),
+        refs=refs,
+        built_in=built_in,
+        placed=placer is not None,
     )
-    open_store = partial(
-        open_job_store, where, keyspace, prefix=settings.key_prefix, socket_timeout=settings.io_timeout
-    )
-    keeper = Keeper(here, reconciler, open_store)
+    keeper = Keeper(here, reconciler, thread_of())
     if placer is not None:
         placer.jobs.keeper = keeper
     return keeper
+
+
+def _place(supervisor: Supervisor, keyspace: str, record: JobRecord, apart: bool) -> int:
+    who = keyspace, record.id
+    return supervisor.place(who, name_of(record), apart=apart, built_in=is_built_in(record.id))

@@ -11,6 +11,7 @@ from celery_sticky.errors import InvalidKey
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.keys import SlotId, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
+from celery_sticky.slots import WorkerQueue
 
 
 def lock_of(context: WorkerContext, slot: SlotId, envelope: Envelope) -> Hashable:
@@ -25,7 +26,7 @@ def lock_of(context: WorkerContext, slot: SlotId, envelope: Envelope) -> Hashabl
     if header is None:
         header = _add_stamp(context, slot, envelope)
     stamp = Stamp.from_header(header)
-    number = stamp.slot if isinstance(number, str) else number  # a worker queue has keys of every slot
+    number = stamp.slot if isinstance(number, WorkerQueue) else number  # a worker queue has keys of every slot
     if (stamp.keyspace, stamp.slot, stamp.slots) != (keyspace, number, context.keyspaces[keyspace]):
         raise InvalidKey(
             f"the message is for keyspace {stamp.keyspace!r}, slot {stamp.slot} of {stamp.slots}, but is in "

@@ -79,7 +79,7 @@ class StickyRequest:
         """Note that the pool has taken the task and it runs."""
         run = self._run
         run.pid = run.context.leaders.of(pid) if run.context.has_processes else pid
-        run.said.began = run.accepting = True
+        run.said.began = run.accepting = run.entry.began = True
         try:
             super().on_accepted(pid, time_accepted)  # type: ignore[misc]
         except Exception:

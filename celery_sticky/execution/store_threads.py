@@ -11,7 +11,7 @@ from celery_sticky.membership.clerk import URGENT
 from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.platform.native import start_native_thread, start_thread
 from celery_sticky.settings import Settings
-from celery_sticky.stores import PlacementStore, Store
+from celery_sticky.stores import JobStore, PlacementStore, Store
 from celery_sticky.stores.shared import AnyStore
 
 Kept = TypeVar("Kept", bound=AnyStore)
@@ -28,6 +28,15 @@ def member_threads(where: Any, settings: Settings) -> ThreadOf[Store]:
 def placer_threads(where: Any, settings: Settings) -> ThreadOf[PlacementStore]:
     """Return the threads of placers: greenlets if the worker has greenlets, like the courier."""
     return _threads(where, settings, partial(start_thread, name="sticky-placer"))
+
+
+def keeper_threads(where: Any, settings: Settings) -> ThreadOf[JobStore]:
+    """Return the threads of keepers: threads of the operating system, so that no greenlet delays a stop.
+
+    No verb is urgent. What has a deadline needs no store: stops go to the job host, which itself ends what runs
+    without trust.
+    """
+    return _threads(where, settings, start_native_thread)
 
 
 def _threads(

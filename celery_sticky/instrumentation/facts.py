@@ -82,3 +82,39 @@ class StoreAsked(Fact):
     """How long it took, with everything that belongs to it."""
     answered: bool
     """False: the store did not answer, or with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFact(Fact):
+    """Something that happened to a run of a job in this worker."""
+
+    name: str
+    key: str
+    id: str
+    """The id of its dispatch."""
+    attempt: int
+    epoch: int
+    seconds: float
+    """How long its start took, or its stop; for a failure, how long the run lasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(JobFact):
+    """A job has started here."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStopped(JobFact):
+    """A run of a job has ended here, and it has not failed."""
+
+    why: str
+    """Why it was stopped, for people."""
+    ran: float
+    """Seconds from its start to the order to stop it; 0: it had not started."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed(JobFact):
+    """A job failed to start here, or ended with an error."""
+
+    error: str

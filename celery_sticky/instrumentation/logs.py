@@ -1,14 +1,24 @@
-"""Logs each change of owners: one line for each batch of slots, and a warning for an eviction."""
+"""Logs each change of owners, one line for each batch of slots, and each start, stop and failure of a job."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 
-from celery_sticky.instrumentation.facts import EvictedHere, SlotsGained, SlotsLost, SlotsTakenOver, WorkerEvicted
+from celery_sticky.instrumentation.facts import (
+    EvictedHere,
+    JobFailed,
+    JobStarted,
+    JobStopped,
+    SlotsGained,
+    SlotsLost,
+    SlotsTakenOver,
+    WorkerEvicted,
+)
 from celery_sticky.instrumentation.registry import Instruments
 
 logger = logging.getLogger("celery_sticky.member")
+job_logger = logging.getLogger("celery_sticky.jobs")
 
 MOST_NAMES = 5
 """Workers to name in one line."""
@@ -21,6 +31,28 @@ def log_owner_changes(instruments: Instruments) -> None:
     instruments.add(SlotsLost, _lost)
     instruments.add(WorkerEvicted, _evicted)
     instruments.add(EvictedHere, _evicted_here)
+
+
+def log_jobs(instruments: Instruments) -> None:
+    """Have each start, stop and failure of a job logged."""
+    instruments.add(JobStarted, _started)
+    instruments.add(JobStopped, _stopped)
+    instruments.add(JobFailed, _failed)
+
+
+def _started(fact: JobStarted) -> None:
+    text = "keyspace %s: job %r of key %r has started within %.2f s (start %d, epoch %d)"
+    job_logger.info(text, fact.keyspace, fact.name, fact.key, fact.seconds, fact.attempt, fact.epoch)
+
+
+def _stopped(fact: JobStopped) -> None:
+    text = "keyspace %s: job %r of key %r has ended within %.2f s, after it ran for %.1f s: %s"
+    job_logger.info(text, fact.keyspace, fact.name, fact.key, fact.seconds, fact.ran, fact.why)
+
+
+def _failed(fact: JobFailed) -> None:
+    text = "keyspace %s: job %r of key %r has failed after %.1f s (start %d): %s"
+    job_logger.info(text, fact.keyspace, fact.name, fact.key, fact.seconds, fact.attempt, fact.error)
 
 
 def _gained(fact: SlotsGained) -> None:

@@ -9,6 +9,7 @@ from celery_sticky.errors import InvalidJob, InvalidKey
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.handler import MARK, Job, JobSpec, JobSpecs, check_name, origin
 from celery_sticky.jobs.keeper.held import built_in_job
+from celery_sticky.jobs.retry import DEFAULT_RETRY, Retry
 from celery_sticky.jobs.schedule import Schedule, Ticker
 from celery_sticky.keys import DEFAULT_KEYSPACE, check_keyspace, slot_for
 from celery_sticky.stores.jobs import JobRecord
@@ -25,18 +26,25 @@ class DeclaredJobs:
         self._built_in: dict[tuple[str, str], Schedule | Ticker] = {}
         """By keyspace and the name of the built-in job that runs it."""
 
-    def job(self, name: str, keyspace: str, handler: Any) -> None:
-        """Declare a job.
+    def job(self, name: str, keyspace: str, handler: Any, **options: Any) -> None:
+        """Declare a job; `options` are those of `JobSpec`.
 
         Raises:
             InvalidJob: see `Sticky.job`.
         """
-        self._jobs.add(JobSpec(check_name(name), keyspace, handler))
+        self._jobs.add(JobSpec(check_name(name), keyspace, handler, **options))
 
-    def schedule(self, name: str, job: str, keyspace: str | None, every: float, function: Any) -> None:
-        """Declare a schedule; `keyspace` None: use the keyspace of its job."""
+    def schedule(
+        self, name: str, job: str, keyspace: str | None, every: float, function: Any, *, allow_empty: bool
+    ) -> None:
+        """Declare a schedule; `keyspace` None: use the keyspace of its job.
+
+        Raises:
+            InvalidJob: see `Sticky.schedule`.
+        """
         where = keyspace or self.keyspace_of(job) or DEFAULT_KEYSPACE
-        made = Schedule(name, _checked(name, where), job, _interval(name, every), _function(name, function))
+        where, every, function = _checked(name, where), _interval(name, every), _function(name, function)
+        made = Schedule(name, where, job, every, function, allow_empty)
         self._add_built_in("schedule", made)
 
     def ticker(self, name: str, keyspace: str, every: float, function: Any) -> None:
@@ -49,7 +57,20 @@ class DeclaredJobs:
         known = self._built_in.get(place)
         if known is not None and origin(known.function) != origin(made.function):
             raise InvalidJob(f"the {kind} {made.name!r} is declared twice in keyspace {made.keyspace!r}")
+        if isinstance(made, Schedule):
+            self._check_alone(made)
         self._built_in[place] = made
+
+    def _check_alone(self, made: Schedule) -> None:
+        """Refuse a second schedule of one job: each would stop what the other starts."""
+        for one in self._built_in.values():
+            same = isinstance(one, Schedule) and (one.keyspace, one.job) == (made.keyspace, made.job)
+            if same and one.name != made.name:
+                raise InvalidJob(
+                    f"the schedules {one.name!r} and {made.name!r} are both for the job {made.keyspace}/{made.job}, "
+                    "and each would stop the jobs that the other starts: return the keys of both from one schedule, "
+                    "or declare a job name for each"
+                )
 
     def add(self, other: DeclaredJobs) -> None:
         """Add the declarations of another object."""
@@ -70,6 +91,15 @@ class DeclaredJobs:
             raise InvalidJob(f"job {name!r} is declared in the keyspaces {', '.join(found)}: name one with keyspace=…")
         return found[0] if found else None
 
+    def find(self, keyspace: str, name: str) -> JobSpec | None:
+        """Return a declared job, or None."""
+        return self._jobs.find(keyspace, name)
+
+    def max_deliveries(self, keyspace: str) -> Mapping[str, int]:
+        """Return the jobs of a keyspace that have a maximum number of deliveries of their own."""
+        limits = {spec.name: spec.max_deliveries for spec in self._jobs if spec.keyspace == keyspace}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
     @property
     def keyspaces(self) -> frozenset[str]:
         """The keyspaces of all declarations."""
@@ -88,6 +118,11 @@ class DeclaredJobs:
                     f"schedule {one.name!r} is for the job {one.keyspace}/{one.job}, which is not declared (declared: "
                     f"{having}): name a declared job, as in @sticky.schedule({one.name!r}, every=…, job=…)"
                 )
+
+    def retry_of(self, keyspace: str, name: str) -> Retry:
+        """Return the retry policy of a job; that of one that is not declared is the default."""
+        spec = self._jobs.find(keyspace, name)
+        return spec.retry if spec is not None else DEFAULT_RETRY
 
     def specs(self, keyspaces: Collection[str], jobs: Callable[[], Jobs]) -> JobSpecs:
         """Return the jobs that a job host for these keyspaces runs; schedules dispatch with `jobs`."""

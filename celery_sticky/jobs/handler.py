@@ -1,19 +1,23 @@
 """How jobs are written, and the `Job` object they receive.
 
-A job is a coroutine function, or a class with `start`, `stop` and `notify`.
+A job is a coroutine function, a plain function, or a class with `start`, `stop` and `notify`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from celery_sticky.errors import InvalidJob, InvalidKey
+from celery_sticky.jobs.inbox import Inbox
+from celery_sticky.jobs.payload import MAX_SAVED, as_json
+from celery_sticky.jobs.retry import DEFAULT_RETRY, Retry
+from celery_sticky.jobs.saves import Saves
+from celery_sticky.jobs.thread_inbox import ThreadInbox
 from celery_sticky.keys import check_keyspace
 
 MAX_NAME = 200
@@ -22,65 +26,22 @@ MARK = ":"
 """Occurs in the names of the built-in jobs that run schedules and tickers, and in no other job's name."""
 
 
-class Inbox:
-    """The notifications of a coroutine job, in order: `async for payload in job.inbox`, or `await job.inbox.get()`."""
-
-    __slots__ = ("_begun", "_notes", "_taken", "_waiting")
-
-    def __init__(self, begun: Callable[[], None], taken: Callable[[str], None]) -> None:
-        self._begun, self._taken = begun, taken
-        # Thousands of jobs may wait here for notifications that never come, so the queue is created on first use.
-        self._notes: deque[tuple[str, Any]] | None = None
-        self._waiting: list[asyncio.Future[None]] | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        return await self.get()
-
-    async def get(self) -> Any:
-        """Wait for a notification and return its payload. Waiting counts as the job having started."""
-        self._begun()
-        while not self._notes:
-            await self._arrival()
-        note, payload = self._notes.popleft()
-        self._taken(note)  # only now: notifications left in the inbox go to the job's next run
-        return payload
-
-    def put(self, note: str, payload: Any) -> None:
-        """Add a notification."""
-        if self._notes is None:
-            self._notes = deque()
-        self._notes.append((note, payload))
-        for waiter in self._waiting or ():
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _arrival(self) -> None:
-        if self._waiting is None:
-            self._waiting = []
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiting.remove(waiter)
-
-
-class Job:
-    """One run of a job, as its handler sees it."""
+class BaseJob:
+    """What every run of a job has."""
 
     __slots__ = (
+        "_end",
         "_logger",
+        "_ref",
+        "_saves",
         "attempt",
         "epoch",
         "id",
-        "inbox",
         "key",
         "keyspace",
         "name",
         "payload",
+        "saved",
         "started",
         "worker",
     )
@@ -97,8 +58,11 @@ class Job:
         payload: Any,
         worker: str,
         started: Callable[[], None],
-        taken: Callable[[str], None],
+        end: Callable[[str], None],
         logger: logging.Logger,
+        saved: Any,
+        saves: Saves,
+        ref: int,
     ) -> None:
         self.name, self.key, self.keyspace = name, key, keyspace
         self.id = id
@@ -111,17 +75,70 @@ class Job:
         self.worker = worker
         """The node name of the worker that owns the key."""
         self.started = started
-        """Call `job.started()` in a coroutine once it works: until then an error means that its start failed."""
-        self.inbox = Inbox(started, taken)
-        self._logger = logger
+        """Call `job.started()` in a function once it works: until then an error means that its start failed."""
+        self.saved = saved
+        """The checkpoint that an earlier run saved last; None: none did."""
+        self._end, self._logger, self._saves, self._ref = end, logger, saves, ref
 
     def __repr__(self) -> str:
         return f"<job {self.name} of key {self.key!r}>"
+
+    def save(self, checkpoint: Any) -> Awaitable[None]:
+        """Save a checkpoint: JSON of at most 64 KiB, which the job's next run gets as `saved`. Await the result.
+
+        It is stored when the await returns. Only the last checkpoint is kept. It survives restarts, moves and failures,
+        and goes with the job. While the store is down, the await lasts until the store is back.
+
+        Raises:
+            InvalidPayload: it is not JSON, or too long.
+            BlockingCall: this is a thread: call `save_sync`.
+            SaveRefused: it is not stored, because this run is about to be stopped or killed.
+        """
+        return self._saves.send(self._ref, as_json(self.name, checkpoint, "checkpoint", MAX_SAVED))
+
+    def save_sync(self, checkpoint: Any) -> None:
+        """Save a checkpoint and wait until it is stored, in a thread. Raises as `save`."""
+        self._saves.send_and_wait(self._ref, as_json(self.name, checkpoint, "checkpoint", MAX_SAVED))
+
+    def fail(self, reason: str) -> None:
+        """End this run as if it had raised an error: it is started again later, and its state is `failing` until then.
+
+        A class is stopped by its `stop`, a coroutine is cancelled, and a plain function finds `job.stopping` set. Any
+        thread may call this.
+        """
+        self._end(str(reason) or "it gave no reason")
+
+    def done(self) -> None:
+        """End the job as if its coroutine had returned: the job is removed. Otherwise as `fail`."""
+        self._end("")
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose lines name the job."""
         return _JobLogger(self._logger, {"job": self.name, "key": self.key})
+
+
+class Job(BaseJob):
+    """One run of a job, as a coroutine or a `JobHandler` sees it."""
+
+    __slots__ = ("inbox",)
+
+    def __init__(self, *, inbox: Inbox, **common: Any) -> None:
+        super().__init__(**common)
+        self.inbox = inbox
+        """Of a coroutine. A class gets its notifications by its `notify`."""
+
+
+class ThreadJob(BaseJob):
+    """One run of a job, as a plain function sees it, which has a thread of its own."""
+
+    __slots__ = ("inbox", "stopping")
+
+    def __init__(self, *, inbox: ThreadInbox, **common: Any) -> None:
+        super().__init__(**common)
+        self.inbox = inbox
+        self.stopping = threading.Event()
+        """Set when the job is to stop: `while not job.stopping.wait(1): …`."""
 
 
 class _JobLogger(logging.LoggerAdapter[logging.Logger]):
@@ -146,11 +163,11 @@ class JobHandler:
         """End everything that `start` began. When this returns, nothing of the job may be left."""
 
     def notify(self, job: Job, payload: Any) -> Any:
-        """Handle a notification."""
+        """Handle a notification. If this raises, it is called again later, and other notifications wait for that."""
         job.logger.warning("has no `notify`: the notification is dropped")
 
 
-JobFunction = Callable[[Job], Coroutine[Any, Any, Any]]
+JobFunction = Callable[[Job], Coroutine[Any, Any, Any]] | Callable[[ThreadJob], None]
 Handler = JobFunction | type[JobHandler]
 
 
@@ -159,12 +176,17 @@ class JobSpec:
     """A kind of job.
 
     Raises:
-        InvalidJob: its name, keyspace or handler cannot be used.
+        InvalidJob: its name, keyspace, handler or options cannot be used.
     """
 
     name: str
     keyspace: str
     handler: Handler
+    retry: Retry = DEFAULT_RETRY
+    max_notes: int | None = None
+    """How many notifications may wait for a job; None: as the settings say."""
+    max_deliveries: int | None = None
+    """How often a job gets a notification that it cannot handle; None: as the settings say."""
 
     def __post_init__(self) -> None:
         check_name(self.name.replace(MARK, "") if isinstance(self.name, str) else self.name)
@@ -172,6 +194,12 @@ class JobSpec:
             check_keyspace(self.keyspace)
         except InvalidKey as exc:
             raise InvalidJob(f"job {self.name!r}: {exc}") from exc
+        for option in ("max_notes", "max_deliveries"):
+            value = getattr(self, option)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidJob(f"job {self.name!r}: {option} is {value!r}, it must be a whole number, at least 1")
+        if wrong := self.retry.wrong():
+            raise InvalidJob(f"job {self.name!r}: {wrong}")
         self._check_handler()
 
     def _check_handler(self) -> None:
@@ -179,10 +207,14 @@ class JobSpec:
         if inspect.isclass(handler) and issubclass(handler, JobHandler):
             if handler.start is JobHandler.start:
                 raise InvalidJob(f"job {self.name!r}: {handler.__qualname__} has no `start`")
-        elif not inspect.iscoroutinefunction(handler):
+        elif not (inspect.isfunction(handler) or inspect.ismethod(handler)) or _is_generator(handler):
             raise InvalidJob(
-                f"job {self.name!r} is {handler!r}: it must be an `async def`, or a subclass of JobHandler"
+                f"job {self.name!r} is {handler!r}: it must be an `async def`, a `def`, or a subclass of JobHandler"
             )
+
+
+def _is_generator(handler: Any) -> bool:
+    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)
 
 
 def check_name(name: object) -> str:

@@ -15,11 +15,10 @@ def as_plain(keyspace: str) -> str:
     )
 
 
-def as_placed(keyspace: str, count: int) -> str:
+def as_placed(keyspace: str) -> str:
     """Return the error, and its fix, for jobs stored by their keys in a keyspace that is not placed."""
     return (
-        f"{count} keys have jobs that do not run: they were dispatched while {keyspace!r} was a placed keyspace, or by "
-        "an app that declares it as one. Declare it as it was, start a worker and call "
-        f"sticky.jobs.shutdown({keyspace!r}). Then declare it as intended, call sticky.jobs.reopen({keyspace!r}) and "
-        "dispatch the jobs again"
+        f"jobs that are stored by their keys do not run: they were dispatched while {keyspace!r} was a placed "
+        f"keyspace, or by an app that declares it as one. Declare it alike in every app. Remove these jobs with "
+        f"`celery sticky jobs forget --keyspace {keyspace}`, and dispatch them again"
     )

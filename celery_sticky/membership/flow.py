@@ -66,6 +66,13 @@ class Slots(Protocol):
         """Forget a slot that another worker owns already."""
 
 
+class JobSlots(Protocol):
+    """The interface to the jobs in the worker's slots. It does not block; answers are posted as events."""
+
+    def stop_jobs(self, slot: SlotId) -> None:
+        """Stop the jobs of a slot whose tasks have ended; reports `Drained` once none of them is left here."""
+
+
 class LeaseWriter(Protocol):
     """The worker's lease, which only members write."""
 
@@ -131,4 +138,6 @@ class Surroundings:
     revoke_limit: int
     observer: Observer | None = None
     """The placer; None: the keyspace is not a placed one."""
+    jobs: JobSlots | None = None
+    """None: the keyspace has no jobs."""
     instruments: Instruments = field(default_factory=Instruments)

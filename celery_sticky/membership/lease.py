@@ -9,11 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping
 from typing import Self
+
+from celery_sticky.platform.memory_file import memory_file
 
 _HEAD = struct.Struct("=dQ")
 
@@ -33,7 +34,7 @@ class Lease:
 
     def __init__(self, keyspaces: Mapping[str, int]) -> None:
         size = self._lay_out(keyspaces)
-        self.descriptor = _memory_file(size)
+        self.descriptor = memory_file("sticky-lease", size)
         """The file behind the memory, to pass to `attach` in another program."""
         weakref.finalize(self, os.close, self.descriptor)  # in tests a process may run many workers
         self._memory = mmap.mmap(self.descriptor, size)
@@ -83,12 +84,12 @@ class Lease:
         membership: int = _HEAD.unpack_from(self._memory, self._at[keyspace])[1]
         return membership
 
-    def trusted(self, keyspace: str, membership: int | None = None) -> bool:
-        """Return whether trust lasts, in the membership `term` if given."""
+    def trusted(self, keyspace: str, membership: int | None = None, *, seconds: float = 0.0) -> bool:
+        """Return whether trust lasts for so many seconds, in this membership if given."""
         if keyspace not in self._at:
             return False
         until, current = _HEAD.unpack_from(self._memory, self._at[keyspace])
-        return boottime() < until and (membership is None or membership == current)
+        return boottime() + seconds < until and (membership is None or membership == current)
 
     def mark(self, keyspace: str, slot: int, *, open_here: bool) -> None:
         """Record whether a slot is open here."""
@@ -99,13 +100,3 @@ class Lease:
         if not self.trusted(keyspace) or not 0 <= slot < self._slots[keyspace]:
             return False
         return self._memory[self._at[keyspace] + _HEAD.size + slot] == 1
-
-
-def _memory_file(size: int) -> int:
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("sticky-lease")
-    else:
-        descriptor, path = tempfile.mkstemp(prefix="sticky-lease-")
-        os.unlink(path)
-    os.truncate(descriptor, size)
-    return descriptor

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.membership.clerk import Clerk
-from celery_sticky.membership.flow import Hooks, Observer, Slots, Snapshot, Surroundings
+from celery_sticky.membership.flow import Hooks, JobSlots, Observer, Slots, Snapshot, Surroundings
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.membership.name_lock import NameLock
 from celery_sticky.membership.state import MembershipState
-from celery_sticky.ownership.events import Event, LeaveAsked
+from celery_sticky.ownership.events import DrainAsked, Event, LeaveAsked
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Machine, MemberConfig, Phase
 from celery_sticky.platform.flow_thread import FlowThread
@@ -40,6 +40,7 @@ class Member:
         revoke_ttl: float,
         revoke_limit: int,
         placer: Observer | None = None,
+        jobs: JobSlots | None = None,
         instruments: Instruments | None = None,
     ) -> None:
         """`config` gets the incarnation of our name whose process is known to be dead, or an empty string."""
@@ -54,6 +55,7 @@ class Member:
             revoke_ttl,
             revoke_limit,
             observer=placer,
+            jobs=jobs,
             instruments=instruments or Instruments(),
         )
         self._thread = thread
@@ -69,7 +71,8 @@ class Member:
         """
         config = self._config(self._name_lock.acquire())
         self._state = state = MembershipState(self._here, Machine(config, boottime()), self._inbox)
-        self._seat = self._thread.add(Clerk(self._here, state, self._inbox, self._name_lock, config.name))
+        self._seat = self._thread.seat(Clerk(self._here, state, self._inbox, self._name_lock, config.name))
+        self._thread.add(self._seat)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -89,6 +92,20 @@ class Member:
         states = list(self._state.machine.slots.values())  # one step, so the dict cannot change during the copy
         open_here = states.count(SlotState.OPEN)
         return open_here, len(states) - open_here
+
+    def drain(self, *, undo: bool) -> None:
+        """Give everything away and take nothing until this is undone; see `drained`."""
+        self.post(DrainAsked(undo))
+
+    @property
+    def draining(self) -> bool:
+        """Whether it was told to give everything away."""
+        return self._state is not None and self._state.machine.draining
+
+    @property
+    def drained(self) -> bool:
+        """Whether it has given everything away since, and takes nothing."""
+        return self._state is not None and self._state.machine.drained
 
     def leave(self) -> None:
         """Start to give all slots away."""

@@ -28,6 +28,7 @@ from celery_sticky.ownership.events import (
     Refuse,
     Say,
     SendBeat,
+    StopJobs,
     StopSlot,
     StoreEffect,
     StoreFailed,
@@ -87,6 +88,10 @@ class MembershipState:
     def _listen(self) -> Flow[None]:
         now = self._here.clock()
         pause = self.machine.wake_at(now) - now
+        if pause > 0 and self._requests.silent and self.machine.heartbeat_due(now + pause):
+            # To listen means to subscribe, which may take a timeout: the heartbeat goes first.
+            yield Pause(min(pause, BROKEN_PAUSE))
+            return
         if pause > 0:
             self._inbox.extend((yield from self._requests.watch(min(pause, LONGEST_WATCH))))
         if not self._inbox:
@@ -177,6 +182,9 @@ class MembershipState:
             case StopSlot(slot):
                 here.lease.mark(here.keyspace, slot, open_here=False)
                 here.slots.stop((here.keyspace, slot))
+            case StopJobs(slot):
+                assert here.jobs is not None, "nobody reported `TasksDrained`"
+                here.jobs.stop_jobs((here.keyspace, slot))
             case CloseSlot(slot):
                 here.lease.mark(here.keyspace, slot, open_here=False)
                 here.slots.close((here.keyspace, slot))

@@ -65,6 +65,11 @@ class StoreRequests:
             self._outage.over(self._answered_at)
         return heard
 
+    @property
+    def silent(self) -> bool:
+        """True if the store has not answered since it failed."""
+        return self._outage.lasts and self._answered_at is None
+
     def failed(self, error: StickyError) -> None:
         """Note that the store has not answered, or not with anything usable."""
         self._answered_at = None
@@ -77,11 +82,11 @@ class StoreRequests:
                 return ReadDone(reading.view, dict(reading.heartbeats), reading.store_id, reading.clock)
             case SendBeat(incarnation, announce):
                 return (yield from self._heartbeat(incarnation, announce, sent))
-            case Swap(old, new, guard):
+            case Swap(old, new, guard, until):
                 if joins:
                     yield from self._prepare(joins)
                 sent = self._here.clock()
-                done = yield from ask(Store.swap, old, new, guard)
+                done = yield from ask(Store.swap, old, new, guard, until)
                 return SwapDone(sent, new, done)
 
     def _heartbeat(self, incarnation: str, announce: bool, sent: float) -> Flow[BeatDone]:

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from celery_sticky.ownership.view import View
-
-Slot = int | str
-"""The number of a slot, or `@<worker>`: see `celery_sticky.keys`, which this module does not import."""
+from celery_sticky.slots import Slot
 
 # -- Events ------------------------------------------------------------------------------------
 
@@ -91,6 +89,13 @@ class OpenRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class TasksDrained:
+    """No task of a stopped slot is left here, and every disposition is confirmed. Its jobs run on."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """Nothing of a stopped slot runs here any more, and every disposition is confirmed."""
 
@@ -138,13 +143,21 @@ class LoopAnswers:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Somebody wants this member to give everything away and to take nothing; or, with `undo`, to join again."""
+
+    undo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveAsked:
     """The worker is shutting down: give all slots away."""
 
 
 Event = (
-    Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | HeartbeatHeard | Opened | OpenRefused | Drained
-    | WorkerQueueClosed | BrokerDown | BrokerUp | HostDown | HostUp | LoopSilent | LoopAnswers | LeaveAsked
+    Tick | ReadDone | BeatDone | SwapDone | StoreFailed | ViewChanged | HeartbeatHeard | Opened | OpenRefused
+    | TasksDrained | Drained | WorkerQueueClosed | BrokerDown | BrokerUp | HostDown | HostUp | LoopSilent | LoopAnswers
+    | DrainAsked | LeaveAsked
 )  # fmt: skip
 
 
@@ -171,6 +184,8 @@ class Swap:
     old: View | None
     new: View
     guard: dict[str, int]
+    until: float | None = None
+    """Not later than this, by the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +199,17 @@ class OpenSlot:
 
 @dataclass(frozen=True, slots=True)
 class StopSlot:
-    """Stop fetching, forget unstarted messages, and report `Drained` once nothing of the slot is left."""
+    """Stop fetching, forget unstarted messages, and report `Drained` once nothing of the slot is left.
+
+    Where a slot may have jobs, report `TasksDrained` instead.
+    """
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopJobs:
+    """Stop the jobs of a slot that has no tasks left, and report `Drained` once none of them is left."""
 
     slot: int
 
@@ -239,4 +264,4 @@ class Say:
 
 
 StoreEffect = Read | SendBeat | Swap
-Effect = StoreEffect | OpenSlot | StopSlot | CloseSlot | LoseSlots | Evicted | WasEvicted | Refuse | Say
+Effect = StoreEffect | OpenSlot | StopSlot | StopJobs | CloseSlot | LoseSlots | Evicted | WasEvicted | Refuse | Say

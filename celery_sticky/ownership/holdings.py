@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from celery_sticky.ownership.events import CloseSlot, Effect, OpenSlot, StopSlot
+from celery_sticky.ownership.events import CloseSlot, Effect, OpenSlot, StopJobs, StopSlot
 from celery_sticky.ownership.view import View
 
 
@@ -15,6 +15,10 @@ class SlotState(StrEnum):
     OPENING = "opening"
     OPEN = "open"
     STOPPING = "stopping"
+    """Its tasks are ending, and its jobs run on."""
+    JOBS_LEFT = "jobs left"
+    """Its tasks have ended, and its jobs run on."""
+    STOPPING_JOBS = "stopping jobs"
     DRAINED = "drained"
 
 
@@ -30,10 +34,11 @@ class Wish(StrEnum):
 
 
 class Do(StrEnum):
-    """A request to the courier that follows from a change of state."""
+    """A request to courier or keeper that follows from a change of state."""
 
     OPEN = "open"
     STOP = "stop"
+    STOP_JOBS = "stop jobs"
     CLOSE = "close"
 
 
@@ -52,6 +57,13 @@ SLOTS: dict[tuple[SlotState, Wish], tuple[SlotState, Do | None]] = {
     (_S.STOPPING, _W.HOLD): (_S.STOPPING, None),
     (_S.STOPPING, _W.GIVE): (_S.STOPPING, None),
     (_S.STOPPING, _W.NONE): (_S.CLOSED, Do.CLOSE),
+    # Jobs stop last, and not at all if the plan has given the slot back meanwhile.
+    (_S.JOBS_LEFT, _W.HOLD): (_S.OPENING, Do.OPEN),
+    (_S.JOBS_LEFT, _W.GIVE): (_S.STOPPING_JOBS, Do.STOP_JOBS),
+    (_S.JOBS_LEFT, _W.NONE): (_S.CLOSED, Do.CLOSE),
+    (_S.STOPPING_JOBS, _W.HOLD): (_S.STOPPING_JOBS, None),
+    (_S.STOPPING_JOBS, _W.GIVE): (_S.STOPPING_JOBS, None),
+    (_S.STOPPING_JOBS, _W.NONE): (_S.CLOSED, Do.CLOSE),
     (_S.DRAINED, _W.HOLD): (_S.OPENING, Do.OPEN),
     (_S.DRAINED, _W.GIVE): (_S.DRAINED, None),
     (_S.DRAINED, _W.NONE): (_S.CLOSED, None),
@@ -93,6 +105,8 @@ class Holdings:
                 effects.append(OpenSlot(slot, epoch, incarnation))
             case Do.STOP:
                 effects.append(StopSlot(slot))
+            case Do.STOP_JOBS:
+                effects.append(StopJobs(slot))
             case Do.CLOSE:
                 effects.append(CloseSlot(slot))
 
@@ -101,7 +115,7 @@ class Holdings:
             return Wish.NONE
         return Wish.HOLD if view.target[slot] == self._name else Wish.GIVE
 
-    # -- from the courier ----------------------------------------------------------------------
+    # -- from courier and keeper ----------------------------------------------------------------------
 
     def opened(self, slot: int, epoch: int) -> None:
         """Note that the slot is open, if we still want it under this epoch."""
@@ -115,9 +129,15 @@ class Holdings:
         self._fences[slot] = max(fence, self._fences.get(slot, 0))
         return True
 
+    def tasks_drained(self, slot: int, view: View | None, incarnation: str, effects: list[Effect]) -> None:
+        """Note that no task of a stopped slot is left here."""
+        if self.states.get(slot) is SlotState.STOPPING:
+            self._put(slot, SlotState.JOBS_LEFT)
+            self._reconcile_slot(slot, view, incarnation, effects)
+
     def drained(self, slot: int, view: View | None, incarnation: str, effects: list[Effect]) -> None:
         """Note that nothing of a stopped slot is left here."""
-        if self.states.get(slot) is SlotState.STOPPING:
+        if self.states.get(slot) in (SlotState.STOPPING, SlotState.STOPPING_JOBS):
             self._put(slot, SlotState.DRAINED)
             self._reconcile_slot(slot, view, incarnation, effects)
 

@@ -24,6 +24,7 @@ from enum import StrEnum
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.events import (
     BeatDone,
+    DrainAsked,
     Drained,
     Effect,
     Event,
@@ -41,6 +42,7 @@ from celery_sticky.ownership.events import (
     StoreFailed,
     Swap,
     SwapDone,
+    TasksDrained,
     Tick,
     ViewChanged,
     WasEvicted,
@@ -53,6 +55,13 @@ from celery_sticky.ownership.watches import Watches
 
 ANNOUNCED_MEMBERS = 64
 """Up to this many members get each other's heartbeats as signals; above, each reads all counters with its own."""
+
+PROOF_OF_LIFE = 3
+"""How many changes of a heartbeat counter prove that a member lives. Of a dead one, two may still be in flight: one
+whose answer did not come, and its repetition."""
+
+UNABLE = "it left because it could not run anything"
+DRAINED = "it is drained: it has given everything away, and takes nothing until `celery sticky drain --undo`"
 
 
 class Phase(StrEnum):
@@ -101,7 +110,7 @@ class Machine:
         self._watches = Watches()
         self.dead = frozenset[str]()
         """The names of members that are missing from the newest view because they were declared dead."""
-        self.leaving = False
+        self.leaving = self.draining = False
         self.store_lost_since: float | None = None
         self._lost_look: tuple[tuple[int, int] | None, float] = (None, now)
         self._look_sent = now
@@ -111,9 +120,11 @@ class Machine:
         self._beat_at = float("inf")
         self._swap_at = now
         self._retry_at = now
+        self._failed = False
         self._unowned_since: float | None = None
         self._needs = Needs(config.broker_grace, config.loop_timeout)
         self._sent_away = False
+        self._left_why = UNABLE
         self._newest = (0, 0)
         self._highest_epoch = 0
         self._joining_sent: float | None = None
@@ -128,6 +139,11 @@ class Machine:
     def slots(self) -> Mapping[int, SlotState]:
         """The state of each slot that this member holds, opens or closes."""
         return self._holdings.states
+
+    @property
+    def drained(self) -> bool:
+        """Whether this member has given everything away because somebody wants that, and takes nothing."""
+        return self.draining and self.phase is Phase.OUT and self._joining_sent is None
 
     @property
     def incarnation(self) -> str:
@@ -154,6 +170,10 @@ class Machine:
             times.append(self._swap_at)
         return max(min(times), self._retry_at, now)
 
+    def heartbeat_due(self, at: float) -> bool:
+        """Return whether a heartbeat is due at this time."""
+        return self.phase is Phase.IN and self.store_lost_since is None and at >= self._beat_at
+
     def _deadlines(self, view: View, now: float) -> list[float]:
         """Return the times at which `_change_view` may have something to do."""
         times = [self._evicted_at(member) for member in self._others(view)] if self.trusts(now) else []
@@ -164,6 +184,11 @@ class Machine:
         if self._stall_is_news(view):
             times.append(self._swap_at)
         return [*times, self._leaves_at(view)]
+
+    @property
+    def _retry_pause(self) -> float:
+        """Shortest pause after a request that failed; the longest is twice as long."""
+        return min(0.25, self.config.ttl / 20)
 
     @property
     def _eviction_timeout(self) -> float:
@@ -191,12 +216,14 @@ class Machine:
                 self._on_answer(event, now, effects)
             case ViewChanged() | HeartbeatHeard():
                 self._on_signal(event, now)
-            case Opened() | OpenRefused() | Drained():
+            case Opened() | OpenRefused() | TasksDrained() | Drained():
                 self._on_slot(event, now, effects)
             case WorkerQueueClosed(incarnation):
                 self._worker_queue_closed = incarnation
             case LeaveAsked():
                 self.leaving = True
+            case DrainAsked(undo):
+                self._on_drain(now, undo=undo)
             case Tick():
                 pass  # nothing but time has changed
             case _:
@@ -230,7 +257,7 @@ class Machine:
             case HeartbeatHeard(incarnation, counter):
                 self._watches.hear(incarnation, counter, now)
 
-    def _on_slot(self, event: Opened | OpenRefused | Drained, now: float, effects: list[Effect]) -> None:
+    def _on_slot(self, event: Opened | OpenRefused | TasksDrained | Drained, now: float, effects: list[Effect]) -> None:
         match event:
             case Opened(int(slot), epoch):
                 self._holdings.opened(slot, epoch)
@@ -238,8 +265,15 @@ class Machine:
                 if self._holdings.refused(slot, fence):
                     # A later owner may have set it: read what its epoch means before outbidding it.
                     self._read_at = now
+            case TasksDrained(slot):
+                self._holdings.tasks_drained(slot, self._view_of_ours, self.incarnation, effects)
             case Drained(int(slot)):
                 self._holdings.drained(slot, self._view_of_ours, self.incarnation, effects)
+
+    def _on_drain(self, now: float, *, undo: bool) -> None:
+        self.draining = not undo
+        if undo and self.phase is Phase.OUT:
+            self._read_at = now  # and then join
 
     def _on_read(self, event: ReadDone, now: float, effects: list[Effect]) -> None:
         self._read_at = None
@@ -291,7 +325,8 @@ class Machine:
         if self._read_at is None:
             self._read_at = now
         if self._retry_at <= now:  # repeated failures must not push the retry further away
-            self._retry_at = self._later(now, min(0.25, self.config.ttl / 20))
+            self._retry_at = self._later(now, self._retry_pause)
+        self._failed = True
         if self.phase is Phase.OUT and self._joining_sent is not None:
             # That swap may still arrive, and join an incarnation that nobody uses: we would then replace it at once.
             self._joins += 1
@@ -301,7 +336,10 @@ class Machine:
         # After a gap in our own contact, an unchanged counter proves nothing.
         if now - self._contact > self.config.ttl / 2:
             self._watches.restart(now)
-        self._contact = now
+        elif self._failed:
+            # Nor does it after a shorter one, until the others have had the time for two attempts, as we had for ours.
+            self._watches.spare(now - self._eviction_timeout + 4 * self._retry_pause)
+        self._contact, self._failed = now, False
 
     # -- the view ------------------------------------------------------------------------------
 
@@ -339,7 +377,7 @@ class Machine:
             return "the document is a new one"
         me = old.members.get(self.config.name)
         leaving = me is not None and me.state is MemberState.LEAVING
-        return "it left because it could not run anything" if own or leaving or self._sent_away else ""
+        return self._left_why if own or leaving or self._sent_away else ""
 
     def _declared_dead(self, old: View | None, new: View, now: float) -> frozenset[str]:
         """Return who is missing from the new view and has not left.
@@ -402,7 +440,7 @@ class Machine:
                 self._highest_epoch + 1, event.clock, outlive_store=self.config.epochs_outlive_store
             ),
         )
-        self._emit_swap(Swap(view, new, {}), effects)
+        self._emit_swap(Swap(view, new, {}, until=event.clock + self._without_owners), effects)
 
     def _may_have_missed_a_document(self, found: tuple[int, int] | None, now: float) -> bool:
         """Return whether a document may have been written and lost since our last look, making somebody an owner.
@@ -411,7 +449,12 @@ class Machine:
         never that old.
         """
         before, look_sent = self._lost_look
-        return found != before or now > look_sent + max(self.config.settle, self.config.ttl / 6)
+        return found != before or now > look_sent + self._without_owners
+
+    @property
+    def _without_owners(self) -> float:
+        """For how many seconds a new document has no owners."""
+        return max(self.config.settle, self.config.ttl / 6)
 
     # -- asking the store ----------------------------------------------------------------------
 
@@ -421,7 +464,7 @@ class Machine:
             self.phase = Phase.LEFT
         elif now < self._retry_at:
             pass  # the store has just failed to answer; the heartbeat goes first when the retry is due
-        elif self.phase is Phase.IN and self.store_lost_since is None and now >= self._beat_at:
+        elif self.heartbeat_due(now):
             self._busy = True
             announce = self.view is not None and len(self.view.members) <= ANNOUNCED_MEMBERS
             effects.append(SendBeat(self.incarnation, announce))
@@ -445,6 +488,9 @@ class Machine:
 
     def _try_join(self, view: View, now: float, effects: list[Effect]) -> None:
         config = self.config
+        if self.draining:
+            self._read_at = now + config.ttl / 3
+            return
         # Evicted or not: a member that would leave for lack of a broker must not make others give it slots. A broker
         # outage may be over soon; but a job host may be unable to load the app, and a loop may hang for good.
         self._sent_away |= now >= self._grace_ends_at(view)
@@ -474,8 +520,7 @@ class Machine:
         watch = self._watches[rival]
         if rival.incarnation == self.config.dead_incarnation or rival.incarnation.startswith(f"{self.config.origin}-"):
             return True
-        if watch.changes >= 2:
-            # The first change may have been in flight when its process died; the second proves that it is alive.
+        if watch.changes >= PROOF_OF_LIFE:
             self.phase = Phase.REFUSED
             effects.append(Refuse(f"another live worker is named {self.config.name!r}", name_taken=True))
             return False
@@ -498,14 +543,15 @@ class Machine:
         """Put all changes that this member has to make into one swap."""
         config = self.config
         new = view
-        silent = [m for m in self._others(view) if self.trusts(now) and now >= self._evicted_at(m)]
+        silent = [m for m in self._others(view) if now >= self._evicted_at(m)] if self.trusts(now) else []
         for member in silent:
             new = changes.evict(new, member.name)
         self._evicting = tuple(
             Evicted(m.name, now - self._watches[m].since, len(view.owned_by(m.name))) for m in silent
         )
         if now >= self._leaves_at(new):
-            self._sent_away = not self.leaving
+            self._sent_away = not (self.leaving or self.draining)
+            self._left_why = UNABLE if self._sent_away else DRAINED
             new = changes.leave(new, config.name)
         if self._stall_is_news(new):
             new = changes.stall(new, config.name, self._needs.stall)
@@ -536,15 +582,18 @@ class Machine:
         """Return when this member should start to leave."""
         if not self._is_active(view):
             return float("inf")
-        if self.leaving:
+        if self.leaving or self.draining:
             return float("-inf")
         return self._grace_ends_at(view)
 
     def _grace_ends_at(self, view: View) -> float:
         """Return when this member will have lacked something it needs for too long."""
+        ends_at = self._needs.grace_ends_at()
+        if ends_at == float("inf"):
+            return ends_at
         # Without peers that run tasks nobody else could do better: keep the slots and wait.
         peers = any(m.name != self.config.name and STALLED not in m.attributes for m in view.active)
-        return self._needs.grace_ends_at() if peers else float("inf")
+        return ends_at if peers else float("inf")
 
 
 def _one_step(old: View, new: View) -> View:

@@ -21,6 +21,8 @@ class Watch:
     since: float
     changes: int = 0
     """How often the counter has changed since we began to look."""
+    spared: bool = False
+    """Whether this silence was made to look shorter already."""
 
 
 class Watches:
@@ -59,6 +61,15 @@ class Watches:
         for watch in self._watches.values():
             watch.since = now
 
+    def spare(self, since: float) -> None:
+        """Let no silence have begun before `since`; each is shortened once, or a store that often fails would end none.
+
+        After an outage, members that could not reach the store either need a moment to do so.
+        """
+        for watch in self._watches.values():
+            if watch.since < since and not watch.spared:
+                watch.since, watch.spared = since, True
+
     def guard(self, members: Iterable[Member]) -> dict[str, int]:
         """Return the counters on which an eviction of these members is based."""
         counters = {member.incarnation: self[member].counter for member in members}
@@ -66,4 +77,4 @@ class Watches:
 
 
 def _see(watch: Watch, counter: int | None, now: float) -> None:
-    watch.counter, watch.since, watch.changes = counter, now, watch.changes + 1
+    watch.counter, watch.since, watch.changes, watch.spared = counter, now, watch.changes + 1, False

@@ -9,11 +9,12 @@ from functools import partial
 
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import DeliveryState
-from celery_sticky.keys import worker_queue
+from celery_sticky.errors import NotPinned
 from celery_sticky.ownership.view import View
 from celery_sticky.placement.flow import Courier, Flow
 from celery_sticky.placement.placed_jobs import PlacedJobs
 from celery_sticky.placement.rules import KeyPlan, Scene
+from celery_sticky.slots import WorkerQueue
 from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import Answer, PlacementStore, Said, Wish
 
@@ -55,7 +56,7 @@ class Decisions:
     def __init__(
         self, keyspace: str, worker: str, courier: Courier, jobs: PlacedJobs, clock: Callable[[], float]
     ) -> None:
-        self._name, self._mine = keyspace, worker_queue(worker)
+        self._name, self._mine = keyspace, WorkerQueue(worker)
         self._courier, self._jobs, self._clock = courier, jobs, clock
         self._calls = 0
         self.heartbeats = Heartbeats()
@@ -146,13 +147,19 @@ class Decisions:
                 claims.reviewed(self._name, key, now, elsewhere=not plan.runs(self._mine))
             if plan.question.job:
                 self._jobs.tell(delivery_state, plan, answer)
-            for entry in claims.unstarted(self._name, key):
-                self._settle(delivery_state, plan, entry, scene, told)
+            unstarted = claims.unstarted(self._name, key)
+            waiting = [entry for entry in unstarted if not self._settle(delivery_state, plan, entry, scene, told)]
+            if waiting:
+                claims.ask_at(self._name, key, now + PAUSE)
 
-    def _settle(self, delivery_state: DeliveryState, plan: KeyPlan, entry: Entry, scene: Scene, told: float) -> None:
+    def _settle(self, delivery_state: DeliveryState, plan: KeyPlan, entry: Entry, scene: Scene, told: float) -> bool:
+        """Bury a message, pass it on, or leave it here; False if it waits and should be looked at again soon."""
         placement = plan.placement
         if placement.refusal is not None:
-            logger.error("a message of keyspace %s is buried: %s", self._name, placement.refusal)
+            # A client that goes leaves some messages behind; that is no error of the system.
+            level = logging.INFO if isinstance(placement.refusal, NotPinned) else logging.ERROR
+            logger.log(level, "a message of keyspace %s is buried: %s", self._name, placement.refusal)
             delivery_state.refuse(entry, placement.refusal, told)
         elif (to := plan.onward(entry.slot[1], self._mine)) is not None:
-            delivery_state.move(entry, to, told, scene.seen(plan.question.pin))
+            return delivery_state.move(entry, to, told, scene.seen(plan.question.pin))
+        return True

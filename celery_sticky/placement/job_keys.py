@@ -24,6 +24,8 @@ class KeyStage(Enum):
     """It has requested the claim."""
     OPEN = "open"
     """It has the claim, and the keeper has the place."""
+    LEAVING = "leaving"
+    """They belong elsewhere, and run on until no task of the key is left here: nobody else can claim it before."""
     STOPPING = "stopping"
     """The keeper is stopping them."""
 
@@ -51,7 +53,7 @@ class Changes:
     leave: list[str] = field(default_factory=list)
     """Keys whose claim is no longer needed."""
     stop: list[str] = field(default_factory=list)
-    """Keys whose jobs must stop."""
+    """Keys whose place must be given away at once: no job runs in it."""
     failed: str = ""
     """Why the function failed for a key that this worker tends; empty: it did not."""
 
@@ -63,6 +65,8 @@ class JobKeys:
         self._pins = pins
         self._jobs: dict[str, _Job] = {}
         self._held: set[str] = set()
+        self.leaving: dict[str, None] = {}
+        """Keys whose jobs are to stop when no task of the key is left here."""
         self._unsure: dict[str, None] = {}
         """Keys whose pin must be looked up."""
         self._due: dict[str, None] = {}
@@ -108,7 +112,7 @@ class JobKeys:
     def drained(self, key: str, token: int, now: float, *, vacant: bool) -> bool:
         """Note that nothing of the key's jobs is left here; False: the report concerns an earlier claim."""
         job = self._jobs.get(key)
-        if job is None or job.token != token or job.stage not in (KeyStage.OPEN, KeyStage.STOPPING):
+        if job is None or job.token != token or job.stage in (KeyStage.OUT, KeyStage.ASKING):
             return False
         if job.stage is KeyStage.OPEN and not vacant:
             self._refused[key] = now + RETRY_FIRST  # the records have a later token: tokens grow with time, so retry
@@ -132,6 +136,7 @@ class JobKeys:
         for job in self._jobs.values():
             job.stage, job.duty, job.token = KeyStage.OUT, Duty.NONE, 0
         self._held.clear()
+        self.leaving.clear()
         self.review()
 
     # -- pins ----------------------------------------------------------------------------------
@@ -221,12 +226,28 @@ class JobKeys:
                 self._set(key, job, KeyStage.OUT)
                 changes.leave.append(key)
                 self._due[key] = None  # its jobs may be gone
+            case KeyStage.LEAVING if duty is job.duty:
+                self._set(key, job, KeyStage.OPEN)
             case KeyStage.OPEN if duty is not job.duty and not job.gone:
-                self._set(key, job, KeyStage.STOPPING)
-                changes.stop.append(key)
+                if job.duty is Duty.RUN:
+                    self._set(key, job, KeyStage.LEAVING)
+                else:
+                    self._set(key, job, KeyStage.STOPPING)
+                    changes.stop.append(key)
+
+    def without_tasks(self, busy: Collection[str]) -> list[str]:
+        """Return the leaving keys whose jobs must stop now, as no task of them is left here: all but these."""
+        free = [key for key in self.leaving if key not in busy]
+        for key in free:
+            self._set(key, self._jobs[key], KeyStage.STOPPING)
+        return free
 
     def _set(self, key: str, job: _Job, stage: KeyStage) -> None:
         job.stage = stage
+        if stage is KeyStage.LEAVING:
+            self.leaving[key] = None
+        else:
+            self.leaving.pop(key, None)
         if stage is KeyStage.OUT:
             self._held.discard(key)
         else:

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Protocol
 
 from celery_sticky.delivery.state import DeliveryState
-from celery_sticky.keys import Slot, job_place, key_of
 from celery_sticky.placement.flow import Courier, Flow
 from celery_sticky.placement.job_keys import JobKeys
 from celery_sticky.placement.rules import Duty, KeyPlan, Scene
+from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import Answer, Look, PlacementStore, Said, Version
 
@@ -63,20 +63,20 @@ class PlacedJobs:
 
     # -- for the keeper ------------------------------------------------------------------------
 
-    def wanted(self, places: Collection[str]) -> None:
+    def wanted(self, places: Collection[KeyPlace]) -> None:
         """Note that there may be jobs in these places: something changed there."""
-        keys = [key_of(place) for place in places]
+        keys = [place.key for place in places]
         # Every worker hears every notification of a job.
         if self._inbox or not all(map(self._keys.knows, keys)):
             self._post(partial(self._keys.wanted, keys))
 
-    def listed(self, places: Collection[str]) -> None:
+    def listed(self, places: Collection[KeyPlace]) -> None:
         """Note that there are jobs in these places and in no others."""
-        self._post(partial(self._keys.listed, [key_of(place) for place in places]))
+        self._post(partial(self._keys.listed, [place.key for place in places]))
 
-    def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
+    def drained(self, place: KeyPlace, epoch: int, *, vacant: bool) -> None:
         """Note that nothing runs in a place held here under this epoch; `vacant`: it has no jobs any more."""
-        self._post(partial(self._drained, key_of(place), epoch, vacant=vacant))
+        self._post(partial(self._drained, place.key, epoch, vacant=vacant))
 
     def _post(self, call: Callable[[], object]) -> None:
         self._inbox.append(call)
@@ -89,7 +89,7 @@ class PlacedJobs:
         self._term = self._newest_membership()
         if self.keeper is not None:
             for key in held:
-                self.keeper.close(job_place(key))
+                self.keeper.close(KeyPlace(key))
 
     # -- for the placer, in its thread ---------------------------------------------------------
 
@@ -144,22 +144,25 @@ class PlacedJobs:
         changes = self._keys.decide(scene, self._clock(), AT_ONCE)
         if changes.failed:
             logger.error("jobs of keyspace %s wait: %s", self._name, changes.failed)
-        self._courier.consult(
+        busy = self._courier.consult(
             lambda delivery_state: self._claim(delivery_state, incarnation, changes.want, changes.leave)
         )
         if self.keeper is not None:
-            for key in changes.stop:
-                self.keeper.stop(job_place(key))
+            for key in [*changes.stop, *self._keys.without_tasks(busy)]:
+                self.keeper.stop(KeyPlace(key))
 
     def _claim(
         self, delivery_state: DeliveryState, incarnation: str, want: list[tuple[str, str]], leave: list[str]
-    ) -> None:
-        if delivery_state.claims.incarnation(self._name) != incarnation:
-            return  # this membership is over: `reset` follows
+    ) -> Collection[str]:
+        """Carry out these changes; return the leaving keys of which tasks are left here."""
+        claims = delivery_state.claims
+        if claims.incarnation(self._name) != incarnation:
+            return self._keys.leaving.keys()  # this membership is over: `reset` follows
         for key, pin in want:
-            delivery_state.claims.want_job(self._name, key, pin)
+            claims.want_job(self._name, key, pin)
         for key in leave:
-            delivery_state.claims.leave_job(self._name, key)
+            claims.leave_job(self._name, key)
+        return claims.busy(self._name, self._keys.leaving)
 
     def _drained(self, key: str, token: int, *, vacant: bool) -> None:
         if self._keys.drained(key, token, self._clock(), vacant=vacant):
@@ -174,4 +177,4 @@ class PlacedJobs:
         elif answer.said is not Said.HELD and self.keeper is not None:
             token = claims.hold_job(self._name, key)
             self._keys.granted(key, token, plan.duty, plan.question.pin)
-            self.keeper.open(job_place(key), token, self._term, str(plan.placement.refusal or ""))
+            self.keeper.open(KeyPlace(key), token, self._term, str(plan.placement.refusal or ""))

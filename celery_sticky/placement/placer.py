@@ -18,6 +18,7 @@ from celery_sticky.membership.flow import Snapshot
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.ownership.events import Event
 from celery_sticky.placement.flow import Flow, Request
+from celery_sticky.placement.lost_pins import PinHooks
 from celery_sticky.placement.state import PlacementState
 from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.platform.outage import Outage
@@ -47,21 +48,22 @@ class Placer:
         courier: Courier,
         lease: Lease,
         report: Callable[[Event], None],
-        pins_lost: Callable[[frozenset[str]], None],
+        pin_hooks: PinHooks,
         clock: Callable[[], float] = boottime,
     ) -> None:
         self._thread = thread
         self._seat: Seat[PlacementStore] | None = None
         membership = partial(lease.membership, keyspace.name)
         self._state = PlacementState(
-            keyspace, slots, worker, connect, courier, membership, report, pins_lost, self.wake, clock
+            keyspace, slots, worker, connect, courier, membership, report, pin_hooks, self.wake, clock
         )
         self.jobs = self._state.jobs
-        self._routine = _Routine(keyspace.name, self._state)
+        self._routine = PlacerRoutine(keyspace.name, self._state, clock)
 
     def start(self) -> None:
         """Start the turns."""
-        self._seat = self._thread.add(self._routine)
+        self._seat = self._thread.seat(self._routine)
+        self._thread.add(self._seat)
 
     def finish(self, timeout: float) -> None:
         """Stop the turns; wait for their end at most `timeout` seconds."""
@@ -92,11 +94,11 @@ class Placer:
         self._state.heartbeat_done(incarnation, counter)
 
 
-class _Routine:
+class PlacerRoutine:
     """A placer in the thread of the placers; see `platform.seat.Routine`."""
 
-    def __init__(self, keyspace: str, state: PlacementState) -> None:
-        self._name, self._state = keyspace, state
+    def __init__(self, keyspace: str, state: PlacementState, clock: Callable[[], float]) -> None:
+        self._name, self._state, self._clock = keyspace, state, clock
         self._outage = Outage(logger, f"placed keyspace {keyspace}", lambda _: WITHOUT_STORE)
         self._subscribed = False
 
@@ -115,9 +117,9 @@ class _Routine:
             for heard in (yield Watch(0.0 if self._outage.lasts else pause)):
                 if isinstance(heard, PinMoved):
                     self._state.hear(heard)
-            self._outage.over(boottime())
+            self._outage.over(self._clock())
         except StoreUnavailable as error:
-            self._outage.failed(error, boottime())
+            self._outage.failed(error, self._clock())
             yield Pause(BROKEN_PAUSE)
 
     def perform(self, request: Request, placement_store: PlacementStore) -> object:

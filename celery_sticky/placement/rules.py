@@ -8,9 +8,10 @@ from enum import Enum
 
 from celery_sticky.delivery.key_claims import Question
 from celery_sticky.errors import AssignmentFailed, NotPinned, NoWorker, StickyError
-from celery_sticky.keys import Slot, slot_for, worker_queue
+from celery_sticky.keys import slot_for
 from celery_sticky.keyspace import Keyspace, Worker, placement_of
 from celery_sticky.ownership.view import View
+from celery_sticky.slots import Slot, WorkerQueue
 from celery_sticky.stores.placement import Version
 
 
@@ -27,7 +28,7 @@ class Duty(Enum):
 class Placement:
     """The placement of a key."""
 
-    slot: Slot | None = None
+    slot: int | WorkerQueue | None = None
     refusal: StickyError | None = None
     """Why the key has no place: nobody pinned it, or the function failed."""
 
@@ -75,9 +76,13 @@ class Scene:
         """Return this worker's duty for the jobs of a key with this placement."""
         if placement.refusal is not None:
             return Duty.TEND if self._owns(slot_for(key, self.slots)) else Duty.NONE
-        here = placement.slot == worker_queue(self.worker) or (
-            isinstance(placement.slot, int) and self._owns(placement.slot)
-        )
+        match placement.slot:
+            case int(slot):
+                here = self._owns(slot)
+            case WorkerQueue(worker):
+                here = worker == self.worker
+            case _:
+                here = False
         return Duty.RUN if here else Duty.NONE
 
     def _owns(self, slot: int) -> bool:
@@ -106,7 +111,7 @@ class KeyPlan:
 
     def here(self, slot: Slot, mine: Slot) -> bool:
         """True if a message from this queue should run here."""
-        foreign = isinstance(slot, str) and slot != mine
+        foreign = isinstance(slot, WorkerQueue) and slot != mine
         return self.placement.slot is not None and not foreign and self.placement.slot in (slot, mine)
 
     def onward(self, slot: Slot, mine: Slot) -> Slot | None:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_sticky.delivery.state import DeliveryState
-from celery_sticky.keys import worker_queue
 from celery_sticky.keyspace import Keyspace, Worker, workers_of
 from celery_sticky.membership.flow import Snapshot
 from celery_sticky.ownership.events import Drained, Event, OpenRefused, WorkerQueueClosed
@@ -21,11 +20,12 @@ from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.placement.claiming import PAUSE, Decisions, Heartbeats
 from celery_sticky.placement.flow import Courier, Flow
-from celery_sticky.placement.lost_pins import LostPins
+from celery_sticky.placement.lost_pins import LostPins, PinHooks
 from celery_sticky.placement.placed_jobs import PlacedJobs
 from celery_sticky.placement.rules import Scene
 from celery_sticky.placement.worker_queues import WorkerQueues
 from celery_sticky.queues.base import SlotQueues
+from celery_sticky.slots import WorkerQueue
 from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import NO_VERSION, PinMoved, PlacementStore
 
@@ -48,12 +48,12 @@ class PlacementState:
         courier: Courier,
         membership: Callable[[], int],
         report: Callable[[Event], None],
-        pins_lost: Callable[[frozenset[str]], None],
+        pin_hooks: PinHooks,
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self.keyspace = keyspace
-        self._name, self._slots, self._worker, self._mine = keyspace.name, slots, worker, worker_queue(worker)
+        self._name, self._slots, self._worker, self._mine = keyspace.name, slots, worker, WorkerQueue(worker)
         self._courier, self._report, self._wake, self._clock = courier, report, wake, clock
         self._inbox: deque[Event | _Observed] = deque()
         self._view: View | None = None
@@ -64,7 +64,7 @@ class PlacementState:
         """Our own queue is closed for good: this member is leaving."""
         self.jobs = PlacedJobs(keyspace.name, courier, membership, wake, clock, pins=keyspace.pins)
         self._decisions = Decisions(keyspace.name, worker, courier, self.jobs, clock)
-        self._lost_pins = LostPins(worker, pins_lost, lambda: courier.trusts(keyspace.name))
+        self._lost_pins = LostPins(worker, pin_hooks, lambda: courier.trusts(keyspace.name))
         self._known_as = ""
 
     # -- from any thread -----------------------------------------------------------------------
@@ -129,13 +129,13 @@ class PlacementState:
                     self._known_as, self._queue_closed = snapshot.incarnation, False
                     self._queues.forget_all()
                     self.jobs.reset()
-                if snapshot.phase is Phase.IN:
-                    self._lost_pins.joined(snapshot.incarnation)
+                if snapshot.phase is Phase.IN and snapshot.view is not None:
+                    self._lost_pins.joined(snapshot.incarnation, snapshot.view.generation)
                 if snapshot.view is not None:
                     self._adopt(snapshot.view)
-            case OpenRefused(str(name), fence):
-                self._queues.refused(name, fence)
-            case Drained(str(name)) if self._queues.drained(name):
+            case OpenRefused(WorkerQueue() as queue, fence):
+                self._queues.refused(queue, fence)
+            case Drained(WorkerQueue() as queue) if self._queues.drained(queue):
                 self._queue_closed = True
 
     def _adopt(self, view: View | None) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.keys import WORKER_QUEUE, Slot, worker_queue
 from celery_sticky.keyspace import successor
 from celery_sticky.ownership.view import View
 from celery_sticky.placement.flow import Courier, Flow
 from celery_sticky.queues.base import SlotQueues
 from celery_sticky.queues.inspection import Depth
+from celery_sticky.slots import Slot, WorkerQueue
 from celery_sticky.stores.flow import ask
 from celery_sticky.stores.placement import START, PlacementStore
 
@@ -39,10 +39,10 @@ class WorkerQueues:
     """The worker queues open here. Used by one thread, except `close_all`. `now` is in seconds on one clock."""
 
     def __init__(self, keyspace: str, worker: str, connect: Callable[[], SlotQueues], courier: Courier) -> None:
-        self._name, self._worker, self._mine = keyspace, worker, worker_queue(worker)
+        self._name, self._worker, self._mine = keyspace, worker, WorkerQueue(worker)
         self._connect, self._courier = connect, courier
-        self._queues: dict[str, _Queue] = {}
-        self._fences: dict[str, int] = {}
+        self._queues: dict[WorkerQueue, _Queue] = {}
+        self._fences: dict[WorkerQueue, int] = {}
         self._enlisted: dict[str, str] = {}
         self._look_at = self._count_at = 0.0
         self._sweep_from: str | None = None
@@ -74,13 +74,13 @@ class WorkerQueues:
         """Re-check successors and departed workers after the members changed."""
         self._look_at, self._sweep_from = 0.0, START
 
-    def refused(self, name: str, fence: int) -> None:
+    def refused(self, name: WorkerQueue, fence: int) -> None:
         """Note that the broker refused to open a queue because it is fenced at epoch `fence`."""
         self._fences[name] = max(fence, self._fences.get(name, 0))
         if self._queues.pop(name, None) is not None:
             logger.info("keyspace %s: queue %s is fenced at epoch %d", self._name, name, fence)
 
-    def drained(self, name: str) -> bool:
+    def drained(self, name: WorkerQueue) -> bool:
         """Take in that a stopped queue is drained; True if it is our own, which is then closed for good."""
         if name != self._mine or not self._stopping:
             return False
@@ -93,7 +93,7 @@ class WorkerQueues:
             self._courier.decide(lambda delivery_state, _: delivery_state.slots.look_into((self._name, self._mine)))
             self._enlisted = dict((yield from ask(PlacementStore.enlisted)))
             self._look_at = now + LOOK_EVERY  # set after the answer: a failed request is repeated at once
-        heritage = {worker_queue(name) for name in self._enlisted if successor(view, name) == self._worker}
+        heritage = {WorkerQueue(name) for name in self._enlisted if successor(view, name) == self._worker}
         shut = sorted((heritage if leaving else heritage | {self._mine}) - self._queues.keys())
         # Without trust, others may already read these queues by another document, whose versions may be lower.
         self._shut = bool(shut) and not self._courier.trusts(self._name)
@@ -109,7 +109,7 @@ class WorkerQueues:
             yield from self._tidy(now)
         return leaving and self._stop_mine()  # last, because requests to the store may fail before this
 
-    def _open(self, name: str, view: View, incarnation: str) -> None:
+    def _open(self, name: WorkerQueue, view: View, incarnation: str) -> None:
         if incarnation:
             epoch = max(view.version, self._fences.get(name, 0) + 1)
             self._queues[name] = _Queue(epoch)
@@ -144,18 +144,18 @@ class WorkerQueues:
         """Forget workers whose queue has been empty for `KEPT` seconds."""
         names = [name for name in self._queues if name != self._mine]
         depths: Mapping[Slot, Depth] = yield lambda _: self._depths(names)
-        for name, depth in depths.items():
-            queue, worker = self._queues[str(name)], str(name).removeprefix(WORKER_QUEUE)
+        for name in names:
+            depth, queue = depths[name], self._queues[name]
             if not depth.is_empty:
                 queue.empty_since = None
             elif queue.empty_since is None:
                 queue.empty_since = now
             elif now >= queue.empty_since + KEPT:
-                yield from ask(PlacementStore.strike, worker, self._enlisted.pop(worker, ""))
+                yield from ask(PlacementStore.strike, name.worker, self._enlisted.pop(name.worker, ""))
 
-    def _depths(self, names: list[str]) -> Mapping[Slot, Depth]:
+    def _depths(self, names: Collection[WorkerQueue]) -> Mapping[Slot, Depth]:
         queues = self._connect()
         try:
-            return queues.depth(self._name, names)
+            return {slot: depth for (_, slot), depth in queues.depths([(self._name, name) for name in names]).items()}
         finally:
             queues.close()

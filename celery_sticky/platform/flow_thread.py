@@ -48,9 +48,12 @@ class FlowThread(Generic[Kept]):
         self._section = Section()
         self._running = False
 
-    def add(self, routine: Routine[Kept]) -> Seat[Kept]:
-        """Run a routine, and start the thread if it does not run."""
-        seat = Seat(routine, self._wake, self._spawn if self._aside_threads is None else self._aside_threads.run)
+    def seat(self, routine: Routine[Kept]) -> Seat[Kept]:
+        """Return a seat for a routine. Keep it where `wake` is called before you `add` it, so that no wake is lost."""
+        return Seat(routine, self._wake, self._spawn if self._aside_threads is None else self._aside_threads.run)
+
+    def add(self, seat: Seat[Kept]) -> None:
+        """Run the routine of a seat, and start the thread if it does not run."""
         with self._section:
             self._arrived.append(seat)
             starts, self._running = not self._running, True
@@ -58,7 +61,6 @@ class FlowThread(Generic[Kept]):
             self._spawn(self._run)
         else:
             self._wake()
-        return seat
 
     def _wake(self) -> None:
         if (client := self._client) is not None:

@@ -17,9 +17,10 @@ from msgspec import Struct
 
 from celery_sticky.envelope import Envelope, parse
 from celery_sticky.errors import Fenced, SlotBroken, SlotHeld
-from celery_sticky.keys import Slot
+from celery_sticky.keys import SlotId
 from celery_sticky.queues.guarantees import Guarantees
 from celery_sticky.queues.inspection import Dead, Depth
+from celery_sticky.slots import Slot
 
 
 class Tenure(Struct, frozen=True):
@@ -166,6 +167,13 @@ class Fetched:
     due: dict[tuple[str, Slot], float] = field(default_factory=dict)
     """Wanted slots with deferred messages -> when the next is due, in seconds since the epoch."""
 
+    def add(self, other: Fetched) -> None:
+        """Add the answer to a later part of the same request."""
+        for name in ("deliveries", "confirmed", "refused", "failed"):
+            getattr(self, name).extend(getattr(other, name))
+        for name in ("counted_starts", "drained", "lost", "broken", "due"):
+            getattr(self, name).update(getattr(other, name))
+
 
 class SlotQueues(Protocol):
     """The slot queues of every keyspace at one broker."""
@@ -239,21 +247,25 @@ class SlotQueues(Protocol):
             BrokerUnavailable: the connection broke, and so holds nothing.
         """
 
-    def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """Return the number of messages in these slots, of any owner; possibly big bodies are not read."""
+    def depths(self, slots: Collection[SlotId]) -> Mapping[SlotId, Depth]:
+        """Return the number of messages in these slots, of any keyspace and owner; possibly big bodies are not read.
+
+        A driver that can asks for many slots in one round trip.
+        """
 
     def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """List buried messages of a keyspace without their bodies, oldest first.
 
         Return at most `limit` (None: all) of those buried after the one with the id `after` ("": from the first).
-        This and the other methods for buried messages raise `SlotBroken` if one of their records is unusable.
+        This and the other methods for one keyspace's buried messages raise `SlotBroken` if one of their records is
+        unusable.
         """
 
     def dead_message(self, keyspace: str, dead_id: str) -> Dead | None:
         """Return a buried message with its body, or None if this id does not exist."""
 
-    def dead_count(self, keyspace: str) -> int:
-        """Return how many messages of a keyspace are buried."""
+    def dead_counts(self, keyspaces: Collection[str]) -> Mapping[str, int | SlotBroken]:
+        """Return how many messages of each keyspace are buried; a `SlotBroken` is the answer for its keyspace."""
 
     def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
         """Drop the oldest buried messages: those beyond `limit` (0: no limit), and those buried before a time.

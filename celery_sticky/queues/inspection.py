@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from celery_sticky.keys import WORKER_QUEUE, Slot
+from celery_sticky.slots import KeyPlace, Slot, parse_slot
 
 _SENT_AT = re.compile(rb'"sticky": ?\{[^{}]*"at": ?([0-9]+(?:\.[0-9]+)?)')
 
@@ -59,6 +59,5 @@ def dead_slot(dead_id: str) -> Slot | None:
     slot, _, tag = dead_id.rpartition("-")
     if not (tag.isascii() and tag.isdigit()):
         return None
-    if slot.isascii() and slot.isdigit():
-        return int(slot)
-    return slot if slot.startswith(WORKER_QUEUE) else None
+    found = parse_slot(slot)
+    return None if isinstance(found, KeyPlace) else found

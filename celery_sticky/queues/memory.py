@@ -9,23 +9,28 @@ import json
 import threading
 import time
 from bisect import bisect
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import count
 
-from celery_sticky.errors import Fenced
-from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId, slot_of_queue
+from celery_sticky.errors import Fenced, SlotBroken
+from celery_sticky.keys import DEFAULT_PREFIX, SlotId, slot_of_queue
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
-from celery_sticky.queues.guarantees import FULL, Guarantees
+from celery_sticky.queues.guarantees import FULL, Guarantees, Order
 from celery_sticky.queues.inspection import Dead, Depth, dead_slot, sent_at
 from celery_sticky.queues.memory_slot import STEPS, Message, SlotQueue
+from celery_sticky.slots import Slot
 
 
 class MemoryBroker:
-    """The messages. Its lock makes each method of its clients one step."""
+    """The messages. Its lock makes each method of its clients one step.
 
-    def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
-        self.prefix = prefix
+    `returns` is the order in which deliveries go back: a broker in memory can behave as either kind.
+    """
+
+    def __init__(self, prefix: str = DEFAULT_PREFIX, returns: Order = Order.FETCH) -> None:
+        self.prefix, self._returns = prefix, returns
         self.changed = threading.Condition()
         self.slots: dict[SlotId, SlotQueue] = {}
         self.dead: dict[str, dict[str, tuple[str, Message]]] = {}
@@ -49,10 +54,13 @@ class MemoryBroker:
         slot.lists[message.priority].append(message)
 
     def put_back(self, slot: SlotQueue, keep: Collection[Tag] = ()) -> list[Message]:
-        """Put deliveries in flight back to the front of their lists, in the order in which they were fetched."""
+        """Put deliveries in flight back to the front of their lists."""
         back = [slot.flight.pop(tag) for tag in sorted(slot.flight.keys() - set(keep), reverse=True)]
         for message in back:
             slot.lists[message.priority].appendleft(message)
+        if self._returns is Order.QUEUE:
+            for priority, waiting in slot.lists.items():
+                slot.lists[priority] = deque(sorted(waiting, key=lambda message: message.place))
         return back
 
     def slot(self, keyspace: str, number: Slot) -> SlotQueue:
@@ -125,10 +133,10 @@ class MemoryQueues:
             if self._drained.get(slot_id) == tenure:
                 del self._drained[slot_id]
 
-    def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """See `SlotQueues.depth`."""
+    def depths(self, slots: Collection[SlotId]) -> Mapping[SlotId, Depth]:
+        """See `SlotQueues.depths`."""
         with self.broker.changed:
-            return {number: _depth(self.broker.slot(keyspace, number)) for number in slots}
+            return {slot_id: _depth(self.broker.slot(*slot_id)) for slot_id in slots}
 
     def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """See `SlotQueues.dead`."""
@@ -144,10 +152,10 @@ class MemoryQueues:
             found = self.broker.dead.get(keyspace, {}).get(dead_id)
             return Dead(dead_id, found[0], found[1].body) if found is not None else None
 
-    def dead_count(self, keyspace: str) -> int:
-        """See `SlotQueues.dead_count`."""
+    def dead_counts(self, keyspaces: Collection[str]) -> Mapping[str, int | SlotBroken]:
+        """See `SlotQueues.dead_counts`."""
         with self.broker.changed:
-            return len(self.broker.dead.get(keyspace, {}))
+            return {keyspace: len(self.broker.dead.get(keyspace, {})) for keyspace in keyspaces}
 
     def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
         """See `SlotQueues.trim_dead`."""

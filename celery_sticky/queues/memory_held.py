@@ -6,17 +6,15 @@ disposition with the request after the one that brought it. A connection's end g
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from celery_sticky.errors import BrokerUnavailable, SlotHeld
-from celery_sticky.keys import DEFAULT_PREFIX, Slot, SlotId
-from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Tag, Tenure, Want
+from celery_sticky.keys import DEFAULT_PREFIX, SlotId
+from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Tenure, Want
 from celery_sticky.queues.guarantees import FULL, Fence, Order
 from celery_sticky.queues.inspection import Depth
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.queues.memory_slot import Message, SlotQueue
 
 HELD = replace(
     FULL,
@@ -33,18 +31,12 @@ class HeldBroker(MemoryBroker):
     """The messages, and which connection holds each slot."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
-        super().__init__(prefix)
+        super().__init__(prefix, Order.QUEUE)
         self.holders: dict[SlotId, HeldQueues] = {}
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
         """Add a message to the back of a slot queue; its priority is ignored."""
         super().publish(queue, body)
-
-    def put_back(self, slot: SlotQueue, keep: Collection[Tag] = ()) -> list[Message]:
-        """Put deliveries in flight back into their lists, in the order of the queue."""
-        back = super().put_back(slot, keep)
-        slot.lists[0] = deque(sorted(slot.lists[0], key=lambda message: message.place))
-        return back
 
     def let_go(self, slot_ids: Collection[SlotId]) -> None:
         """Put back what is in flight in these slots, which nobody holds then."""
@@ -106,9 +98,9 @@ class HeldQueues(MemoryQueues):
             self.closed = True
             self.broker.let_go([slot_id for slot_id, holder in self.broker.holders.items() if holder is self])
 
-    def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """See `SlotQueues.depth`."""
-        found = super().depth(keyspace, slots)
+    def depths(self, slots: Collection[SlotId]) -> Mapping[SlotId, Depth]:
+        """See `SlotQueues.depths`."""
+        found = super().depths(slots)
         return {slot: replace(depth, deferred=None, in_flight=None) for slot, depth in found.items()}
 
     def _check(self) -> None:

@@ -28,7 +28,12 @@ class Reading:
     That is at a fail-over to a copy that may be behind, and at a restart, unless the store is `durable`.
     """
     clock: float
-    """The store's own clock in seconds since the Unix epoch; used only to make generations grow."""
+    """The store's own clock in seconds since the Unix epoch. Workers use it only to make generations grow."""
+    silent: Mapping[str, float] = field(default_factory=dict)
+    """Incarnation -> seconds since it joined or sent its last heartbeat, by the store's clock; absent: unknown.
+
+    It is shown to people. No worker decides by it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,17 @@ class Store(Protocol):
             DocumentDamaged, DocumentTooNew: there is a document, but this release cannot read it.
         """
 
-    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+    def swap(
+        self, old: View | None, new: View, guard: Mapping[str, int] | None = None, until: float | None = None
+    ) -> bool:
         """Replace the document if it still is `old` (same version and generation; None: there is none).
 
         Return False also if a counter named in `guard` no longer has the given value, or if `new.store_id` is not the
-        store's: a swap planned before a restart must not change data that the restart may have rolled back. A
-        successful swap creates the counters of incarnations new in `new` at 0, removes those of incarnations not in
+        store's: a swap planned before a restart must not change data that the restart may have rolled back. And return
+        False if the store's clock (see `Reading.clock`) is past `until`: a request that was sent when there was no
+        document may arrive late, and find again that there is none.
+
+        A successful swap creates the counters of incarnations new in `new` at 0, removes those of incarnations not in
         `new`, and signals `ViewChanged`. All of that is one atomic step.
 
         Raises:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self
 
 from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
@@ -21,6 +21,8 @@ from celery_sticky.ownership.view import View
 Version = tuple[int, int]
 """Version and generation of a document."""
 NO_VERSION: Version = (0, 0)
+LOST_KEPT = 86400.0
+"""Seconds for which lost pins are recorded."""
 START = "0"
 """The first cursor of a sweep, and the cursor it returns at its end."""
 
@@ -32,6 +34,36 @@ class PinMoved:
     key: str
     concerned: frozenset[str] = frozenset()
     """The live incarnations that have claimed the key, or had pinned it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The answer to a pin: the key is pinned, or another live worker has it."""
+
+    token: int = 0
+    """The token of the pin: higher than that of every earlier pin in the keyspace."""
+    incarnation: str = ""
+    """The incarnation for which the key is pinned; empty: it is not pinned for this worker."""
+    by: str = ""
+    """The name of the other worker that has pinned the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinRecord:
+    """A pin as it is stored."""
+
+    key: str
+    worker: str
+    incarnation: str
+    token: int
+    """0: set by a release without tokens."""
+    age: float | None
+    """Seconds since it was set; None: unknown."""
+
+    @classmethod
+    def made(cls, key: str, worker: str, incarnation: str, token: int, now: int) -> Self:
+        """Return the record at a time on the store's clock, in milliseconds: a token begins as the time of the pin."""
+        return cls(key, worker, incarnation, token, max(0, now - token) / 1000 if token else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +146,8 @@ class PlacementStore(Protocol):
     def holder(self, key: str) -> str:
         """Return the incarnation of the live worker that claimed a key; empty: none."""
 
-    def pin(self, worker: str, key: str, *, take: bool) -> str | None:
-        """Pin a key for the worker of this name; return the name of another live worker that has it, or None.
+    def pin(self, worker: str, key: str, *, take: bool) -> Pinned:
+        """Pin a key for the worker of this name, under a new token; earlier tokens of the worker hold it no more.
 
         `take`: take the key even from another worker. A pin lasts as long as the worker's incarnation. A hint signals
         the change.
@@ -124,8 +156,20 @@ class PlacementStore(Protocol):
             NotAMember: no live incarnation of this name is enlisted.
         """
 
-    def unpin(self, worker: str, key: str) -> bool:
-        """Remove a pin; return False if this worker had not pinned the key. A hint signals the change."""
+    def unpin(self, worker: str, key: str, pinned: Pinned | None = None) -> bool:
+        """Remove this pin of a worker, or whichever it has; return False if that does not hold the key now.
+
+        It does not count as lost, also if another worker has taken it. A hint signals the change.
+        """
+
+    def revoke(self, key: str, token: int | None = None) -> str:
+        """End the pin of a key on behalf of somebody else; it counts as lost. `token`: only if it is still this one.
+
+        Return the name of the live worker that had it; empty: there is no such pin. A hint signals the change.
+        """
+
+    def pins(self, start: str = START) -> tuple[str, Sequence[PinRecord]]:
+        """Return some of the pins of live workers, and the next cursor: at the end `START`."""
 
     def enlist(self, worker: str, incarnation: str) -> None:
         """Record that this worker has a worker queue, and its current incarnation."""

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
-from celery_sticky.stores.base import Store
-from celery_sticky.stores.jobs import JobStore
+from celery_sticky.errors import DocumentDamaged, DocumentTooNew, StickyError, StoreRefused
+from celery_sticky.stores.base import Reading, Store
+from celery_sticky.stores.jobs import JobCounts, JobStore
 from celery_sticky.stores.placement import PlacementStore
 
 AnyStore = Store | JobStore | PlacementStore
+REFUSALS = (StoreRefused, DocumentDamaged, DocumentTooNew)
+"""The errors that concern one keyspace: other keyspaces may be readable all the same."""
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def each(items: Iterable[Item], ask: Callable[[Item], Answer]) -> list[Answer | StickyError]:
+    """Ask about one item after the other; an error that concerns one keyspace is its answer."""
+    found: list[Answer | StickyError] = []
+    for item in items:
+        try:
+            found.append(ask(item))
+        except REFUSALS as error:
+            found.append(error)
+    return found
 
 
 class SharedClient(Protocol):
@@ -27,6 +44,22 @@ class SharedClient(Protocol):
 
     def job_store(self, keyspace: str) -> JobStore:
         """Open the store of jobs of a keyspace."""
+
+    def read_each(self, stores: Sequence[Store]) -> Sequence[Reading | StickyError]:
+        """Call `Store.read` of stores opened here; return the answers in order. One round trip, if the driver can.
+
+        Each reading is of one instant, but not of the same. An error that concerns one keyspace (`REFUSALS`) is its
+        answer.
+
+        Raises:
+            StoreUnavailable: the server does not answer.
+        """
+
+    def enlisted_each(self, stores: Sequence[PlacementStore]) -> Sequence[Mapping[str, str] | StickyError]:
+        """Call `PlacementStore.enlisted` of stores opened here, as `read_each` does."""
+
+    def job_counts_each(self, stores: Sequence[JobStore]) -> Sequence[JobCounts | StickyError]:
+        """Call `JobStore.counts` of stores opened here, as `read_each` does."""
 
     def watch(self, timeout: float) -> Mapping[Any, Sequence[Any]]:
         """Wait at most `timeout` seconds for signals; return them by the store that they are for.
@@ -49,7 +82,7 @@ class SharedClient(Protocol):
 class OwnClient:
     """Looks like a shared client, over a driver whose stores each have a client of their own.
 
-    It serves one keyspace: `watch` waits for the signals of the store that was opened first.
+    `watch` waits for the signals of the store that was opened first: it serves one keyspace.
     """
 
     def __init__(
@@ -81,6 +114,18 @@ class OwnClient:
         store = self._open_job_store(keyspace)
         self._opened.append(store)
         return store
+
+    def read_each(self, stores: Sequence[Store]) -> Sequence[Reading | StickyError]:
+        """See `SharedClient.read_each`. The stores have no connection in common, so they are asked one by one."""
+        return each(stores, lambda store: store.read())
+
+    def enlisted_each(self, stores: Sequence[PlacementStore]) -> Sequence[Mapping[str, str] | StickyError]:
+        """See `SharedClient.enlisted_each`."""
+        return each(stores, lambda store: store.enlisted())
+
+    def job_counts_each(self, stores: Sequence[JobStore]) -> Sequence[JobCounts | StickyError]:
+        """See `SharedClient.job_counts_each`."""
+        return each(stores, lambda store: store.counts())
 
     def watch(self, timeout: float) -> Mapping[Any, Sequence[Any]]:
         """See `SharedClient.watch`."""

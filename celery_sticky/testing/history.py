@@ -56,6 +56,8 @@ class Event:
     """Of sending: the number of the sender; tasks of one key are numbered across all its senders."""
     sent: int = 0
     """PUBLISHED: when sending began (`at` is when the broker had accepted the task); 0: not known."""
+    waited: int = 0
+    """ALIVE: for how many nanoseconds the process has been ready to run but had no CPU; 0: not known."""
 
     @property
     def task(self) -> tuple[str, str, int]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from celery_sticky.keys import Slot, job_place
+from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.testing.history import Event, Execution, Kind, pair
 
 
@@ -210,7 +210,7 @@ def _duplicates(runs: Iterable[Execution]) -> Iterable[Duplicate]:
 
 def _slot(event: Event) -> Slot:
     """Return the scope of the event's epochs: its slot, or its key if it has no slot."""
-    return event.slot if event.slot is not None else job_place(event.key)
+    return event.slot if event.slot is not None else KeyPlace(event.key)
 
 
 def _stale(runs: Iterable[Execution]) -> Iterable[StaleStart]:

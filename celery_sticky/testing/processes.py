@@ -33,6 +33,25 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
 
+def born() -> int:
+    """Return when this process started, in CLOCK_MONOTONIC nanoseconds."""
+    me = stat(os.getpid())
+    assert me is not None, "/proc has this process"
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - me.started / os.sysconf("SC_CLK_TCK")
+    return time.monotonic_ns() - int(age * 1e9)
+
+
+def cpu_wait() -> int:
+    """Return for how many nanoseconds the main thread of this process has been ready to run but had no CPU.
+
+    0 if the kernel does not count that.
+    """
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1])
+    except FileNotFoundError:
+        return 0
+
+
 def running(pid: int) -> bool:
     """Return whether the process exists and is not a zombie."""
     found = stat(pid)

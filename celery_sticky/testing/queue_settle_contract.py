@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
+from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import SlotQueues, Want
+from celery_sticky.slots import Slot, WorkerQueue
 from celery_sticky.testing.queue_steps import (
     AGAIN,
     FIRST,
@@ -60,7 +62,7 @@ class SettleContract(QueueFixtures):
         self, queues: SlotQueues, broker: Broker, publish: Publish
     ) -> None:
         self._needs_moves(queues)
-        there = tenure(slot="@bob@host.example")
+        there = tenure(slot=WorkerQueue("bob@host.example"))
         broker.publish("default", there.slot, b"0")
         publish(b"1", b"2", b"3")
         first, second, third = take(queues, FIRST).deliveries
@@ -99,7 +101,7 @@ class SettleContract(QueueFixtures):
         self, queues: SlotQueues, broker: Broker, publish: Publish
     ) -> None:
         self._needs_moves(queues)
-        there = tenure(slot="@me")
+        there = tenure(slot=WorkerQueue("me"))
         open_slot(queues, there)
         assert take(queues, there).drained == {("default", "@me")}
         publish(b"1")
@@ -188,7 +190,7 @@ class SettleContract(QueueFixtures):
         whole = [reader.dead_message("default", d.id) for d in dead]
         assert [d.body for d in whole if d] == [b"%d" % i for i in reversed(range(count))]
         assert [d.info for d in whole if d] == [d.info for d in dead]
-        assert reader.dead_count("default") == count and reader.dead_count("orders") == 0
+        assert reader.dead_counts(["default", "orders"]) == {"default": count, "orders": 0}
         assert {d.id for d in dead} == {f"7-{d.tag.number}" for d in brought}
         assert dead[0].info == f'{{"reason": "{count - 1}"}}'
         open_slot(queues, NEXT)
@@ -259,11 +261,28 @@ class SettleContract(QueueFixtures):
         assert holds(other, 7, waiting=2, deferred=1, in_flight=2) and holds(
             other, 8, waiting=0, deferred=0, in_flight=0
         )
-        assert [other.depth("default", [slot])[slot].oldest for slot in (7, 8)] == [12.5, None]
+        assert [other.depths([("default", slot)])["default", slot].oldest for slot in (7, 8)] == [12.5, None]
         take(queues, FIRST, limit=1)
         assert holds(other, 7, waiting=1, deferred=1, in_flight=3)
-        assert other.depth("default", [7])[7].oldest is None, "no stamp, no age"
-        assert len(connect().depth("default", range(200))) == 200
+        assert other.depths([("default", 7)])["default", 7].oldest is None, "no stamp, no age"
+
+    def test_one_request_counts_slots_of_many_keyspaces(
+        self, queues: SlotQueues, broker: Broker, connect: Connect
+    ) -> None:
+        slots: tuple[Slot, ...] = (0, 7, WorkerQueue("w"))
+        places: list[SlotId] = [(f"k{number}", slot) for number in range(50) for slot in slots]
+        broker.publish("k3", 7, b"one", 0)
+        broker.publish("k30", 7, b"two", 0)
+        broker.publish("k30", 7, b"three", 9)
+        reader = connect()
+        depths = reader.depths(places)
+        assert list(depths) == places, "each of them, in the given order"
+        assert {place: depth.waiting for place, depth in depths.items() if depth.waiting} == {
+            ("k3", 7): 1,
+            ("k30", 7): 2,
+        }
+        assert reader.depths([]) == {} and reader.dead_counts([]) == {}
+        assert len(reader.depths([("default", slot) for slot in range(9_000)])) == 9_000
 
     def test_idle_names_a_drained_slot_that_gets_a_message_once(self, queues: SlotQueues, broker: Broker) -> None:
         open_slot(queues, tenure(slot=8))

@@ -75,7 +75,7 @@ class StartsContract(QueueFixtures):
         settle(starts, mark(suspect))
         for _ in range(2):  # it never falls below zero
             assert settle(starts, unmark(suspect)).confirmed == [unmark(suspect)]
-        assert starts.depth("default", [7])[7].in_flight == 1
+        assert starts.depths([("default", 7)])["default", 7].in_flight == 1
         assert settle(starts, mark(suspect)).counted_starts == {("default", 7, suspect.tag): 1}
         nothing = Disposition(Outcome.UNCOUNT_START, NEXT, unknown(suspect), starts=1)
         assert settle(starts, nothing).refused == [nothing]

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, Opening, Outcome, SlotQueues, Tag, Tenure, Want
+from celery_sticky.slots import Slot
 
 NOW = 1_000_000.0
 LONG = 20.0
@@ -25,7 +26,7 @@ class Broker(Protocol):
     def driver(self) -> SlotQueues:
         """Return a new driver with a connection of its own."""
 
-    def publish(self, keyspace: str, slot: int | str, body: bytes, priority: int = 0) -> None:
+    def publish(self, keyspace: str, slot: Slot, body: bytes, priority: int = 0) -> None:
         """Add a message to a slot queue as a sender does."""
 
 
@@ -35,7 +36,7 @@ End = Callable[[Delivery], Disposition]
 
 
 def tenure(
-    slot: int | str = 7, epoch: int = 5, incarnation: str = "ann", count: int = 3, keyspace: str = "default"
+    slot: Slot = 7, epoch: int = 5, incarnation: str = "ann", count: int = 3, keyspace: str = "default"
 ) -> Tenure:
     """Return a tenure of the slot that the tests use most."""
     return Tenure(keyspace, slot, epoch, incarnation, count)
@@ -57,7 +58,7 @@ def defer(delivery: Delivery, due: float, body: bytes | None = None) -> Disposit
     return Disposition(Outcome.DEFER, delivery.tenure, delivery.tag, due=due, body=body)
 
 
-def move(delivery: Delivery, to: int | str, body: bytes | None = None) -> Disposition:
+def move(delivery: Delivery, to: Slot, body: bytes | None = None) -> Disposition:
     """Return the disposition of a delivery that goes to another queue."""
     return Disposition(Outcome.MOVE, delivery.tenure, delivery.tag, body=body, to=to)
 
@@ -124,9 +125,9 @@ def _answered(queues: SlotQueues, fetched: Fetched, count: int) -> Fetched:
     return fetched
 
 
-def holds(queues: SlotQueues, slot: int | str, *, waiting: int, deferred: int, in_flight: int) -> bool:
+def holds(queues: SlotQueues, slot: Slot, *, waiting: int, deferred: int, in_flight: int) -> bool:
     """Return whether a slot has this many messages, as far as the broker can say."""
-    depth = queues.depth("default", [slot])[slot]
+    depth = queues.depths([("default", slot)])["default", slot]
     known = depth.deferred in (None, deferred) and depth.in_flight in (None, in_flight)
     return depth.waiting == waiting and known
 

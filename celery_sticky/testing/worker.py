@@ -88,8 +88,8 @@ class WorkerProcess:
     def wait_gone(self, timeout: float = 10.0) -> None:
         """Wait until the main process and all its children are gone, and record the times in `deaths`."""
         pids = processes.in_session(self.pid)
+        self.deaths.update(processes.wait_gone(pids, timeout))  # first, so that each death is seen on time
         wait_until(lambda: self.returncode is not None, timeout, f"{self!r} ends")
-        self.deaths.update(processes.wait_gone(pids, timeout))
         left = processes.in_session(self.pid)
         assert not left, f"{self!r} left processes behind: {left}"
 

@@ -11,8 +11,8 @@ from celery.signals import worker_ready, worker_shutting_down
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from celery_sticky import Keyspace, NotAMember, PinnedElsewhere, Sticky, StoreUnavailable
-from celery_sticky.signals import pins_lost
+from celery_sticky import Keyspace, NotAMember, Pin, PinnedElsewhere, Sticky, StoreUnavailable
+from celery_sticky.signals import pins_forgotten, pins_lost
 
 redis = os.environ.get("BROKER_URL", "redis://localhost:6379/0")
 prefix = {"global_keyprefix": os.environ.get("KEY_PREFIX", "reverse-routing:")}
@@ -29,9 +29,11 @@ sticky = Sticky(app)
 sticky.keyspace(Keyspace("clients", pins=True, unpinned="refuse"))
 
 connections: dict[str, ServerConnection] = {}
-"""The connections that this process holds, by client."""
+"""The newest connection of each client that is here."""
+pins: dict[ServerConnection, Pin] = {}
+"""The pin of each connection. If a client has two connections, its newest pin counts."""
 changing = asyncio.Lock()
-"""Held while a connection and its pin change together."""
+"""Held while a connection and its pin change together, so that the newest connection has the newest pin."""
 
 
 @app.task(
@@ -60,7 +62,7 @@ async def hold(connection: ServerConnection) -> None:
         try:
             async with changing:
                 connections[client] = connection  # before the pin: a task may arrive at once
-                await asyncio.to_thread(sticky.pin, client, "clients", take=True)
+                pins[connection] = await asyncio.to_thread(sticky.pin, client, "clients", take=True)
             await connection.send("welcome")
             async for _ in connection:
                 pass  # ignore messages from clients
@@ -68,13 +70,15 @@ async def hold(connection: ServerConnection) -> None:
             await connection.close(1013, "try again later")
         finally:
             async with changing:
-                if connections.get(client) is connection:  # else it has already reconnected
+                if connections.get(client) is connection:
                     del connections[client]
-                    await asyncio.to_thread(sticky.unpin, client, "clients")
+                if connection in pins:  # if the client has reconnected, this pin does not hold its id any more
+                    await asyncio.to_thread(pins.pop(connection).release)
+            print(f"a connection of {client} has ended")
 
 
 async def pin_again(clients: frozenset[str]) -> None:
-    """Pin the clients that we still hold: another front end took their pins, or this worker lost its lease."""
+    """Pin the clients that we still hold: another front end took their pins, or this worker or the store was away."""
     for client in clients:
         connection = connections.get(client)
         if connection is None:
@@ -82,7 +86,7 @@ async def pin_again(clients: frozenset[str]) -> None:
         try:
             async with changing:
                 if connections.get(client) is connection:
-                    await asyncio.to_thread(sticky.pin, client, "clients")
+                    pins[connection] = await asyncio.to_thread(sticky.pin, client, "clients")
         except (PinnedElsewhere, NotAMember, StoreUnavailable):
             await connection.close(1013, "try again later")  # the client may be elsewhere and this connection dead
 
@@ -101,6 +105,10 @@ async def serve_clients() -> None:
         @pins_lost.connect(weak=False)
         def pins_are_lost(keys, **_):
             asyncio.run_coroutine_threadsafe(pin_again(keys), loop)
+
+        @pins_forgotten.connect(weak=False)
+        def all_pins_are_lost(**_):
+            asyncio.run_coroutine_threadsafe(pin_again(frozenset(connections)), loop)
 
         await server.wait_closed()
 

@@ -109,7 +109,13 @@ def ports_of(names: Iterable[str], folder: Path) -> dict[str, int]:
     return ports
 
 
-def play(sender: Sender, clients: dict[str, Client], front_ends: dict[str, subprocess.Popen[bytes]], at: dict) -> None:
+def play(
+    sender: Sender,
+    clients: dict[str, Client],
+    front_ends: dict[str, subprocess.Popen[bytes]],
+    at: dict[str, int],
+    folder: Path,
+) -> None:
     for name in CLIENTS:
         clients[name].connect(at["one" if name in ("ada", "bob", "cyd") else "two"])
     print("ada, bob and cyd are at one, dan, eve and fay at two")
@@ -118,6 +124,12 @@ def play(sender: Sender, clients: dict[str, Client], front_ends: dict[str, subpr
     clients["ada"].connect(at["two"])
     print("ada is at two")
     show(sender.send(["ada"], "hello again"))
+
+    clients["fay"].connect(at["two"])
+    ended = folder / "two.log"
+    wait("two ends the old connection of fay", lambda: "a connection of fay has ended" in ended.read_text())
+    print("fay has reconnected at two, and her old connection has ended after that")
+    show(sender.send(["fay"], "welcome back"))
 
     front_ends["one"].kill()
     early = sender.send(["bob"], "where are you")
@@ -154,7 +166,7 @@ def main(folder: Path) -> int:
     subprocess.run(celery("sticky", "init"), cwd=HERE, check=True, stdout=subprocess.DEVNULL)
     front_ends = {name: start(name, folder) for name in ("one", "two")}
     try:
-        play(sender, clients, front_ends, ports_of(front_ends, folder))
+        play(sender, clients, front_ends, ports_of(front_ends, folder), folder)
     finally:
         for worker in front_ends.values():
             worker.terminate()

@@ -76,7 +76,10 @@ def main(folder: Path) -> int:
 
 
 def judged(events: list) -> int:
-    """Print how many syncs overlapped another of their tenant; return 1 if any did. A killed sync has no end event."""
+    """Print how many syncs overlapped another of their tenant, and how many pages were left out; return 1 if any.
+
+    A killed sync has no end event.
+    """
     starts = [event for event in events if event.kind == "start"]
     ends = {event.run: event.at for event in events if event.kind == "end"}
     twice = [
@@ -86,7 +89,20 @@ def judged(events: list) -> int:
         if later.key == earlier.key and earlier.at < later.at < ends.get(earlier.run, 0)
     ]
     print(f"{len(starts)} syncs were started, {len(twice)} while another of the same tenant ran")
-    return 1 if twice else 0
+    again, left_out = pages([event for event in events if event.kind == "published"])
+    print(f"{again} pages were read again after the kill, {left_out} were left out")
+    return 1 if twice or left_out else 0
+
+
+def pages(read: list) -> tuple[int, int]:
+    """Return how many pages were read again, and how many were left out."""
+    again = left_out = 0
+    due = dict.fromkeys((event.key for event in read), 0)
+    for event in read:
+        again += event.n < due[event.key]
+        left_out += max(0, event.n - due[event.key])
+        due[event.key] = event.n + 1
+    return again, left_out
 
 
 if __name__ == "__main__":

@@ -25,9 +25,13 @@ journal = Recorder(os.environ.get("JOURNAL", "journal.jsonl"))
 @sticky.job("sync")
 async def sync(job: Job):
     with journal.run(job.key, job.attempt, job.id, worker=job.worker, epoch=job.epoch):
+        page = job.saved or 0  # where the last run came to, perhaps on another worker
         job.started()
         while True:  # until it is cancelled, because the tenant is gone or its slot moves
-            await asyncio.sleep(0.2)  # a real sync would fetch new data here
+            await asyncio.sleep(0.2)  # a real sync would fetch a page of new data here
+            journal.published(job.key, page, job.worker)
+            page += 1
+            await job.save(page)
 
 
 @sticky.schedule("tenants", every=1, job="sync")

@@ -14,9 +14,12 @@ import pytest
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
+from harness.refusing import FORBIDDEN, UNKNOWN, WithoutHello
 
-from celery_sticky import Sticky
+from celery_sticky import Keyspace, Sticky
+from celery_sticky.cli import drain
 from celery_sticky.cli.main import COMMANDS, sticky
+from celery_sticky.queues.redis.access import line
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.servers.base import free_port
 from celery_sticky.testing.servers.valkey import ValkeyServer
@@ -27,6 +30,9 @@ VERBS = {
     "owner": ("owner", "k"),
     "plan": ("plan", "--add", "1"),
     "init": ("init", "--force", "--yes"),
+    "drain": ("drain", "nobody@here"),
+    "pins list": ("pins", "list", "--keyspace", "clients"),
+    "pins release": ("pins", "release", "k", "--keyspace", "clients"),
     "dead list": ("dead", "list"),
     "dead show": ("dead", "show", "x"),
     "dead retry": ("dead", "retry", "--all"),
@@ -44,7 +50,6 @@ DENIED = {
     "no INFO": ("-info",),
     "no CLIENT": ("-client",),
     "no CONFIG": ("-config",),
-    "no HELLO": ("-hello",),
     "no pub/sub": ("-publish", "-subscribe", "-psubscribe", "-pubsub"),
     "no channels": ("resetchannels",),
     "no scripts": ("-@scripting",),
@@ -75,7 +80,8 @@ def server() -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture(autouse=True)
-def clean(server: ValkeyServer) -> Iterator[None]:
+def clean(server: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(drain, "ANSWER_TIMEOUT", 0.1)  # nobody answers
     yield
     with server.client() as client:
         client.replicaof("NO", "ONE")
@@ -98,6 +104,8 @@ def shop(url: str | list[str]) -> Iterator[Any]:
 
 
 def run(app: Any, *words: str) -> Result:
+    if words[0] == "pins":
+        Sticky.of(app).keyspace(Keyspace("clients", pins=True))
     result = CliRunner().invoke(sticky, words, obj=CLIContext(app, True, None))
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, repr(result.exception))
     assert "Traceback" not in result.output
@@ -133,6 +141,35 @@ def test_users_that_may_not_do_everything(server: ValkeyServer, verb: str) -> No
             client.execute_command(*USER, *rules)
             result = run(app, *VERBS[verb])
             assert result.exit_code in (0, 1), (denied, result.output)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("refusal", [UNKNOWN, FORBIDDEN])
+def test_servers_that_refuse_hello(server: ValkeyServer, verb: str, refusal: str) -> None:
+    with WithoutHello(server.url, refusal) as proxy, shop(proxy.url) as app:
+        result = run(app, *VERBS[verb])
+    assert result.exit_code in (0, 1), result.output
+
+
+@pytest.mark.parametrize("refusal", [UNKNOWN, FORBIDDEN])
+@pytest.mark.parametrize(("protocol", "level"), [(2, "note"), (3, "wrong")])
+def test_doctor_names_a_server_that_refuses_hello_and_the_remedy(
+    server: ValkeyServer, refusal: str, protocol: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_sticky.queues.redis.checkup.celery_needs_it", lambda: protocol == 3)
+    monkeypatch.setattr("celery_sticky.queues.redis.hello.celery_needs_it", lambda: protocol == 3)
+    with WithoutHello(server.url, refusal) as proxy, shop(proxy.url) as app:
+        found = json.loads(run(app, *VERBS["doctor"], "--json").stdout)
+    assert found["servers"]["broker"]["hello_refused"] == refusal
+    assert not found["servers"]["broker"]["wakes_clients"]
+    (said,) = (one for one in found["findings"] if "HELLO (" in one["text"])
+    assert said["level"] == level
+    assert refusal in said["text"] and "Redis 6.2 or newer" in said["text"] and "+hello" in said["text"]
+    assert ("neither sends nor runs tasks" in said["text"]) == (protocol == 3)
+
+
+def test_the_access_list_that_doctor_prints_allows_what_wakes_workers() -> None:
+    assert {"+hello", "+client"} <= set(line().split())
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -13,14 +13,18 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 from harness.bare_worker import assemble
 from harness.in_process import in_process_worker
 from kombu import Connection
 
 from celery_sticky import InvalidSettings, Keyspace, Sticky, jump
+from celery_sticky.cli.main import sticky
 from celery_sticky.drivers import find_driver, open_job_store, open_queues, open_store
 from celery_sticky.drivers.registry import installed
 from celery_sticky.queues import SlotQueues
+from celery_sticky.slots import Slot
 from celery_sticky.stores import Store
 from celery_sticky.testing.queue_contract import QueueContract
 from celery_sticky.testing.store_contract import StoreContract, StoreServer
@@ -50,7 +54,7 @@ class Broker:
     def driver(self) -> SlotQueues:
         return open_queues(Connection("toy://"), prefix=self.prefix, socket_timeout=1.0)
 
-    def publish(self, keyspace: str, slot: int | str, body: bytes, priority: int = 0) -> None:
+    def publish(self, keyspace: str, slot: Slot, body: bytes, priority: int = 0) -> None:
         from toybroker import server
 
         server.broker(self.prefix).publish((keyspace, slot), body, priority)
@@ -118,7 +122,7 @@ def test_its_queues_are_declared_before_a_message_is_published(app: Any) -> None
     prefix = app.conf.sticky_key_prefix
     slot = Sticky.of(app).slot_for("t-7")
     with_driver = open_queues(app.connection_for_read(), prefix=prefix, socket_timeout=1.0)
-    assert with_driver.depth("default", [slot])[slot].waiting == 1
+    assert with_driver.depths([("default", slot)])["default", slot].waiting == 1
 
 
 def test_a_placed_keyspace_is_refused_since_its_messages_cannot_move(app: Any) -> None:
@@ -131,6 +135,13 @@ def test_a_placed_keyspace_is_refused_since_its_messages_cannot_move(app: Any) -
 def test_jobs_are_refused_since_it_has_no_store_for_them(app: Any) -> None:
     with pytest.raises(InvalidSettings, match=r"no job store for toy://.*Redis or Valkey.*memory://.*sticky_store"):
         open_job_store("toy://", "default")
+
+
+def test_status_and_doctor_count_no_jobs_where_there_can_be_none(app: Any) -> None:
+    for command, shown in (("status", "jobs: none"), ("doctor", "keyed task")):
+        done = CliRunner().invoke(sticky, [command, "--timeout", "0.01"], obj=CLIContext(app, True, None))
+        assert shown in done.output and "no job store" not in done.output
+        assert command == "doctor" or done.exit_code == 0
 
 
 def test_the_nearest_class_of_a_transport_counts() -> None:

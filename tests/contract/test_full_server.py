@@ -14,6 +14,7 @@ from celery_sticky.drivers import open_job_store, open_placement_store, open_sto
 from celery_sticky.ownership import changes
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.placement import Said, Wish
+from celery_sticky.testing.job_store_contract.steps import DECADES
 from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined
 
@@ -73,7 +74,7 @@ def test_keys_are_claimed_given_back_and_pinned_on_a_full_server(full: Any, stor
         assert claims.answers["x"].said is Said.GRANTED
         placement_store.release("a-1", 2, ["x"])
         assert placement_store.holder("x") == ""
-        assert placement_store.pin("a", "k", take=True) is None
+        assert placement_store.pin("a", "k", take=True).token
         assert placement_store.lost("b", ["b-1"]) == {"k"}
         assert placement_store.sweep() == "p0"
         placement_store.strike("a", "a-1")
@@ -83,8 +84,9 @@ def test_a_tick_is_claimed_on_a_full_server(full: Any) -> None:
     server, fill = full
     with closing(open_job_store(server.url, "default")) as jobs:
         fill()
-        assert jobs.claim_tick("hourly", 7)
-        assert not jobs.claim_tick("hourly", 7)
+        assert jobs.claim_tick("report", DECADES).claimed
+        assert not jobs.claim_tick("report", DECADES).claimed
+        assert jobs.claim_tick("report", DECADES / 2).claimed
 
 
 def test_scripts_that_the_server_does_not_know_yet_are_taken(full: Any, store: Store) -> None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
+from harness.sql_stores import InDatabase, database
 from harness.store_servers import InMemory, Private, Standing
 
 from celery_sticky.drivers import open_placement_store, open_store
@@ -17,7 +19,20 @@ from celery_sticky.ownership.view import Member, View
 from celery_sticky.stores import Store
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
-from celery_sticky.stores.placement import NO_VERSION, Answer, Claims, PinMoved, PlacementStore, Said, Wish
+from celery_sticky.stores.placement import (
+    NO_VERSION,
+    START,
+    Answer,
+    Claims,
+    PinMoved,
+    Pinned,
+    PinRecord,
+    PlacementStore,
+    Said,
+    Wish,
+)
+from celery_sticky.stores.sql import SqlStore
+from celery_sticky.stores.sql.placement import SqlPlacementStore
 from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import StoreServer, first_view, hear, joined
 
@@ -107,7 +122,7 @@ class PlacementStoreContract:
         place.evict("a")
         assert place.claim("b-1", "k").token > token
         assert place.placement_store.look(NO_VERSION, ["p"]).pins == {}
-        assert place.placement_store.pin("b", "p", take=False) is None
+        assert place.placement_store.pin("b", "p", take=False).incarnation == "b-1"
         assert not place.ask("a-1", Wish("x", "", run=True)).member
         with pytest.raises(NotAMember):
             place.placement_store.pin("a", "x", take=True)
@@ -151,18 +166,18 @@ class PlacementStoreContract:
 
     def test_keys_may_have_any_text(self, place: Place) -> None:
         for key in ("a b", "ä\n", "%s", "x" * 1024):
-            assert place.placement_store.pin("a", key, take=False) is None
+            assert place.placement_store.pin("a", key, take=False).token
             assert place.placement_store.look(version(place.view), [key]).pins == {key: "a-1"}
             assert place.claim("a-1", key, pin="a-1").said is Said.GRANTED
 
     def test_a_pinned_key_is_told_refused_taken_and_let_go(self, place: Place) -> None:
         placement_store = place.placement_store
-        assert placement_store.pin("a", "k", take=False) is None
-        assert placement_store.pin("a", "k", take=False) is None
-        assert placement_store.pin("b", "k", take=False) == "a"
+        first, second = placement_store.pin("a", "k", take=False), placement_store.pin("a", "k", take=False)
+        assert (first.incarnation, first.by) == ("a-1", "") and second.token > first.token > 0
+        assert placement_store.pin("b", "k", take=False) == Pinned(by="a")
         assert placement_store.look(version(place.view), ["k", "other"]).pins == {"k": "a-1"}
         assert not placement_store.unpin("b", "k")
-        assert placement_store.pin("b", "k", take=True) is None
+        assert placement_store.pin("b", "k", take=True).token > second.token
         assert not placement_store.unpin("a", "k")
         assert placement_store.unpin("b", "k") and not placement_store.unpin("b", "k")
 
@@ -232,6 +247,73 @@ class PlacementStoreContract:
         placement_store.unpin("a", "l")
         assert set(placement_store.lost("a", ["a-1"])) == {"n"}, "what is let go is not lost"
 
+    def test_an_earlier_pin_of_the_same_worker_ends_nothing(self, place: Place) -> None:
+        """Guards: a connection that closes after its client has reconnected does not unpin the new one."""
+        placement_store, seen = place.placement_store, version(place.view)
+        old, new = placement_store.pin("a", "k", take=False), placement_store.pin("a", "k", take=False)
+        assert not placement_store.unpin("a", "k", old)
+        assert placement_store.look(seen, ["k"]).pins == {"k": "a-1"}
+        assert placement_store.unpin("a", "k", new) and not placement_store.unpin("a", "k", new)
+        assert placement_store.look(seen, ["k"]).pins == {}
+        taken = placement_store.pin("b", "k", take=False)
+        back = placement_store.pin("a", "k", take=True)
+        assert not placement_store.unpin("b", "k", taken) and not placement_store.unpin("a", "k", new)
+        assert placement_store.look(seen, ["k"]).pins == {"k": "a-1"}
+        assert placement_store.unpin("a", "k"), "without a token any of them"
+        assert not placement_store.unpin("a", "k", back)
+        assert not placement_store.unpin("nobody", "k")
+
+    def test_a_pin_that_is_let_go_is_not_lost_but_a_later_one_still_is(self, place: Place) -> None:
+        placement_store = place.placement_store
+        old = placement_store.pin("a", "k", take=False)
+        new = placement_store.pin("a", "k", take=False)
+        placement_store.pin("b", "k", take=True)
+        placement_store.unpin("a", "k", old)
+        assert placement_store.lost("a", ["a-1"]) == {"k"}, "the new one is lost, whatever becomes of the old"
+        placement_store.unpin("a", "k", new)
+        assert not placement_store.lost("a", ["a-1"])
+        placement_store.unpin("b", "k")
+        gone = [placement_store.pin("a", key, take=False) for key in "klm"]
+        place.evict("a")
+        placement_store.unpin("a", "l", gone[1])
+        for _ in range(2):
+            on = placement_store.sweep()
+            while on != START:
+                on = placement_store.sweep(on)
+        placement_store.unpin("a", "m", gone[2])
+        assert placement_store.lost("a", ["a-1"]) == {"k"}, "also when its worker was evicted"
+
+    def test_a_pin_that_somebody_else_ends_is_lost(self, place: Place) -> None:
+        placement_store, other = place.placement_store, place.open_it()
+        old, new = placement_store.pin("a", "k", take=False), placement_store.pin("a", "k", take=False)
+        other.watch(0.0)
+        assert not placement_store.revoke("k", old.token), "it has ended before"
+        assert placement_store.revoke("k", new.token) == "a" and not placement_store.revoke("k", new.token)
+        assert hear(other, PinMoved("k", frozenset({"a-1"}))) == [PinMoved("k", frozenset({"a-1"}))]
+        assert placement_store.lost("a", ["a-1"]) == {"k"}
+        assert placement_store.look(version(place.view), ["k"]).pins == {} and not placement_store.revoke("k")
+        placement_store.pin("a", "k", take=False)
+        assert placement_store.revoke("k") == "a"
+        placement_store.pin("a", "k", take=False)
+        place.evict("a")
+        assert not placement_store.revoke("k"), "it has ended with its worker"
+        other.close()
+
+    def test_the_pins_of_living_workers_are_listed_with_their_age(self, place: Place) -> None:
+        placement_store = place.placement_store
+        assert placement_store.pins() == (START, [])
+        made = {key: placement_store.pin("b", key, take=False) for key in ("k 1", "ä\n", "x")}
+        placement_store.pin("a", "gone", take=False)
+        place.evict("a")
+        found, on = list[PinRecord](), ""
+        while on != START:
+            on, page = placement_store.pins(on or START)
+            found += page
+        assert {(pin.key, pin.worker, pin.incarnation, pin.token) for pin in found} == {
+            (key, "b", "b-1", pinned.token) for key, pinned in made.items()
+        }
+        assert all(pin.age is not None and 0 <= pin.age < 60 for pin in found)
+
     def test_who_has_pinned_a_key_hears_that_it_was_taken(self, place: Place) -> None:
         placement_store, other = place.placement_store, place.open_it()
         placement_store.pin("a", "k", take=False)
@@ -285,10 +367,8 @@ class PlacementStoreContract:
             assert [moved.key for moved in heard if isinstance(moved, PinMoved)] == ["k:é"]
         place.placement_store.pin("a", "last", take=False)
         for again in range(3):
-            assert (
-                not place.placement_store.unpin("b", "last")
-                and place.placement_store.pin("a", "last", take=bool(again)) is None
-            )
+            assert not place.placement_store.unpin("b", "last")
+            assert place.placement_store.pin("a", "last", take=bool(again)).token
         assert hear(other, PinMoved("last")) == [PinMoved("last")]
         assert not other.watch(0.2), "nothing has changed"
         assert not place.store.watch(0.0)
@@ -345,6 +425,20 @@ class TestStandingRedis(PlacementStoreContract):
         yield place
         place.close()
 
+    def test_a_pin_of_a_release_without_tokens_counts(self, place: Place, redis_url: str) -> None:
+        with redis.Redis.from_url(redis_url) as client:
+            client.hset("one:default:pins", mapping={"k": "a-1 a", "l": "a-1 a", "m": "a-1 a"})
+            client.sadd("one:default:lost:b-1", "k")
+        placement_store = place.placement_store
+        assert placement_store.look(version(place.view), ["k"]).pins == {"k": "a-1"}
+        assert placement_store.pins()[1][0].age is None
+        assert placement_store.pin("b", "k", take=False) == Pinned(by="a")
+        assert placement_store.lost("b", ["b-1"]) == {"k"}
+        assert placement_store.unpin("a", "k") and placement_store.revoke("l", 0) == "a"
+        place.evict("a")
+        assert placement_store.sweep() == "p0" and placement_store.sweep("p0") == START
+        assert placement_store.lost("a", ["a-1"]) == {"l", "m"}
+
 
 class TestValkey(FaultyPlacementStoreContract):
     @pytest.fixture
@@ -353,3 +447,33 @@ class TestValkey(FaultyPlacementStoreContract):
         place = Place(Private(server, open_store), lambda: open_placement_store(server.url, "default", prefix="one"))
         yield place
         place.close()
+
+
+class InSql(PlacementStoreContract):
+    """A durable store: a restart is not another run of it."""
+
+    __test__ = False
+    kind = ""
+
+    @pytest.fixture
+    def place(self, request: pytest.FixtureRequest) -> Iterator[Place]:
+        url = request.getfixturevalue(f"{self.kind}_url")
+        server = InDatabase[Any](url, SqlStore)
+        place = Place(server, lambda: SqlPlacementStore(database(url), "default", prefix="one"))
+        yield place
+        place.close()
+
+
+class TestSqlite(InSql):
+    __test__ = True
+    kind = "sqlite"
+
+
+class TestPostgresql(InSql):
+    __test__ = True
+    kind = "postgresql"
+
+
+class TestMariadb(InSql):
+    __test__ = True
+    kind = "mariadb"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from harness.refusing import UNKNOWN, WithoutHello
 from kombu import Connection
 
 from celery_sticky.drivers import open_queues
@@ -17,6 +18,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.memory_held import HeldBroker, HeldQueues
 from celery_sticky.queues.redis import Layout, RedisQueues
 from celery_sticky.redis_clients import client_from_connection
+from celery_sticky.slots import Slot
 from celery_sticky.testing.queue_contract import QueueContract
 from celery_sticky.testing.queue_steps import FIRST, NEXT, bodies, open_slot, take
 from celery_sticky.testing.servers.valkey import ValkeyServer
@@ -42,10 +44,10 @@ PREFIX = f"sticky-{os.getpid()}"
 class OnRedis:
     """A real server, reached as Celery would; publishes as Kombu does, but any bytes."""
 
-    def __init__(self, url: str, **transport_options: Any) -> None:
+    def __init__(self, url: str, protocol: int | None = None, **transport_options: Any) -> None:
         self.connection = Connection(url, transport_options=transport_options)
         self.layout = Layout.of(self.connection, PREFIX)
-        self.client: Any = client_from_connection(self.connection, socket_timeout=5.0)
+        self.client: Any = client_from_connection(self.connection, socket_timeout=5.0, protocol=protocol)
 
     def driver(self) -> RedisQueues:
         queues = open_queues(self.connection, prefix=PREFIX, socket_timeout=5.0)
@@ -75,7 +77,7 @@ class InMemoryHeld:
     def driver(self) -> SlotQueues:
         return HeldQueues(self.at)
 
-    def publish(self, keyspace: str, slot: int | str, body: bytes, priority: int = 0) -> None:
+    def publish(self, keyspace: str, slot: Slot, body: bytes, priority: int = 0) -> None:
         self.at.publish((keyspace, slot), body, priority)
 
 
@@ -127,20 +129,31 @@ class TestRedisWithoutPushes(QueueContract):
 
     def test_it_knows_that_nothing_is_pushed(self, broker: OnRedis, connect: Callable[[], RedisQueues]) -> None:
         queues = connect()
-        queues.depth("default", [1])
+        queues.depths([("default", 1)])
         assert not queues.pushed
 
 
+@pytest.fixture(scope="module")
+def proxy(guard: Any) -> Iterator[WithoutHello]:
+    server = ValkeyServer(guard).start()
+    with WithoutHello(server.url, UNKNOWN) as proxy:
+        yield proxy
+    server.teardown()
+
+
 class TestOldProtocol(QueueContract):
-    """A server or proxy that does not know RESP3."""
+    """A server or proxy that does not know RESP3. (No access list of a server forbids HELLO: it is part of a login.)"""
 
     @pytest.fixture
-    def broker(self, embedded: ValkeyServer) -> Iterator[OnRedis]:
-        broker = OnRedis(embedded.url)
+    def broker(self, proxy: WithoutHello) -> OnRedis:
+        broker = OnRedis(proxy.url, protocol=2)
         broker.client.flushall()
-        broker.client.execute_command("ACL", "SETUSER", "default", "-hello")
-        yield broker
-        broker.client.execute_command("ACL", "SETUSER", "default", "+hello")
+        return broker
+
+    def test_it_was_refused(self, proxy: WithoutHello, connect: Callable[[], RedisQueues]) -> None:
+        queues, refused = connect(), proxy.refused
+        queues.depths([("default", 1)])
+        assert proxy.refused == refused + 1 and not queues.pushed
 
 
 def test_other_priority_steps_and_another_separator_of_the_transport_are_honoured(redis_url: str) -> None:

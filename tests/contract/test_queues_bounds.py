@@ -137,7 +137,7 @@ def test_a_big_message_is_deferred_moved_buried_and_requeued(client: Any, queues
     (dead,) = queues.dead("default")
     whole = queues.dead_message("default", dead.id)
     assert whole and whole.body == body(3, 30 * MB)
-    assert queues.depth("default", [7, 8])[8].in_flight == 1
+    assert queues.depths([("default", 7), ("default", 8)])["default", 8].in_flight == 1
     assert queues.requeue("default", dead.id)
     (again,) = take(queues, AGAIN).deliveries
     assert again.body == body(3, 30 * MB)
@@ -198,7 +198,7 @@ def test_many_messages_wait(client: Any, queues: SlotQueues) -> None:
         client.lpush(QUEUE, *[b"%08d" % number for number in range(start, start + 1000)])
     open_slot(queues, FIRST)
     assert numbers(take_all(queues, FIRST).deliveries[:1000]) == list(range(1000))
-    assert queues.depth("default", range(64))[7].in_flight == 200_000
+    assert queues.depths([("default", slot) for slot in range(64)])["default", 7].in_flight == 200_000
 
 
 def test_an_opening_that_finds_thousands_in_flight(client: Any, queues: SlotQueues) -> None:

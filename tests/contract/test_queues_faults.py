@@ -128,10 +128,10 @@ def test_a_key_of_a_wrong_type_stops_its_slot_and_no_other(client: Any, queues: 
     if suffix in (":fence", ":flight"):
         with pytest.raises(SlotBroken, match="is a string"):
             open_slot(queues, NEXT)
-    depths = queues.depth("default", [7, 8])
-    assert depths[8].in_flight == 1
+    depths = queues.depths([HERE, ("default", 8)])
+    assert depths["default", 8].in_flight == 1
     if suffix != ":fence":
-        assert f"{QUEUE}{suffix} is a string" in depths[7].broken
+        assert f"{QUEUE}{suffix} is a string" in depths[HERE].broken
     client.delete(QUEUE + suffix)
     if suffix == ":fence":
         open_slot(queues, FIRST)

@@ -280,7 +280,7 @@ def test_a_frozen_server_is_noticed_within_the_timeout_by_every_verb(valkey: Sta
         for call in (
             lambda: take(queues, FIRST, ack(first), limit=1),
             lambda: open_slot(queues, AGAIN),
-            lambda: queues.depth("default", [7]),
+            lambda: queues.depths([("default", 7)]),
         ):
             began = time.monotonic()
             with pytest.raises(BrokerUnavailable):
@@ -363,7 +363,7 @@ def test_a_server_without_memory_still_hands_out_and_settles(valkey: Start, conn
         brought = take(queues, NEXT, ack(brought.deliveries[0]), now=NOW + 5)
         assert bodies(brought) == [b"3", b"2"]
         assert settle(queues, *[ack(d) for d in brought.deliveries]).refused == []
-    assert queues.depth("default", [7])[7].in_flight == 0
+    assert queues.depths([("default", 7)])["default", 7].in_flight == 0
 
 
 def test_a_refusal_is_a_broker_that_is_not_available(valkey: Start, connect: Connect) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import pytest
 from kombu import Connection
 
-from celery_sticky.drivers import open_shared, open_store, shares_clients
-from celery_sticky.errors import RecordUnusable, StoreUnavailable
+from celery_sticky.drivers import open_job_store, open_placement_store, open_shared, open_store, shares_clients
+from celery_sticky.errors import DocumentDamaged, RecordUnusable, StoreRefused, StoreUnavailable
 from celery_sticky.ownership.events import ViewChanged
+from celery_sticky.ownership.view import View
 from celery_sticky.redis_resp import pack
-from celery_sticky.stores.base import Store
-from celery_sticky.stores.shared import SharedClient
+from celery_sticky.slots import Slot
+from celery_sticky.stores.base import Reading, Store
+from celery_sticky.stores.jobs import Admission, JobCounts, NewJob
+from celery_sticky.stores.shared import OwnClient, SharedClient
+from celery_sticky.testing.job_store_contract.steps import queued
 from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.store_contract import first_view, joined, revived
 from celery_sticky.testing.waiting import wait_until
@@ -35,6 +41,17 @@ def shared(url: str) -> Iterator[SharedClient]:
     yield shared
     shared.close()
     shared.close()  # twice is fine
+
+
+@pytest.fixture(params=["shared", "one by one"])
+def reading(request: pytest.FixtureRequest, url: str) -> Iterator[SharedClient]:
+    """The shared client, and what stands in for it where a driver has none."""
+    if request.param == "shared":
+        yield request.getfixturevalue("shared")
+        return
+    own = OwnClient(partial(open_store, url), partial(open_placement_store, url), partial(open_job_store, url))
+    yield own
+    own.close()
 
 
 @pytest.fixture
@@ -64,6 +81,13 @@ def heard(shared: SharedClient, count: int) -> dict[Any, list[Any]]:
     return {store: signals for store, signals in found.items() if signals}
 
 
+def dispatch(url: str, keyspace: str, slot: Slot) -> None:
+    """Dispatch a job, as another process does."""
+    with closing(open_job_store(url, keyspace)) as store:
+        admission, _ = store.admit(NewJob("job", "k", slot, "id", b"1"), max_queued=10, outcome_ttl=60)
+    assert admission is Admission.ADMITTED
+
+
 def test_signals_come_by_the_store_that_they_are_for(shared: SharedClient, other: Callable[[str], Store]) -> None:
     stores = {name: shared.store(name) for name in ("a", "b", "c")}
     for store in stores.values():
@@ -71,6 +95,21 @@ def test_signals_come_by_the_store_that_they_are_for(shared: SharedClient, other
     first_view(other("a"))
     joined(other("c"), first_view(other("c")), "w")
     assert heard(shared, 3) == {stores["a"]: [ViewChanged(1)], stores["c"]: [ViewChanged(1), ViewChanged(2)]}
+
+
+def test_signals_of_jobs_come_by_the_store_that_they_are_for(shared: SharedClient, url: str) -> None:
+    stores = {name: shared.job_store(name) for name in ("a", "b")}
+    for store in stores.values():
+        assert not store.watch(0.0), "the first watch subscribes"
+    dispatch(url, "b", 3)
+    assert heard(shared, 1) == {stores["b"]: [3]}
+    assert stores["b"].look({3: 0})[3].records and not stores["a"].look({3: 0})
+
+
+def test_a_wake_through_a_store_of_jobs_ends_a_watch(shared: SharedClient) -> None:
+    shared.job_store("a").watch(0.0)
+    shared.wake()
+    assert not any(shared.watch(30.0).values())
 
 
 def test_stores_of_all_kinds_answer(shared: SharedClient) -> None:
@@ -95,6 +134,72 @@ def test_signals_that_come_while_another_store_subscribes_are_kept(
     first_view(other("a"))
     second.watch(0.0)
     assert heard(shared, 1) == {first: [ViewChanged(1)]}
+
+
+def test_many_stores_are_read_at_once(reading: SharedClient, other: Callable[[str], Store]) -> None:
+    view = joined(other("c"), first_view(other("c")), "w")
+    for _ in range(2):  # the second time, the server has the script
+        found = reading.read_each([reading.store(name) for name in ("a", "c", "b")])
+        assert [answer.view for answer in found if isinstance(answer, Reading)] == [None, view, None]
+    assert isinstance(found[1], Reading) and found[1].heartbeats == {"w-1": 0}
+    assert reading.read_each([]) == [] == reading.enlisted_each([])
+
+
+def test_many_placement_stores_are_asked_at_once(reading: SharedClient) -> None:
+    reading.placement_store("b").enlist("w", "w-1")
+    for _ in range(2):
+        found = reading.enlisted_each([reading.placement_store(name) for name in ("a", "b")])
+        assert found == [{}, {"w": "w-1"}]
+
+
+def test_jobs_of_many_keyspaces_are_counted_at_once(reading: SharedClient) -> None:
+    stores = [reading.job_store(name) for name in ("a", "b")]
+    queued(stores[1])
+    for _ in range(2):
+        empty, one = reading.job_counts_each(stores)
+        assert isinstance(empty, JobCounts) and not empty.groups
+        assert isinstance(one, JobCounts) and [group.count for group in one.groups] == [1]
+
+
+def test_a_damaged_document_is_the_answer_of_its_keyspace(
+    reading: SharedClient, other: Callable[[str], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = first_view(other("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(View, "to_bytes", lambda self: b"{")
+        first_view(other("b"))
+    bad, good = reading.read_each([reading.store("b"), reading.store("a")])
+    assert isinstance(bad, DocumentDamaged)
+    assert isinstance(good, Reading) and good.view == view
+
+
+def test_a_refusal_is_the_answer_of_its_keyspace(server: ValkeyServer, client: Any) -> None:
+    client.set("sticky:a:view", "something else")
+    client.set("sticky:b:enlisted", "something else")
+    shared = open_shared(Connection(server.url))
+    bad, good = shared.read_each([shared.store("a"), shared.store("b")])
+    assert isinstance(bad, RecordUnusable) and "sticky:a:view is a string" in str(bad)
+    assert isinstance(good, Reading)
+    good_too, bad_too = shared.enlisted_each([shared.placement_store("a"), shared.placement_store("b")])
+    assert good_too == {} and isinstance(bad_too, RecordUnusable)
+    shared.close()
+
+
+def test_a_server_that_lets_nobody_in_is_the_answer_of_every_keyspace(server: ValkeyServer) -> None:
+    shared = open_shared(Connection(server.url.replace("//", "//bob:wrong@")))
+    found = shared.read_each([shared.store("a"), shared.store("b")])
+    assert [type(answer) for answer in found] == [StoreRefused, StoreRefused]
+    shared.close()
+
+
+def test_a_server_that_is_away_costs_one_timeout_for_all_keyspaces(server: ValkeyServer) -> None:
+    shared = open_shared(Connection(server.url), socket_timeout=0.2)
+    server.freeze()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        shared.read_each([shared.store(f"k{number}") for number in range(100)])
+    assert time.monotonic() - began < 10
+    shared.close()
 
 
 def test_many_keyspaces_have_one_connection(server: ValkeyServer, client: Any) -> None:

@@ -77,7 +77,7 @@ def test_no_command_is_documented_that_is_not_there() -> None:
 
 
 def test_every_public_name_is_documented() -> None:
-    text = (REFERENCE / "signals-and-api.md").read_text()
+    text = "".join((REFERENCE / page).read_text() for page in ("signals-and-api.md", "jobs-api.md"))
     public = [name for name in celery_sticky.__all__ if name != "__version__"]
     assert [name for name in public if f"`{name}" not in text and f"celery_sticky.{name}" not in text] == []
 
@@ -93,7 +93,7 @@ def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
         assert found[name] == [*("yes" if one else "no" for one in kept), *said]
 
 
-@pytest.mark.parametrize("name", ["protocol", "placement", "failures"])
+@pytest.mark.parametrize("name", ["protocol", "placement", "failures", "job-notifications"])
 def test_the_tests_that_guard_what_is_promised_are_there(name: str) -> None:
     page = (ROOT / f"docs/explanation/{name}.md").read_text()
     sources = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "celery_sticky/testing").rglob("*.py")]

@@ -41,6 +41,13 @@ def register(app: Celery, history: Path) -> None:
             while time.monotonic() < until:
                 pass
 
+    @app.task(name="awaits", shared=False, key="key", bind=True)
+    def awaits(self: Task, key: str, n: int, path: str) -> None:
+        """Run until the file exists."""
+        with recorded(recorder, self, key, n):
+            while not Path(path).exists():
+                time.sleep(0.02)  # until the next look
+
     @app.task(name="with_grandchild", shared=False, key="key", bind=True)
     def with_grandchild(self: Task, key: str, n: int, seconds: float, note: str) -> None:
         """Start a process that ignores SIGTERM and writes the time to `note` every 20 ms; kill it at the end."""

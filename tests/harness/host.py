@@ -13,10 +13,26 @@ from typing import Any
 
 from celery_sticky.execution.job_host import host_command
 from celery_sticky.jobs.keeper.process import HostProcess
-from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Notify, Ready, Start, Started, Stop, Unready
+from celery_sticky.jobs.wire import (
+    Call,
+    Calls,
+    Ended,
+    Failed,
+    Message,
+    Noted,
+    Notify,
+    OfRun,
+    Ready,
+    Start,
+    Started,
+    Stop,
+    Taken,
+)
 from celery_sticky.membership.lease import Lease, boottime
 from celery_sticky.testing.waiting import wait_until
 
+THREADS = 3 * 16
+"""As many as a host has by default."""
 KEYSPACES = {"default": 64, "second": 8}
 MEMBERSHIP = 1
 
@@ -33,14 +49,22 @@ class TestHost:
         self.grant(trust)
         self.events: list[Message | int] = []
         """All messages of the host, and its exit status as the last item."""
+        self.called: list[int] = []
+        """The runs whose start was called. `events` is without these messages, and without `Taken`."""
         self.by_ref: dict[int, list[Message]] = defaultdict(list)
         self._refs = itertools.count(1)
         command = host_command(SimpleNamespace(hostname="w1@here"), app, KEYSPACES)
-        self.process = HostProcess(command, self.lease.descriptor, self._on_message, self.events.append)
+        self.process = HostProcess(command, self.lease.descriptor, THREADS, self._on_message, self.events.append)
+        self.process.listen()
 
     def _on_message(self, message: Message) -> None:
+        if isinstance(message, Calls) and message.call is Call.START:
+            self.called.append(message.ref)
+            return
+        if isinstance(message, Taken):
+            return
         self.events.append(message)
-        if not isinstance(message, Ready | Unready):
+        if isinstance(message, OfRun):
             self.by_ref[message.ref].append(message)
 
     def __repr__(self) -> str:
@@ -85,6 +109,10 @@ class TestHost:
         self.process.send([Notify(ref, str(payload), payload) for payload in payloads])
 
     # -- messages from the host -----------------------------------------------------------------
+
+    def count(self, kind: type[Message]) -> int:
+        """Return how many messages of a kind the host has sent."""
+        return sum(isinstance(event, kind) for event in list(self.events))
 
     def wait(self, ref: int, *messages: Message) -> None:
         """Wait until these are the last messages about a run."""

@@ -12,13 +12,13 @@ from typing import Any
 from celery import Celery
 
 from celery_sticky import Sticky
-from celery_sticky.jobs.handler import Job, JobHandler
+from celery_sticky.jobs.handler import Job, JobHandler, ThreadJob
 
 app = Celery("jobs", broker="memory://", set_as_current=False)
 sticky = Sticky(app)
 
 
-def note(word: str, job: Job) -> None:
+def note(word: str, job: Job | ThreadJob) -> None:
     """Append a line with a single write."""
     log = os.open(os.environ["STICKY_JOB_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(log, f"{word} {job.key}\n".encode())
@@ -35,6 +35,15 @@ async def listen(job: Job) -> None:
             note(f"hears:{payload}", job)
     finally:
         note("stops", job)
+
+
+@sticky.job("plain")
+def plain(job: ThreadJob) -> None:
+    """The same in a thread."""
+    note("begins", job)
+    for payload in job.inbox:
+        note(f"hears:{payload}", job)
+    note("stops", job)
 
 
 @sticky.job("idle")
@@ -60,12 +69,16 @@ async def slow(job: Job) -> None:
 
 @sticky.job("stubborn")
 async def stubborn(job: Job) -> None:
-    """Ignore cancellation."""
+    """Ignore cancellation, as often as the payload says."""
     job.started()
+    left = job.payload or 1_000_000
     while True:
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
+            left -= 1
+            if left < 0:
+                raise
             note("goes on", job)
 
 
@@ -119,6 +132,24 @@ async def stray(job: Job) -> None:
     if job.payload:
         TASKS.append(asyncio.create_task(leave()))
     await job.inbox.get()
+
+
+@sticky.job("family")
+async def family(job: Job) -> None:
+    """Have two tasks that take notifications, and keep no reference to one that raises."""
+
+    async def consume() -> None:
+        try:
+            async for payload in job.inbox:
+                await asyncio.sleep(0.01)
+                if payload == "bad":
+                    raise LookupError("cannot take it")
+        finally:
+            note("child ends", job)
+
+    for _ in range(2):
+        asyncio.create_task(consume())  # noqa: RUF006  as people write it
+    await asyncio.sleep(3600)
 
 
 @sticky.job("lag")

@@ -12,8 +12,9 @@ from typing import Any
 
 from celery import Celery
 
-from celery_sticky import Job, JobHandler, Plan, Sticky
+from celery_sticky import Job, JobHandler, Plan, Sticky, ThreadJob
 from celery_sticky.testing.recorder import Recorder
+from harness import fault_tasks
 from harness.app import AppConfig, make_app
 from harness.slots_written import write_slots_down
 
@@ -22,10 +23,10 @@ def register(app: Celery, history: Path) -> Sticky:
     """Declare the jobs on `app`."""
     sticky, recorder = Sticky(app), Recorder(history)
 
-    def recorded(job: Job) -> Any:
+    def recorded(job: Job | ThreadJob) -> Any:
         return recorder.run(job.key, 0, job.id, worker=job.worker, epoch=job.epoch, attempt=job.attempt)
 
-    def note(job: Job, payload: Any) -> None:
+    def note(job: Job | ThreadJob, payload: Any) -> None:
         recorder.published(f"note:{job.key}", payload, job.worker)
 
     @sticky.job("sync")
@@ -45,10 +46,45 @@ def register(app: Celery, history: Path) -> Sticky:
                 if notification == "fail":
                     raise RuntimeError("as told")
                 if notification == "die":
-                    await asyncio.sleep(0.2)  # time for the worker to record that the notification arrived
                     os._exit(3)
                 note(job, notification)
                 await asyncio.sleep(payload.get("slow", 0))
+
+    @sticky.job("saves")
+    async def saves(job: Job) -> None:
+        """Note what an earlier run has saved, and save each notification."""
+        with recorded(job):
+            note(job, job.saved)
+            async for notification in job.inbox:
+                await job.save(notification)
+
+    @sticky.job("saves-in-threads")
+    class SavesInThreads(JobHandler):
+        """The same, in threads."""
+
+        def start(self, job: Job) -> None:
+            self._run = recorded(job)
+            self._run.__enter__()
+            note(job, job.saved)
+
+        def notify(self, job: Job, payload: Any) -> None:
+            job.save_sync(payload)
+
+        def stop(self, job: Job) -> None:
+            job.save_sync("stopped")
+            self._run.__exit__(None, None, None)
+
+    @sticky.job("plain")
+    def plain(job: ThreadJob) -> None:
+        """Record the run and its notifications, in a thread."""
+        with recorded(job):
+            for notification in job.inbox:
+                if notification == "fail":
+                    job.fail("as told")
+                elif notification == "end":
+                    job.done()
+                else:
+                    note(job, notification)
 
     @sticky.job("stubborn")
     async def stubborn(job: Job) -> None:
@@ -70,7 +106,7 @@ def register(app: Celery, history: Path) -> Sticky:
 
     @sticky.job("poll")
     class Poll(JobHandler):
-        """A job whose three methods are not coroutines."""
+        """A job whose three methods are not coroutines; `payload` says how long the first and the last take."""
 
         def start(self, job: Job) -> None:
             time.sleep((job.payload or {}).get("slow", 0))
@@ -80,17 +116,30 @@ def register(app: Celery, history: Path) -> Sticky:
             self._run.__enter__()
 
         def stop(self, job: Job) -> None:
+            time.sleep((job.payload or {}).get("slow_stop", 0))
             self._run.__exit__(None, None, None)
+            if "raise_stop" in (job.payload or {}):
+                raise OSError(job.payload["raise_stop"])
 
         def notify(self, job: Job, payload: Any) -> None:
+            if payload == "fail":
+                raise RuntimeError("as told")
             note(job, payload)
 
-    wanted = history.with_name("wanted")
+    @sticky.job("limited", max_starts=3, retry_backoff=0.1)
+    async def limited(job: Job) -> None:
+        """Raise what the payload says, or run."""
+        await sync(job)
+
+    wanted, hang = history.with_name("wanted"), history.with_name("hang")
 
     @sticky.schedule("planned", every=0.3, job="sync")
     def planned() -> Any:
         """Return the keys in the file `wanted`; without the file, an empty plan, which changes nothing."""
         recorder.published("schedule", 0, str(os.getpid()))
+        if hang.exists():
+            recorder.published("hangs", 0, str(os.getpid()))
+            time.sleep(600)
         return {key: {"of": "plan"} for key in wanted.read_text().split()} if wanted.exists() else Plan()
 
     @sticky.ticker("tick", every=0.5)
@@ -104,6 +153,7 @@ def make() -> Celery:
     """Return the app of a worker process."""
     config = AppConfig.from_environ(os.environ)
     made = make_app(config)
+    fault_tasks.register(made, config.history)
     register(made, config.history)
     write_slots_down(config.history)
     return made

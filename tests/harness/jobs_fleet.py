@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from celery_sticky.jobs.client import JobInfo, Jobs
+from celery_sticky.jobs.client import Jobs
+from celery_sticky.jobs.info import JobInfo
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Event, Execution, Kind, pair
 from celery_sticky.testing.waiting import wait_until
@@ -84,3 +87,21 @@ class JobsFleet(KeyedFleet):
         """End all workers and close all connections."""
         self.jobs.close()
         super().teardown()
+
+
+def hosts_of(fleet: JobsFleet, name: str, called: str = "the job host") -> list[int]:
+    """Return the processes that run a worker's jobs and are called that."""
+    mark = json.dumps({"name": called})[1:-1].encode()
+    return [pid for pid in fleet.workers[name].children if mark in _command_line(pid)]
+
+
+def host_of(fleet: JobsFleet, name: str) -> int:
+    """Return the process that runs a worker's jobs, except those apart and schedules."""
+    (host,) = hosts_of(fleet, name)
+    return host
+
+
+def _command_line(pid: int) -> bytes:
+    with suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

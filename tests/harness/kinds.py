@@ -76,7 +76,7 @@ class KindsFleet(Fleet):
         """Return the depth of the queue of a key's slot."""
         slot = Sticky.of(self.app).slot_for(key)
         with self.queues() as queues:
-            return queues.depth("default", [slot])[slot]
+            return queues.depths([("default", slot)])["default", slot]
 
     def dead(self) -> list[dict[str, Any]]:
         """Return the information recorded about each buried message."""

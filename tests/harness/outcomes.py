@@ -15,6 +15,7 @@ from celery_sticky.cli.verify.placed import Placed
 from celery_sticky.cli.verify.plan import FaultPlan
 from celery_sticky.cli.verify.site import Mode, node
 from celery_sticky.cli.verify.timeline import Done, Frozen, Timeline
+from celery_sticky.jobs.info import JobInfo
 from celery_sticky.ownership.view import View
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.slot_log import SlotEvent
@@ -74,6 +75,9 @@ def outcome(
     mode: Mode = Mode.STICKY,
     moves: Moves | None = None,
     untold: Sequence[Event] = (),
+    bad_jobs: Sequence[JobInfo] = (),
+    bad_left: Sequence[str] = (),
+    note_events: Sequence[Event] = (),
 ) -> VerifyRun:
     return VerifyRun(
         run_options=RunOptions(mode=mode, placed=Placed.JUMP if moves is not None else None),
@@ -90,4 +94,7 @@ def outcome(
         jobs_seen=int(jobs_seen * SECOND),
         moves=moves,
         untold=untold,
+        bad_jobs=bad_jobs,
+        bad_left=bad_left,
+        note_events=note_events,
     )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_sticky import PinnedElsewhere, Sticky
-from celery_sticky.signals import pins_lost
+from celery_sticky.signals import pins_forgotten, pins_lost
 from harness import placed_tasks
 from harness.app import AppConfig, make_app
 
@@ -24,3 +24,10 @@ def pin_again(sender: str, keyspace: str, keys: frozenset[str], **_: Any) -> Non
     for key in keys:
         with suppress(PinnedElsewhere):
             Sticky.of(app).pin(key, keyspace)
+
+
+@pins_forgotten.connect(weak=False)
+def pin_all_again(sender: str, keyspace: str, **_: Any) -> None:
+    """Log that pins may be forgotten, and pin what this worker holds: here it is always the same key."""
+    logging.getLogger("celery").warning("forgotten in %s", keyspace)
+    Sticky.of(app).pin("held", keyspace)

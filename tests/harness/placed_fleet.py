@@ -14,9 +14,9 @@ from celery_sticky import Sticky
 from celery_sticky.cli.session import Session
 from celery_sticky.drivers import open_placement_store, open_store
 from celery_sticky.errors import StickyError
-from celery_sticky.keys import Slot, worker_queue
 from celery_sticky.ownership.view import View
 from celery_sticky.queues.inspection import Dead, Depth
+from celery_sticky.slots import WorkerQueue
 from celery_sticky.stores.first_document import write_first
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.history import Event, Kind
@@ -113,10 +113,10 @@ class PlacedFleet(Fleet):
         assert view is not None
         return view
 
-    def depth(self, place: Slot) -> Depth:
+    def depth(self, place: int | str) -> Depth:
         """Return the depth of the queue of a slot, or of the worker queue of a worker given by its short name."""
-        place = worker_queue(node(place)) if isinstance(place, str) else place
-        return self.session.queues.depth(self.keyspace, [place])[place]
+        slot = WorkerQueue(node(place)) if isinstance(place, str) else place
+        return self.session.queues.depths([(self.keyspace, slot)])[self.keyspace, slot]
 
     def dead(self) -> list[Dead]:
         """Return the buried messages."""

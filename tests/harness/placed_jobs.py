@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery_sticky import Sticky
-from celery_sticky.jobs.client import JobInfo
+from celery_sticky.jobs.info import JobInfo
 from celery_sticky.testing.history import Execution, Kind, pair
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.waiting import wait_until

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from celery_sticky import Job, Keyspace, Plan, Sticky, Worker, jump
+from celery_sticky import Job, Keyspace, Pin, Plan, Sticky, Worker, jump
 from celery_sticky.keys import hash_key
 from celery_sticky.testing.recorder import Recorder
 
@@ -39,6 +39,7 @@ KEYSPACES = (
     Keyspace("custom", assign=rendezvous),
     Keyspace("pinned", pins=True),
     Keyspace("strict", pins=True, unpinned="refuse"),
+    Keyspace("capped", pins=True, unpinned="refuse", dead_limit=2),
     Keyspace("both", assign=jump, pins=True),
     Keyspace("broken", assign=broken),
     Keyspace("quarrel", assign=quarrel),
@@ -62,11 +63,23 @@ def register(app: Celery, history: Path, *, jobs: bool = True) -> None:
         async for _ in job.inbox:
             pass
 
+    pins: list[Pin] = []
+
     @app.task(name="pin", shared=False)
     def pin(key: str, keyspace: str, take: bool = False) -> int:
         """Pin a key to the worker that runs this task."""
-        sticky.pin(key, keyspace, take=take)
+        pins.append(sticky.pin(key, keyspace, take=take))
         return os.getpid()
+
+    @app.task(name="release", shared=False)
+    def release(number: int) -> bool:
+        """Release a pin that this process has set; they are numbered from 0."""
+        return pins[number].release()
+
+    @app.task(name="owns", shared=False)
+    def owns(key: str, keyspace: str) -> bool:
+        """Tell whether the worker that runs this task has the key."""
+        return sticky.owns(key, keyspace)
 
     @app.task(name="unpin", shared=False)
     def unpin(key: str, keyspace: str) -> bool:

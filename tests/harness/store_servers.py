@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,10 @@ class InMemory(StoreServer[AnyStore]):
     def restart(self) -> None:
         for server in self.servers.values():
             server.restart()
+
+    def set_clock(self, ahead: float) -> None:
+        for server in self.servers.values():
+            server.clock = lambda: time.time() + ahead
 
     def wipe(self) -> None:
         for server in self.servers.values():

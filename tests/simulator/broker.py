@@ -8,11 +8,12 @@ from itertools import takewhile
 from typing import Any
 
 from celery_sticky.errors import SlotBroken
-from celery_sticky.keys import Slot, SlotId
+from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tenure, Want
 from celery_sticky.queues.guarantees import Fence
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.memory_held import HeldBroker, HeldQueues
+from celery_sticky.slots import Slot
 from simulator.invariants import Witness
 
 UNUSABLE = "a record is unusable"
@@ -36,6 +37,7 @@ class Observed(MemoryBroker):
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
         """Put a message into a queue, also when it is moved there, and notify its reader."""
+        assert not isinstance(queue, str), "the simulator gives queues by keyspace and slot"
         super().publish(queue, body, priority)
         self.told(queue[1])
 

@@ -9,6 +9,7 @@ from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.flow import CourierConfig
 from celery_sticky.delivery.state import DeliveryState
 from celery_sticky.keys import SlotId
+from celery_sticky.keyspace import DeadBounds
 from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.memory_held import HELD
 from simulator.line import SteppedLine
@@ -35,7 +36,7 @@ class WatchedCourier(Courier):
                 broker_grace=BROKER_GRACE,
                 placed=() if world.scenario.placement is None else (KEYSPACE,),
                 guarantees=HELD if world.scenario.held else FULL,
-                dead_limit=DEAD_LIMIT,
+                dead_bounds={KEYSPACE: DeadBounds(DEAD_LIMIT)},
             ),
             process.report,
             lambda _: process.trusts,

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from celery_sticky.keys import Slot
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.view import MemberState, View
 from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tenure
+from celery_sticky.slots import Slot
 
 if TYPE_CHECKING:
     from simulator.pool import SimulatedRun
     from simulator.process import Process
 
-HELD = (SlotState.OPENING, SlotState.OPEN, SlotState.STOPPING)
+HELD = (SlotState.OPENING, SlotState.OPEN, SlotState.STOPPING, SlotState.JOBS_LEFT, SlotState.STOPPING_JOBS)
 
 
 class Invariant(StrEnum):
@@ -114,6 +114,9 @@ class Invariant(StrEnum):
     """A job has a notification for the first time after a later one."""
     NOT_RUNNING = "not-running"
     """A job that is wanted does not run, or is not recorded as running, long after the last fault."""
+    STOOD_STILL = "stood-still"
+    """A wanted job was stopped for another worker, and that did not start it soon, though there was no fault and no
+    request was lost."""
     NOT_STOPPED = "not-stopped"
     """A job that is not wanted is still there, long after the last fault."""
     ERROR = "error"
@@ -183,7 +186,7 @@ class Witness:
     _running: dict[int, list[SimulatedRun]] = field(default_factory=lambda: defaultdict(list))
     _books: dict[Slot, int] = field(default_factory=lambda: defaultdict(int))
     _fences: dict[Slot, Tenure] = field(default_factory=dict)
-    _started: dict[Slot, tuple[int, str]] = field(default_factory=dict)
+    _started: dict[Slot | str, tuple[int, str]] = field(default_factory=dict)
     _copies: dict[bytes, Progress] = field(default_factory=dict)
 
     # -- the broker ----------------------------------------------------------------------------

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from celery_sticky.keys import Slot
+from celery_sticky.jobs.wire import Start
+from celery_sticky.slots import Slot
 from celery_sticky.stores.jobs import JobRecord, JobState, Report, RunResult
 from celery_sticky.stores.memory.job_records import Keyspace
 from simulator.invariants import Invariant, Violation
 from simulator.jobs_scenario import Call, Life
+from simulator.terms import MAX_DELIVERIES, QUARANTINE, START_TIMEOUT
 
 if TYPE_CHECKING:
     from simulator.job_host import HostedJob
@@ -19,7 +21,12 @@ if TYPE_CHECKING:
 
 KILLERS = (Life.KILLS_AT_START, Life.KILLS, Life.HANGS_AT_START)
 """Lives that may end in being given up."""
-GIVEN_UP, TOO_LATE = "starts ended without a result", "its start took longer"
+STANDSTILL = 3.0
+"""Seconds within which a job that was stopped for another worker starts there, after everything that disturbs that."""
+RECOVERS = 20.0
+"""Seconds after a fault that it may explain that a job starts late: an eviction, and the next host."""
+GIVEN_UP, ENDED = "starts ended without a result", "its process ended"
+TOO_LATE, TOO_SLOW = "its start took longer", "its stop took longer"
 """Errors of the reconciler."""
 
 
@@ -29,6 +36,10 @@ class Dispatched:
 
     call: Call
     runs: int = 0
+    longest: float = 0.0
+    """The longest time, in seconds, for which its handler was called and its start had not completed."""
+    processes: list[Process] = field(default_factory=list)
+    """The workers that had to run it."""
     started: bool = False
     """A run of it has started."""
     failed: bool = False
@@ -39,12 +50,20 @@ class Dispatched:
     """A client has stopped it."""
     gone: bool = False
     """The store has removed its record."""
+    reserved: int = 0
+    """Starts that the store has reserved."""
+    on_its_way: int = 0
+    """Starts that were reserved and had not begun when another dispatch took its place: one may wait for a thread."""
     gone_back: bool = False
     """The store lost something; what it knew of this job before, and has done since, shows nothing."""
     notes: dict[str, None] = field(default_factory=dict)
     """Notifications that the store has accepted for it."""
     taken: dict[str, None] = field(default_factory=dict)
     """Those that a run of it has, in the order in which it had them first."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """How many deliveries of a notification have failed."""
+    dead: set[str] = field(default_factory=set)
+    """Notifications that are not delivered any more."""
 
     @property
     def name(self) -> str:
@@ -55,7 +74,7 @@ class Dispatched:
 class JobWitness:
     """Checks every step."""
 
-    def __init__(self, calls: Mapping[str, Call], *, calm: bool) -> None:
+    def __init__(self, calls: Mapping[str, Call]) -> None:
         self._calls = calls
         self.dispatched: dict[str, Dispatched] = {}
         """By id."""
@@ -63,25 +82,37 @@ class JobWitness:
         """The number of runs so far."""
         self.killed_at = 0.0
         """When a job last killed its host."""
-        self._calm = calm
-        """Whether nothing happens but what jobs do themselves."""
         self._running: dict[int, list[HostedJob]] = defaultdict(list)
         """Key -> runs."""
         self._epochs: dict[Slot, int] = {}
         """The highest epoch of a run."""
         self._fences: dict[Slot, int] = {}
+        self._moving: dict[str, float] = {}
+        """Id of a wanted job that was stopped -> when."""
+        self._calm_from = 0.0
+
+    def disturbed(self, until: float) -> None:
+        """Note that until then, a job may start late."""
+        self._calm_from = max(self._calm_from, until)
 
     # -- the store -----------------------------------------------------------------------------
 
     def admits(self, job_id: str, replaced: str | None) -> None:
         """The store has admitted a dispatch, perhaps in the place of one that was to stop."""
         if replaced is not None:
-            self.dispatched[replaced].gone = True
+            before = self.dispatched[replaced]
+            before.gone, before.on_its_way = True, before.reserved - before.runs
         self.dispatched[job_id] = Dispatched(self._calls[job_id], gone_back=job_id in self.dispatched)
 
     def stops(self, job_id: str, *, gone: bool) -> None:
         """The store was told that a job is no longer wanted."""
         self.dispatched[job_id].stopped, self.dispatched[job_id].gone = True, gone
+        self._moving.pop(job_id, None)
+
+    def reserves(self, job_ids: Iterable[str]) -> None:
+        """The store has reserved a start of each of these jobs."""
+        for job_id in job_ids:
+            self.dispatched[job_id].reserved += 1
 
     def notes(self, job_id: str, note: str) -> None:
         """The store has accepted a notification."""
@@ -104,6 +135,14 @@ class JobWitness:
             if not job.gone_back and (lost := (job.notes.keys() & set(notes)) - job.taken.keys()):
                 raise Violation(Invariant.NOTE_LOST, f"{job.name} never had {sorted(lost)}")
 
+    def buries(self, notes: Collection[str]) -> None:
+        """The store moves notifications to the dead ones."""
+        for job in self.dispatched.values():
+            for note in job.notes.keys() & set(notes):
+                if not job.gone_back and job.failures[note] < MAX_DELIVERIES:
+                    raise Violation(Invariant.NOTE_LOST, f"{job.name}: {note} is dead after {job.failures[note]}")
+                job.dead.add(note)
+
     def settles(self, reports: Sequence[Report], removed: Collection[JobRecord]) -> None:
         """The store has taken in run results, and has removed these records."""
         gone = {record.id for record in removed}
@@ -124,8 +163,15 @@ class JobWitness:
             if not any(life in KILLERS for life in job.call.lives):
                 raise Violation(Invariant.INNOCENT_GIVEN_UP, f"{job.name}: {report.error}")
         elif TOO_LATE in report.error:
-            if self._calm and Life.HANGS_AT_START not in job.call.lives and job.call.seconds < 1:
-                raise Violation(Invariant.JOB_LOST, f"{job.name}: {report.error}")
+            if job.longest < 0.9 * START_TIMEOUT and not any(process.failed for process in job.processes):
+                raise Violation(Invariant.JOB_LOST, f"{job.name}: {report.error}; its call took {job.longest:.1f} s")
+        elif TOO_SLOW in report.error:
+            if job.started or Life.HANGS_AT_START not in job.call.lives:
+                raise Violation(Invariant.JOB_LOST, f"{job.name} is removed as failed to start: {report.error}")
+        elif ENDED in report.error:
+            faults = job.failed or any(process.failed for process in job.processes)
+            if not faults and not any(life in KILLERS for life in job.call.lives):
+                raise Violation(Invariant.INNOCENT_GIVEN_UP, f"{job.name}: {report.error}")
         elif not job.failed:
             raise Violation(Invariant.JOB_LOST, f"{job.name} is removed as failed: {report.error}")
 
@@ -141,13 +187,20 @@ class JobWitness:
 
     # -- job hosts -----------------------------------------------------------------------------
 
+    def ordered(self, start: Start, process: Process) -> None:
+        """The host of a worker was told to start a run."""
+        self.dispatched[start.id].processes.append(process)
+
     def begins(self, run: HostedJob) -> None:
         """A run begins, this instant."""
         job = self.dispatched[run.start.id]
         job.runs += 1
         self.begun += 1
         if job.gone and not job.gone_back:
-            raise Violation(Invariant.RUN_AFTER_END, str(run))
+            if not job.on_its_way:
+                raise Violation(Invariant.RUN_AFTER_END, str(run))
+            job.on_its_way -= 1
+        self._check_gap(job, run)
         highest = self._epochs.setdefault(run.slot, run.start.epoch)
         if run.start.epoch < highest:
             raise Violation(Invariant.STALE_START, f"{run}, epoch {highest} was seen")
@@ -156,8 +209,23 @@ class JobWitness:
             self._check_overlap(other, run)
         self._running[run.key].append(run)
 
+    def _check_gap(self, job: Dispatched, run: HostedJob) -> None:
+        now = run.process.world.now
+        since = max(self._moving.pop(run.start.id, now), self._calm_from)
+        if now > since + STANDSTILL and not run.host.supervisor.delays_starts:
+            raise Violation(Invariant.STOOD_STILL, f"{job.name} did not run for {now - since:.1f} s before {run}")
+
+    def gives_way(self, run: HostedJob) -> None:
+        """A run ends because it was told to stop."""
+        job = self.dispatched[run.start.id]
+        if run.started and not (job.stopped or job.gone):
+            self._moving[run.start.id] = run.process.world.now
+
     def ends(self, run: HostedJob) -> None:
         """Nothing of a run is left."""
+        if not run.started:
+            job = self.dispatched[run.start.id]
+            job.longest = max(job.longest, run.process.world.now - run.called_at)
         self._running[run.key].remove(run)
 
     def thaws(self, run: HostedJob) -> None:
@@ -182,6 +250,10 @@ class JobWitness:
             raise Violation(Invariant.NOTE_OUT_OF_ORDER, f"{run} has {note} after {max(job.taken)}")
         job.taken[note] = None
 
+    def fails(self, run: HostedJob, note: str) -> None:
+        """A run could not handle a notification."""
+        self.dispatched[run.start.id].failures[note] += 1
+
     def drained(self, process: Process, slot: Slot) -> None:
         """A keeper says that no job of a slot is left in its worker."""
         for run in self.running:
@@ -200,11 +272,15 @@ class JobWitness:
     ) -> tuple[Invariant, str] | None:
         """Return what is not in order yet, given all records of the store, and the worker where a key belongs."""
         running = {run.start.id: run for run in self.running}
+        working = {job_id for job_id, run in running.items() if not run.does_nothing}
         wanted = {record.id for record in records if not self.dispatched[record.id].stopped}
+        apart = {record.id for record in records if record.apart}
+        alone = Counter(run.process.name for run in running.values() if not run.host.flow.lasting)
         for job_id, job in self.dispatched.items():
             if not job.gone and not job.stopped:
-                where = running[job_id].process.name if job_id in running else None
-                if where != (wanted_at := owner(job.call.key)):
+                where, wanted_at = running[job_id].process.name if job_id in working else None, owner(job.call.key)
+                full = where is None and job_id in apart and alone[wanted_at or ""] >= QUARANTINE
+                if where != wanted_at and not full:
                     return Invariant.NOT_RUNNING, f"{job.name} runs in {where}, not in {wanted_at}"
             if (job.gone or job.stopped) and (job_id in running or not job.gone):
                 return Invariant.NOT_STOPPED, f"{job.name} is still there"
@@ -213,6 +289,7 @@ class JobWitness:
             if run is not None and (record.state, record.fresh, record.worker, record.epoch) != run.as_recorded:
                 return Invariant.NOT_RUNNING, f"{run} is recorded as {record}"
         for job_id in wanted & running.keys():
-            if left := self.dispatched[job_id].notes.keys() - self.dispatched[job_id].taken.keys():
-                return Invariant.NOTE_LOST, f"{self.dispatched[job_id].name} still has not {sorted(left)}"
+            job = self.dispatched[job_id]
+            if left := job.notes.keys() - job.taken.keys() - job.dead:
+                return Invariant.NOTE_LOST, f"{job.name} still has not {sorted(left)}"
         return None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import Admission, DispatchOutcome, Fate, JobRecord, NewJob, Report, Reserved
+from celery_sticky.slots import Slot
+from celery_sticky.stores.jobs import Admission, DispatchOutcome, JobRecord, NewJob, Report, Reserved
 from celery_sticky.stores.memory.job_records import Keyspace
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
+from celery_sticky.stores.notes import FailedDelivery, Fate
 from simulator.job_invariants import JobWitness
 from simulator.terms import KEYSPACE
 
@@ -19,6 +20,15 @@ class WitnessedJobs(MemoryJobs):
         super().__init__(server, KEYSPACE)
         self._witness = witness
 
+    @property
+    def subscribed(self) -> bool:
+        """Whether it gets signals."""
+        return self._subscription is not None
+
+    def subscribe(self) -> Collection[Slot]:
+        """Subscribe; return nothing. A late repetition takes no signals."""
+        return () if self.subscribed else self.watch(0.0)
+
     def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, DispatchOutcome | None]:
         """Store a job."""
         old = self._record(job.slot, job.name, job.key)
@@ -27,7 +37,7 @@ class WitnessedJobs(MemoryJobs):
             self._witness.admits(job.id, old.id if old is not None else None)
         return admission, outcome
 
-    def stop(self, slot: Slot, name: str, key: str) -> bool:
+    def stop(self, slot: Slot, name: str, key: str) -> str | None:
         """Stop a job."""
         old = self._record(slot, name, key)
         stopped = super().stop(slot, name, key)
@@ -52,6 +62,7 @@ class WitnessedJobs(MemoryJobs):
         """Reserve starts."""
         reserved = super().reserve(slot, epoch, worker, ids, known=known)
         self._writes(slot, epoch)
+        self._witness.reserves(reserved.attempts)
         return reserved
 
     def settle(
@@ -60,6 +71,7 @@ class WitnessedJobs(MemoryJobs):
         epoch: int,
         reports: Sequence[Report],
         notes: Collection[str],
+        failed: Sequence[FailedDelivery] = (),
         *,
         outcome_ttl: float,
         known: int = 0,
@@ -67,9 +79,10 @@ class WitnessedJobs(MemoryJobs):
         """Store run results."""
         before = [record for report in reports if (record := self._space().records.get(report.id)) is not None]
         waiting = {note.id for note in self._space().at(slot).notes}
-        revision = super().settle(slot, epoch, reports, notes, outcome_ttl=outcome_ttl, known=known)
+        revision = super().settle(slot, epoch, reports, notes, failed, outcome_ttl=outcome_ttl, known=known)
         self._writes(slot, epoch)
         self._witness.drops(waiting & set(notes))
+        self._witness.buries(waiting & {one.note for one in failed if one.dead} - set(notes))
         self._witness.settles(reports, [record for record in before if record.id not in self._space().records])
         return revision
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
+from simulator.terms import MAX_DELIVERIES
+
 NAME = "job"
 """The name of all jobs; they differ by key."""
 
@@ -30,6 +32,10 @@ KILLINGS = 6
 SECONDS = (0.0, 0.01, 0.3, 1.0, 3.0)
 
 
+FOR_EVER = 1e6
+"""Longer than a world, in seconds."""
+
+
 class HostFault(StrEnum):
     """The kinds of faults of a job host."""
 
@@ -47,6 +53,11 @@ class Fault:
     kind: HostFault
     victim: str
     seconds: float = 0.0
+
+    @property
+    def over_at(self) -> float:
+        """When it is over; one that lasts for ever is, for others, when it begins."""
+        return self.at + (self.seconds if self.seconds < FOR_EVER else 0.0)
 
     def __str__(self) -> str:
         return f"{self.at:6.2f} {self.victim} {self.kind}" + (f" {self.seconds:.1f} s" if self.seconds else "")
@@ -86,6 +97,11 @@ class Jobs:
     faults: tuple[Fault, ...] = ()
 
 
+def failures(number: int) -> int:
+    """Return how many deliveries of a notification fail, by the number of the call that sends it."""
+    return {3: 2, 5: MAX_DELIVERIES}.get(number % 8, 0)
+
+
 def draw_jobs(seed: int, names: str, slots: int, trouble: float) -> Jobs:
     """Return the jobs of a seed's world."""
     rng = Random(f"jobs {seed}")
@@ -112,5 +128,5 @@ def _call(rng: Random, at: float, number: int, keys: int) -> Call:
 def _faults(rng: Random, names: str, trouble: float) -> Iterator[Fault]:
     for _ in range(rng.choice((0, 0, 1, 2))):
         kind = rng.choice(tuple(HostFault))
-        seconds = 0.0 if kind is HostFault.DIES else rng.choice((0.5, 3.0, 9.0, 20.0))
+        seconds = 0.0 if kind is HostFault.DIES else rng.choice((0.5, 3.0, 9.0, 20.0, FOR_EVER))
         yield Fault(rng.uniform(4, trouble), kind, rng.choice(names), seconds)

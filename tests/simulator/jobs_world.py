@@ -8,17 +8,19 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import Fenced, StoreUnavailable
-from celery_sticky.keys import WORKER_QUEUE, Slot, job_place
+from celery_sticky.slots import KeyPlace, Slot, WorkerQueue
 from celery_sticky.stores.jobs import JobStore, NewJob
 from celery_sticky.stores.memory.jobs import MemoryJobServer
 from simulator.invariants import Invariant
-from simulator.job_invariants import JobWitness
+from simulator.job_invariants import RECOVERS, JobWitness
 from simulator.job_store import WitnessedJobs
 from simulator.jobs_scenario import NAME, Call, Fault, Jobs, Verb
+from simulator.scenario import TROUBLE, Kind
+from simulator.scenario import Fault as WorldFault
 from simulator.terms import EPOCH, OUTCOME_TTL
 
 if TYPE_CHECKING:
-    from simulator.keeper import SteppedKeeper
+    from simulator.keeper import KeeperSeat
     from simulator.process import Process
     from simulator.world import World
 
@@ -34,10 +36,13 @@ class JobsWorld:
     def __init__(self, world: World, jobs: Jobs) -> None:
         self._world, scenario = world, world.scenario
         self._rng = Random(f"clients {scenario.seed}")
-        calm = not (scenario.faults or jobs.faults or scenario.losses or scenario.deaf)
-        self.witness = JobWitness({_id(call): call for call in jobs.calls}, calm=calm)
+        self.witness = JobWitness({_id(call): call for call in jobs.calls})
         self.server = MemoryJobServer()
         self.server.clock = lambda: EPOCH + world.now
+        if scenario.losses or scenario.broker_losses:
+            self.witness.disturbed(TROUBLE + RECOVERS)
+        if scenario.deaf:
+            self.witness.disturbed(float("inf"))
         self._client = WitnessedJobs(self.server, self.witness)
         self.copy()
         for call in jobs.calls:
@@ -47,7 +52,7 @@ class JobsWorld:
 
     def slot(self, key: int) -> Slot:
         """Return where the records of a job are."""
-        return key % self._world.scenario.slots if self._world.placed is None else job_place(str(key))
+        return key % self._world.scenario.slots if self._world.placed is None else KeyPlace(str(key))
 
     @property
     def keys(self) -> Collection[str]:
@@ -70,19 +75,19 @@ class JobsWorld:
     def _pass_signals_on(self) -> None:
         for process in self._world.processes:
             if process.alive and process.jobs is not None:
-                self._tell(process, process.jobs.keeper)
+                self._tell(process, process.jobs.keeper.seat)
 
-    def _tell(self, process: Process, keeper: SteppedKeeper) -> None:
+    def _tell(self, process: Process, seat: KeeperSeat) -> None:
         world = self._world
         try:
-            heard = keeper.signals()
+            heard = seat.client.watch(0.0) if seat.subscribed else ()
         except StoreUnavailable:
-            process.outcome(keeper.wake)
+            process.outcome(seat.cut)
             return
         for slot in heard:
             deaf = world.scenario.deaf or world.now < process.store_cut_until
             if not deaf and process.rng.random() >= world.losses:
-                process.later(process.rng.uniform(0, 0.1), partial(keeper.hear, slot))
+                process.later(process.rng.uniform(0, 0.1), partial(seat.hear, slot))
 
     def _call(self, call: Call) -> None:
         """A client calls, and repeats it until it is answered."""
@@ -98,13 +103,23 @@ class JobsWorld:
 
     # -- what befalls it -----------------------------------------------------------------------
 
+    def struck(self, fault: WorldFault) -> None:
+        """A fault begins now. That workers join or leave explains no delay."""
+        if fault.kind not in (Kind.JOIN, Kind.LEAVE):
+            self.witness.disturbed(self._world.now + fault.seconds + RECOVERS)
+
+    def members_change(self) -> None:
+        """Other workers are members now, or a pin has moved: jobs may belong elsewhere than a moment ago."""
+        self.witness.disturbed(self._world.now)
+
     def _strike(self, fault: Fault) -> None:
         for process in self._world.processes:
             if process.name == fault.victim and process.taking_part and process.jobs is not None:
                 self._world.note(process.origin, "FAULT: %s", fault)
                 self._world.struck += 1
                 process.failed = True
-                process.jobs.hosts.strike(fault)
+                self.witness.disturbed(self._world.now + fault.seconds + RECOVERS)
+                process.jobs.supervisor.strike(fault)
 
     def copy(self) -> None:
         """Update the older data that the store fails over to."""
@@ -126,8 +141,8 @@ class JobsWorld:
     def _owner(self, key: int) -> str | None:
         """Return the worker in which the jobs of a key are to run; None: in no worker."""
         slot = self.slot(key) if self._world.placed is None else self._world.placed.place_of(key)
-        if isinstance(slot, str):
-            return slot.removeprefix(WORKER_QUEUE)
+        if isinstance(slot, WorkerQueue):
+            return slot.worker
         owners = [process.name for process in self._world.processes if process.alive and slot in process.held]
         return owners[0] if owners else None
 
@@ -140,7 +155,7 @@ def _ask(call: Call, slot: Slot, store: JobStore) -> object:
         case Verb.STOP:
             return store.stop(slot, NAME, key)
         case Verb.NOTIFY:
-            return store.notify(slot, NAME, key, b"null", limit=MANY)
+            return store.notify(slot, NAME, key, b"%d" % call.number, limit=MANY)
 
 
 def _id(call: Call) -> str:

@@ -2,128 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts
-from celery_sticky.jobs.keeper.keeper import BROKEN_PAUSE, Keeper
+from celery_sticky.jobs.keeper.keeper import Keeper, KeeperRoutine
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.slots import SharedSlots
-from celery_sticky.keys import Slot
+from celery_sticky.membership.deadline import STEP
 from celery_sticky.ownership.events import Drained, Event, HostDown, Opened
 from celery_sticky.placement.placed_jobs import PlacedJobs
-from celery_sticky.stores.flow import Flow
-from celery_sticky.stores.jobs import JobStore
-from simulator.job_hosts import STEP, JobHosts
+from celery_sticky.platform.flow_thread import FlowThread
+from celery_sticky.slots import KeyPlace, Slot
+from celery_sticky.stores.jobs import JobRecord
+from celery_sticky.stores.shared import OwnClient
 from simulator.job_store import WitnessedJobs
 from simulator.scenario import Point
-from simulator.terms import JOB_POLL, KEYSPACE, MAX_STARTS, OUTCOME_TTL, START_TIMEOUT, STOP_TIMEOUT
+from simulator.seat import SteppedSeat
+from simulator.supervisor import SteppedSupervisor
+from simulator.terms import JOB_POLL, KEYSPACE, MAX_DELIVERIES, MAX_STARTS, OUTCOME_TTL, START_TIMEOUT, STOP_TIMEOUT
 
 if TYPE_CHECKING:
     from simulator.jobs_world import JobsWorld
     from simulator.process import Process
 
-TIMEOUTS = JobTimeouts(START_TIMEOUT, STOP_TIMEOUT, MAX_STARTS)
+TIMEOUTS = JobTimeouts(START_TIMEOUT, STOP_TIMEOUT, MAX_STARTS, MAX_DELIVERIES)
 
 WRITES = ("open", "reserve", "settle")
 """Requests at which faults strike."""
-
-Turn = Flow[JobStore, float]
 
 
 class SteppedKeeper(Keeper):
     """The keeper, driven by the world's events."""
 
     def __init__(self, process: Process, jobs: JobsWorld, here: Surroundings, reconciler: JobReconciler) -> None:
-        self._process, self._jobs = process, jobs
-        self._client = client = WitnessedJobs(jobs.server, jobs.witness)
-        super().__init__(here, reconciler, lambda: client)
-        self._client.watch(0.0)  # subscribes
-        self._stepped: Turn | None = None
-        self._woken = False
-        self._heard: set[Slot] = set()
-        self._alarm = 0
-        self.wake()
+        super().__init__(here, reconciler, FlowThread(OwnClient))
+        self._process = process
+        self.seat = KeeperSeat(process, jobs, self._routine)
+        process.later(process.rng.uniform(0, 0.005), self.seat.start)
 
     def wake(self) -> None:
-        """See `Keeper.wake`."""
-        self._woken = True
-        if self._stepped is None:
-            self._go_on_in(self._process.rng.uniform(0, 0.005))
+        """See `Keeper.wake`: the thread notices that a moment later."""
+        self._process.later(self._process.rng.uniform(0, 0.005), self.seat.notice)
 
-    def signals(self) -> Collection[Slot]:
-        """Take the signals that the store has for it.
 
-        Raises:
-            StoreUnavailable: the subscription broke.
-        """
-        return self._client.watch(0.0)
+class KeeperSeat(SteppedSeat):
+    """The seat of a keeper."""
 
-    def hear(self, slot: Slot) -> None:
-        """Take in a signal between two turns."""
-        self._heard.add(slot)
-        self.wake()
+    asked, answered = Point.KEEPER_ASKED, Point.KEEPER_ANSWERED
 
-    def disconnect(self) -> None:
-        """Close the connection, because the process is dead."""
-        self._client.close()
+    def __init__(self, process: Process, jobs: JobsWorld, routine: KeeperRoutine) -> None:
+        super().__init__(process)
+        self._jobs, self._routine = jobs, routine
+        self.client = WitnessedJobs(jobs.server, jobs.witness)
 
-    def _go_on_in(self, delay: float) -> None:
-        self._alarm += 1
-        self._process.world.after(delay, partial(self._rings, self._alarm))
+    @property
+    def subscribed(self) -> bool:
+        """Whether the store has signals for it."""
+        return self.client.subscribed
 
-    def _rings(self, alarm: int) -> None:
-        if alarm == self._alarm:
-            self._process.outcome(partial(self._begin, alarm))
+    def turn(self) -> Generator[Any, Any, None]:
+        """See `Routine.turn`."""
+        return self._routine.turn()
 
-    def _begin(self, alarm: int) -> None:
-        if alarm != self._alarm or self._stepped is not None:
-            return
-        heard, self._heard = self._heard, set()
-        self.heed(sorted(heard, key=str))
-        self._woken = False
-        self._stepped = turn = self.turn()
-        self._carry_on(turn, None)
+    def serve(self, request: Callable[[Any], object]) -> object:
+        """Make a request to the job store; return its answer, or the expected error."""
+        return self._jobs.serve(request, self.client)
 
-    def _carry_on(self, turn: Turn, answer: object) -> None:
-        try:
-            request = turn.throw(answer) if isinstance(answer, Exception) else turn.send(answer)
-        except StoreUnavailable:
-            self.take_in()
-            self._rest(BROKEN_PAUSE)
-        except StopIteration as end:
-            self._rest(end.value)
-        else:
-            self._make(turn, request)
-
-    def _rest(self, pause: float) -> None:
-        self._stepped = None
-        self._go_on_in(1e-4 if self._woken else pause + 1e-4)
-
-    def _make(self, turn: Turn, request: Callable[[JobStore], object]) -> None:
-        process, writes = self._process, str(request) in WRITES
-
-        def take_in(answer: object) -> None:
-            if writes and process.passes(Point.KEEPER_ANSWERED):
-                process.outcome(partial(take_in, answer))
-            else:
-                self._carry_on(turn, answer)
-
-        def send() -> None:
-            process.ask_store(
-                lambda: self._jobs.serve(request, self._client),
-                answered=take_in,
-                failed=lambda: self._carry_on(turn, StoreUnavailable("no answer")),
-            )
-
-        # A process paused while sending has either sent its request already, or sends it when it resumes.
-        if writes and process.passes(Point.KEEPER_ASKED) and process.rng.random() < 0.5:
-            process.outcome(send)
-        else:
-            send()
+    def strikes(self, request: Callable[[Any], object]) -> bool:
+        """Faults strike where it writes."""
+        return str(request) in WRITES
 
 
 class ProcessJobs:
@@ -131,12 +81,12 @@ class ProcessJobs:
 
     def __init__(self, process: Process, jobs: JobsWorld) -> None:
         self._process, self._witness = process, jobs.witness
-        self.hosts = JobHosts(process, jobs, self.trusted)
+        self.supervisor = SteppedSupervisor(process, jobs)
         here = Surroundings(
             KEYSPACE,
             process.name,
-            self.hosts,
-            self.trusted,
+            self.supervisor,
+            partial(process.lease.trusted, KEYSPACE),
             self._report,
             lambda: process.clock,
             poll=JOB_POLL,
@@ -144,25 +94,16 @@ class ProcessJobs:
             placer=_ToPlacer(self, process.placer.jobs) if process.placer is not None else None,
         )
         placed = process.placer is not None
-        reconciler = JobReconciler(TIMEOUTS, keyspace=KEYSPACE, suspects=self.hosts.suspects, placed=placed)
-        self.keeper = self.hosts.keeper = SteppedKeeper(process, jobs, here, reconciler)
+        reconciler = JobReconciler(TIMEOUTS, place=self._place, keyspace=KEYSPACE, placed=placed)
+        self.keeper = SteppedKeeper(process, jobs, here, reconciler)
         if process.placer is not None:
             process.placer.jobs.keeper = self.keeper
-        self.slots = SharedSlots(process.courier, self.keeper, lambda _: self.membership, process.tell)
+        self.slots = SharedSlots(process.courier, self.keeper, process.lease.membership, process.tell)
 
     def start(self) -> None:
         """Start the first host; the member joins only when there is one."""
         self._process.tell(HostDown())
-        self.hosts.begin()
-
-    @property
-    def membership(self) -> int:
-        """The number of the newest membership, as in the lease."""
-        return self._process.member.lease.membership
-
-    def trusted(self, membership: int) -> bool:
-        """Whether this membership is trusted now."""
-        return self._process.trusts and self.membership == membership
+        self.supervisor.start(self.keeper)
 
     def takes(self, event: Event) -> bool:
         """Take a report of the courier on a slot; False: it is for the member."""
@@ -170,6 +111,9 @@ class ProcessJobs:
         if of_slot:
             self.slots.report(event)
         return of_slot
+
+    def _place(self, record: JobRecord, apart: bool) -> int:
+        return self.supervisor.place((KEYSPACE, record.id), record.key, apart=apart, built_in=False)
 
     def _report(self, event: Event) -> None:
         if isinstance(event, Drained):
@@ -182,12 +126,12 @@ class ProcessJobs:
 
     def trust_changed(self) -> None:
         """The lease may have ended early: the host sees that a moment later."""
-        self._process.world.after(self._process.rng.uniform(0, STEP), self.hosts.look_at_the_lease)
+        self._process.world.after(self._process.rng.uniform(0, STEP), self.supervisor.look_at_the_lease)
 
     def die(self) -> None:
         """The worker is dead, and its host with it."""
-        self.hosts.die_with_parent()
-        self.keeper.disconnect()
+        self.supervisor.die_with_parent()
+        self.keeper.seat.client.close()
 
 
 class _ToPlacer:
@@ -197,7 +141,7 @@ class _ToPlacer:
         self._jobs, self._placer = jobs, placer
         self.wanted, self.listed = placer.wanted, placer.listed
 
-    def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
+    def drained(self, place: KeyPlace, epoch: int, *, vacant: bool) -> None:
         """See `Placer.drained`."""
         self._jobs.drained(place)
         self._placer.drained(place, epoch, vacant=vacant)

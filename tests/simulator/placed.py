@@ -7,15 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import NotAMember, StoreUnavailable
-from celery_sticky.keys import Slot, slot_for, worker_queue
+from celery_sticky.keys import slot_for
 from celery_sticky.message import Stamp
 from celery_sticky.placement.flow import Request
+from celery_sticky.slots import Slot, WorkerQueue
 from celery_sticky.stores.memory.store import PlacementRecords
 from celery_sticky.stores.placement import PlacementStore
 from simulator.invariants import Invariant
 from simulator.placement_lookup import PlacementLookup
 from simulator.placing import Pin, PlacementSetup
-from simulator.scenario import Kind, Task
+from simulator.scenario import Task
 from simulator.senders import SENDERS, Sender
 from simulator.terms import KEYSPACE
 from simulator.witness import PlacedWitness
@@ -57,6 +58,8 @@ class Placed:
 
     def pin(self, pin: Pin) -> None:
         """Let a worker pin a key."""
+        if self._world.jobs is not None:
+            self._world.jobs.members_change()
         for process in self._world.processes:
             if process.name == pin.worker and process.taking_part and process.placer is not None:
                 process.placer.pinning.pin(pin)
@@ -80,10 +83,12 @@ class Placed:
 
     def _tell(self, process: Process, placer: SteppedPlacer) -> None:
         world = self._world
+        if not placer.subscribed:
+            return
         try:
             heard = placer.placement_store.watch(0)
         except StoreUnavailable:
-            process.outcome(placer.wake)
+            process.outcome(placer.cut)
             return
         for signal in heard:
             deaf = world.scenario.deaf or world.now < process.store_cut_until
@@ -95,7 +100,7 @@ class Placed:
         if unsent := {str(task): why for sender in self._senders for task, why in sender.unsent.items()}:
             return Invariant.NOT_DRAINED, f"not sent yet: {unsent}"
         for process in living:
-            fence = self._world.broker.slot(KEYSPACE, worker_queue(process.name)).fence
+            fence = self._world.broker.slot(KEYSPACE, WorkerQueue(process.name)).fence
             if fence is None or fence.incarnation != process.machine.incarnation:
                 return Invariant.NOT_OWNED, f"the worker queue of {process.origin} is fenced for {fence}"
         records = self._world.server.records
@@ -106,11 +111,9 @@ class Placed:
         return self._untold(living, book)
 
     def _untold(self, living: Sequence[Process], book: PlacementRecords) -> tuple[Invariant, str] | None:
-        if any(fault.kind in (Kind.WIPE, Kind.FAIL_OVER) for fault in self._world.scenario.faults):
-            return None  # a store that lost pins reports them to nobody
         for process in living:
             assert process.placer is not None
-            pins = {key for key, pin in book.pins.items() if pin == (process.machine.incarnation, process.name)}
+            pins = {key for key, pin in book.pins.items() if pin[0] == process.machine.incarnation}
             if untold := process.placer.pinning.pinned.keys() - pins:
                 return Invariant.UNTOLD_PIN, f"{process.origin} believes that it has pinned {sorted(untold)}"
         return None

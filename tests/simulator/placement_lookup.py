@@ -7,8 +7,8 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from celery_sticky.errors import NotPinned, NoWorker
-from celery_sticky.keys import Slot
 from celery_sticky.keyspace import Keyspace, placement_of, workers_of
+from celery_sticky.slots import Slot
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer
 from celery_sticky.stores.placement import NO_VERSION

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
-from celery_sticky.stores.placement import Claims, Said, Version, Wish
+from celery_sticky.stores.placement import Claims, Pinned, Said, Version, Wish
 from simulator.terms import KEYSPACE
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ class WitnessedPlacementStore(MemoryPlacementStore):
         super().__init__(world.server, KEYSPACE)
         self._world, self._placed, self._worker = world, placed, worker
 
+    @property
+    def subscribed(self) -> bool:
+        """Whether it gets signals."""
+        return self._subscription is not None
+
     def claim(self, incarnation: str, call: int, known: Version, wishes: Sequence[Wish], heartbeats: int = 0) -> Claims:
         """Claim keys."""
         claims = super().claim(incarnation, call, known, wishes, heartbeats)
@@ -30,14 +35,14 @@ class WitnessedPlacementStore(MemoryPlacementStore):
                 self._placed.witness.grants(key, answer.token, incarnation, self._worker)
         return claims
 
-    def pin(self, worker: str, key: str, *, take: bool) -> str | None:
+    def pin(self, worker: str, key: str, *, take: bool) -> Pinned:
         """Pin a key."""
-        other = super().pin(worker, key, take=take)
+        pinned = super().pin(worker, key, take=take)
         self._placed.look()
-        return other
+        return pinned
 
-    def unpin(self, worker: str, key: str) -> bool:
+    def unpin(self, worker: str, key: str, pinned: Pinned | None = None) -> bool:
         """Remove a pin."""
-        unpinned = super().unpin(worker, key)
+        unpinned = super().unpin(worker, key, pinned)
         self._placed.look()
         return unpinned

@@ -1,4 +1,4 @@
-"""A placer without a thread: the real `PlacementState` decides the requests; each request to the store is one step."""
+"""A placer without a thread: the shipped `PlacerRoutine` and its `PlacementState`; the placer's seat is stepped."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.membership.flow import Snapshot
-from celery_sticky.ownership.events import Event, ViewChanged
+from celery_sticky.ownership.events import Event
 from celery_sticky.placement.flow import Flow, Request
-from celery_sticky.placement.placer import BROKEN_PAUSE
+from celery_sticky.placement.placer import PlacerRoutine
 from celery_sticky.placement.state import PlacementState
-from celery_sticky.stores.flow import Aside
-from celery_sticky.stores.placement import PinMoved
 from simulator.pinning import Pinning
 from simulator.placement_store import WitnessedPlacementStore
 from simulator.scenario import Point
+from simulator.seat import SteppedSeat
 from simulator.terms import KEYSPACE
 
 if TYPE_CHECKING:
@@ -24,32 +23,33 @@ if TYPE_CHECKING:
     from simulator.process import Process
 
 
-class SteppedPlacer:
+class SteppedPlacer(SteppedSeat):
     """Does the same as `placement.placer.Placer`, in the same order."""
 
+    asked, answered = Point.PLACEMENT_STORE_ASKED, Point.DIRECTORY_ANSWERED
+
     def __init__(self, process: Process, placed: Placed) -> None:
-        self._process, self._world, self._placed = process, process.world, placed
+        super().__init__(process)
+        self._placed = placed
         self.placement_store = WitnessedPlacementStore(process.world, placed, process.name)
         self.pinning = Pinning(process, placed)
-        self.placement_store.watch(0.0)
         self._state = PlacementState(
             placed.keyspace,
             placed.slots,
             process.name,
             process.world.connect,
             process.courier,
-            membership=lambda: process.jobs.membership if process.jobs is not None else 0,
+            membership=partial(process.lease.membership, KEYSPACE),
             report=partial(process.report, KEYSPACE),
-            pins_lost=self._lost,
+            pin_hooks=self,
             wake=self.wake,
             clock=lambda: process.clock,
         )
         self.jobs = self._state.jobs
-        self._flow: Flow[float] | None = None
-        self._woken = False
-        self._heard: list[PinMoved] = []
-        self._alarm = 0
-        self.wake()
+        self._routine = PlacerRoutine(KEYSPACE, self._state, lambda: process.clock)
+        self._waking = False
+        """Whether the thread is about to notice a wake."""
+        process.later(process.rng.uniform(0, 0.005), self.start)
 
     # -- for the member and the courier --------------------------------------------------------
 
@@ -76,80 +76,38 @@ class SteppedPlacer:
         self._state.report(event)
 
     def wake(self) -> None:
-        """See `Placer.wake`."""
-        self._woken = True
-        if self._flow is None:
-            self._go_on_in(self._process.rng.uniform(0, 0.005))
+        """See `Placer.wake`: the thread notices that a moment later."""
+        if not self._waking:
+            self._waking = True
+            self._process.later(self._process.rng.uniform(0, 0.005), self._wake)
 
-    def hear(self, heard: PinMoved | ViewChanged) -> None:
-        """Take in a signal between two turns."""
-        if isinstance(heard, PinMoved):
-            self._heard.append(heard)
-        self.wake()
+    def _wake(self) -> None:
+        self._waking = False
+        self.notice()
 
-    def _lost(self, keys: frozenset[str]) -> None:
+    def pins_lost(self, keys: frozenset[str]) -> None:
+        """See `PinHooks.pins_lost`."""
         self._process.later(self._process.rng.uniform(0, 0.01), partial(self.pinning.lost, keys))
+
+    def pins_forgotten(self) -> None:
+        """See `PinHooks.pins_forgotten`."""
+        self._process.later(self._process.rng.uniform(0, 0.01), self.pinning.forgotten)
 
     def close(self) -> None:
         """Close the connection, because the process is dead."""
         self.placement_store.close()
 
-    # -- its turns -----------------------------------------------------------------------------
+    # -- the routine ---------------------------------------------------------------------------
 
-    def _go_on_in(self, delay: float) -> None:
-        self._alarm += 1
-        self._world.after(delay, partial(self._rings, self._alarm))
+    @property
+    def subscribed(self) -> bool:
+        """Whether the store has signals for it."""
+        return self.placement_store.subscribed
 
-    def _rings(self, alarm: int) -> None:
-        if alarm == self._alarm:
-            self._process.outcome(partial(self._begin, alarm))
+    def turn(self) -> Flow[None]:
+        """See `PlacerRoutine.turn`."""
+        return self._routine.turn()
 
-    def _begin(self, alarm: int) -> None:
-        if alarm != self._alarm or self._flow is not None:
-            return
-        heard, self._heard = self._heard, []
-        for moved in heard:
-            self._state.hear(moved)
-        self._woken = False
-        self._flow = flow = self._state.turn()
-        self._carry_on(flow, None)
-
-    def _carry_on(self, flow: Flow[float], answer: object) -> None:
-        try:
-            request = flow.throw(answer) if isinstance(answer, StoreUnavailable) else flow.send(answer)
-        except StoreUnavailable:
-            self._rest(BROKEN_PAUSE)
-        except StopIteration as end:
-            self._rest(end.value)
-        else:
-            self._make(flow, request)
-
-    def _rest(self, pause: float) -> None:
-        self._flow = None
-        self._go_on_in(1e-4 if self._woken else pause + 1e-4)
-
-    def _make(self, flow: Flow[float], request: Request) -> None:
-        if isinstance(request, Aside):
-            request.call()
-            self._carry_on(flow, None)
-            return
-        process = self._process
-
-        def take_in(answer: object) -> None:
-            if process.passes(Point.DIRECTORY_ANSWERED):
-                process.outcome(partial(take_in, answer))
-            else:
-                self._carry_on(flow, answer)
-
-        def send() -> None:
-            process.ask_store(
-                lambda: self._placed.serve(request, self.placement_store),
-                answered=take_in,
-                failed=lambda: self._carry_on(flow, StoreUnavailable("no answer")),
-            )
-
-        # A process paused while sending has either sent its request already, or sends it when it resumes.
-        if process.passes(Point.PLACEMENT_STORE_ASKED) and process.rng.random() < 0.5:
-            process.outcome(send)
-        else:
-            send()
+    def serve(self, request: Request) -> object:
+        """See `PlacerRoutine.perform`."""
+        return self._placed.serve(partial(self._routine.perform, request), self.placement_store)

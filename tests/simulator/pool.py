@@ -11,9 +11,10 @@ from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import End, Item
 from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
-from celery_sticky.keys import Slot, SlotId
+from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.queues.base import Outcome
+from celery_sticky.slots import Slot
 from simulator.scenario import Ending, Point
 from simulator.terms import EPOCH, KEYSPACE
 
@@ -47,7 +48,7 @@ class SimulatedRun:
         self.key, self.n, self.retries = int(headers["key"]), int(headers["n"]), int(headers["retries"])
         placed = entry.claim is not None
         self.epoch = entry.token if placed else item.delivery.tenure.epoch
-        self.fenced: Slot = str(self.key) if placed else self.slot
+        self.fenced: Slot | str = str(self.key) if placed else self.slot
         """What its epoch is of."""
         self.outcome: Ending | None = None
         """How it ended; None: its process was lost before."""
@@ -138,6 +139,7 @@ class Pool:
         self._world.note(self._process.origin, "runs %s", run)
         self._world.witness.begins(run)
         run.begun = True
+        self._process.in_loop(0.0, partial(setattr, run.entry, "began", True))
         task = self._world.tasks[run.key, run.n]
         self._world.after(task.seconds + 1e-3, lambda: self._in_child(run, self._end))
         self._watch(run)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from celery_sticky.ownership.events import Drained, Event, LeaveAsked, LoopAnswers, LoopSilent, Opened, OpenRefused
 from celery_sticky.ownership.machine import Machine, MemberConfig, Phase
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE
+from celery_sticky.slots import WorkerQueue
 from simulator.courier import WatchedCourier
 from simulator.keeper import ProcessJobs
-from simulator.member import SteppedMember
+from simulator.member import SimulatedLease, SteppedMember
 from simulator.placer import SteppedPlacer
 from simulator.pool import Pool
 from simulator.scenario import Fault, Kind, Point
@@ -33,6 +34,7 @@ class Process:
         # A stream of its own: what befalls others does not change its delays.
         self.rng = Random(world.scenario.seed * 1009 + birth)
         self._offset, self.rate = self.rng.uniform(0, 1e5), self.rng.uniform(0.98, 1.02)
+        self.lease = SimulatedLease(self)
         self.pool = Pool(self, world.scenario.concurrency)
         self.courier = WatchedCourier(self)
         self.placer = SteppedPlacer(self, world.placed) if world.placed is not None else None
@@ -94,7 +96,7 @@ class Process:
     @property
     def trusts(self) -> bool:
         """Whether it may act on what it owns, by its lease."""
-        return self.member.lease.trusted
+        return self.lease.trusted(KEYSPACE)
 
     @property
     def taking_part(self) -> bool:
@@ -103,7 +105,7 @@ class Process:
 
     def trust_ends_in(self) -> float:
         """Return after how many seconds of the world its trust ends, as it stands."""
-        return (self.member.lease.until - self.clock) / self.rate
+        return (self.lease.until(KEYSPACE) - self.clock) / self.rate
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class Process:
     def report(self, _: str, event: Event) -> None:
         """Tell the member, or the placer, what was seen: its thread takes that in a moment later."""
         self.world.note(self.origin, "%s", event)
-        of_queue = isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, str)
+        of_queue = isinstance(event, Opened | OpenRefused | Drained) and isinstance(event.slot, WorkerQueue)
         if self.placer is not None and of_queue:
             self.placer.report(event)
         elif self.jobs is None or not self.jobs.takes(event):
@@ -195,6 +197,8 @@ class Process:
         until = now + fault.seconds
         self.world.note(self.origin, "FAULT: %s", fault)
         self.world.struck += 1
+        if self.world.jobs is not None:
+            self.world.jobs.struck(fault)
         self.failed = self.failed or fault.kind is not Kind.LEAVE
         match fault.kind:
             case Kind.PAUSE | Kind.FREEZE:
@@ -204,7 +208,7 @@ class Process:
                     self.frozen_until = max(self.frozen_until, until)
                     self.world.at(self.frozen_until, self.pool.thaw)
                     if self.jobs is not None:
-                        self.world.at(self.frozen_until, self.jobs.hosts.thaw)
+                        self.world.at(self.frozen_until, self.jobs.supervisor.thaw)
             case Kind.CRASH:
                 dead = self.machine.incarnation if fault.proof else ""
                 self.die()

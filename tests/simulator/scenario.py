@@ -57,6 +57,8 @@ SLOT_BREAKS = 0.2
 """The share of worlds in which the records of a slot are unusable for a while."""
 TASKS_BESIDE_JOBS = 4
 """Where there are jobs, one task in this many is sent."""
+SLOW_WORLDS, SLOW = 0.2, 30.0
+"""The share of worlds with jobs in which workers only join and leave, while many tasks take this long (seconds)."""
 LENGTHS = (0.5, 3.0, 9.0, 13.0, 20.0)
 """Typical lengths of faults, in seconds: the lease is 10 s, its margin 2 s."""
 
@@ -176,7 +178,7 @@ class Scenario:
     def ends(self) -> list[float]:
         """When its faults are over."""
         hosts = self.jobs.faults if self.jobs is not None else ()
-        return [fault.at + fault.seconds for fault in self.faults] + [fault.at + fault.seconds for fault in hosts]
+        return [fault.at + fault.seconds for fault in self.faults] + [fault.over_at for fault in hosts]
 
     @property
     def hash(self) -> str:
@@ -230,7 +232,21 @@ def _draw_with_jobs(seed: int, kinds: Collection[Kind], points: Sequence[Point],
     scenario = _draw_plain(seed, kinds, points, deaf=deaf)
     # Tasks are drawn in other worlds; here a few of them are in the way of a handover.
     tasks, jobs = scenario.tasks[::TASKS_BESIDE_JOBS], draw_jobs(seed, scenario.names, scenario.slots, TROUBLE)
+    rng = Random(f"slow {seed}")
+    if {Kind.JOIN, Kind.LEAVE} <= set(kinds) and rng.random() < SLOW_WORLDS:
+        return _slow(rng, scenario, jobs)
     return replace(scenario, tasks=tasks, jobs=jobs)
+
+
+def _slow(rng: Random, scenario: Scenario, jobs: Jobs) -> Scenario:
+    """Return the scenario with slow tasks and sound jobs, and with no faults but workers that join and leave."""
+    calls = tuple(replace(call, lives=(), seconds=min(call.seconds, 1.0)) for call in jobs.calls)
+    tasks = tuple(replace(task, seconds=SLOW) if rng.random() < 0.4 else task for task in scenario.tasks)
+    joins = Fault(rng.uniform(8, TROUBLE), Kind.JOIN, number=rng.randint(1, 3))
+    leaves = Fault(rng.uniform(8, TROUBLE), Kind.LEAVE, rng.choice(scenario.names), seconds=SLOW + 15)
+    faults = tuple(sorted((joins, leaves), key=lambda fault: fault.at))
+    calm = replace(scenario, losses=0.0, broker_losses=0.0, deaf=False)
+    return replace(calm, tasks=tasks, faults=faults, jobs=Jobs(calls))
 
 
 def _draw_plain(seed: int, kinds: Collection[Kind], points: Sequence[Point], *, deaf: bool) -> Scenario:

@@ -8,10 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from celery_sticky.errors import NotPinned, NoWorker, StoreUnavailable
-from celery_sticky.keys import Slot
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.placement.lookup import FRESH, PlacementLookup
 from celery_sticky.settings import Settings
+from celery_sticky.slots import Slot
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.placement import Look, Version
 from simulator.scenario import Task

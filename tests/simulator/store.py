@@ -34,10 +34,12 @@ class WitnessedStore(MemoryStore):
         self._world.pass_signals_on()
         return heartbeat
 
-    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+    def swap(
+        self, old: View | None, new: View, guard: Mapping[str, int] | None = None, until: float | None = None
+    ) -> bool:
         """See `Store.swap`."""
         before = self.read().view
-        done = super().swap(old, new, guard)
+        done = super().swap(old, new, guard, until)
         if done:
             self._world.swapped(self._process, before, new)
         self._world.pass_signals_on()

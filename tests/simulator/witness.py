@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_sticky.delivery.key_claims import REVIEW
-from celery_sticky.keys import WORKER_QUEUE, worker_queue
+from celery_sticky.slots import WorkerQueue
 from simulator.invariants import Invariant, Progress, Violation, Witness
 from simulator.placement_lookup import PlacementLookup
 
@@ -40,9 +40,14 @@ class PlacedWitness(Witness):
             raise Violation(broken, f"key {key}: token {token} for {incarnation} after {before} for {holder}")
         self._granted[key] = token, incarnation
         place = self._lookup.of(key)
-        if (place is None and not self._tends) or (isinstance(place, str) and place != worker_queue(worker)):
-            where = str(place).removeprefix(WORKER_QUEUE) if place else "nowhere"
-            raise Violation(Invariant.MISDIRECTED, f"key {key} belongs to {where}: {incarnation} has claimed it")
+        match place:
+            case WorkerQueue(owner) if owner != worker:
+                where = owner
+            case None if not self._tends:
+                where = "nowhere"
+            case _:
+                return
+        raise Violation(Invariant.MISDIRECTED, f"key {key} belongs to {where}: {incarnation} has claimed it")
 
     def claims(self, process: Process, processes: Collection[Process]) -> None:
         """Check that no other worker holds what this worker holds, after a change of its claims or its lease."""
@@ -63,7 +68,7 @@ class PlacedWitness(Witness):
     def _check_place(self, run: SimulatedRun) -> None:
         key = str(run.key)
         place, since = self._lookup.of(key), self._lookup.since(key)
-        here = place == worker_queue(run.process.name) or place in run.process.machine.slots
+        here = place == WorkerQueue(run.process.name) or place in run.process.machine.slots
         if not here and run.process.world.now > since + REVIEW + PROMPT:
             raise Violation(Invariant.RUN_ELSEWHERE, f"{run}, which belongs to {place} since {since:.3f}")
 

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.instrumentation.registry import Instruments
-from celery_sticky.jobs.keeper.suspects import FORGET
-from celery_sticky.keys import Slot
+from celery_sticky.jobs.keeper.strikes import FORGET
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
+from celery_sticky.slots import Slot
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from simulator.broker import Observed, ObservedHeld, WitnessedQueues
@@ -37,6 +37,10 @@ T = TypeVar("T")
 
 RECOVERY = 120.0
 """Seconds after the last fault within which everything must be in order again."""
+LOST = 3
+"""Requests of a member without an answer, one after the other, that are a fault: its heartbeats may come too late."""
+AFTER_WORK = (Invariant.NOT_DRAINED, Invariant.NOT_GIVEN_BACK)
+"""What can only be in order when all work is done."""
 LEAVES_IN = 3.0
 """Seconds within which a worker without running tasks must leave."""
 COPIED_EVERY = 3.0
@@ -173,9 +177,9 @@ class World:
             # A single worker that runs one task at a time may have to do all the work.
             work = sum(task.seconds * (len(task.ends) + 1) for task in self.scenario.tasks)
             while (disorder := self.disorder()) is not None:
-                until = quiet + RECOVERY + work * (disorder[0] is Invariant.NOT_DRAINED)
+                until = quiet + RECOVERY + work * (disorder[0] in AFTER_WORK)
                 if self.jobs is not None and disorder[0] is Invariant.NOT_RUNNING:
-                    until = max(until, self.jobs.witness.killed_at + FORGET)  # those that may have done it wait
+                    until = max(until, self.jobs.witness.killed_at + FORGET)  # those that have done it wait
                 if self.now > until:
                     raise Violation(*disorder)
                 self.run(self.now + 0.5)
@@ -206,6 +210,8 @@ class World:
                     process.strike(fault)
             return
         self.struck += 1
+        if self.jobs is not None:
+            self.jobs.struck(fault)
         self.note("world", "FAULT: %s", fault)
         match fault.kind:
             case Kind.OUTAGE:
@@ -289,6 +295,8 @@ class World:
         """Note, and judge, that the document was replaced."""
         self.note(writer.origin, "has written version %s", new.version)
         self._look_up()
+        if self.jobs is not None and (old is None or old.active != new.active):
+            self.jobs.members_change()
         self._judge(writer, old, new)
 
     @property
@@ -303,7 +311,7 @@ class World:
     def pass_signals_on(self) -> None:
         """Bring the signals of the store to the workers."""
         for process in self.processes:
-            if not process.alive or not process.member.store.subscribed:
+            if not process.alive or not process.member.subscribed:
                 continue
             try:
                 signals = process.member.store.watch(0)
@@ -334,7 +342,8 @@ class World:
             raise Violation(Invariant.NEEDLESS_EVICTION, f"{incarnation} was evicted too early")
         # A joining swap may arrive after its process has given it up: then no process has that incarnation.
         for process in self.processes:
-            if process.machine.incarnation == incarnation and process.taking_part and not process.failed:
+            met_a_fault = process.failed or process.member.lost_in_a_row >= LOST
+            if process.machine.incarnation == incarnation and process.taking_part and not met_a_fault:
                 raise Violation(Invariant.NEEDLESS_EVICTION, f"{incarnation} was evicted and met no fault")
 
     def judge_leaving(self, process: Process) -> None:

@@ -28,6 +28,7 @@ Each rule of the protocol has a test that fails when the rule is removed from th
     a start mark survives the whole worker        lifecycle: a_task_that_kills_its_whole_worker (it kills for ever)
     two changes of a counter prove a rival        lifecycle: a_name_that_lives_elsewhere
     release when the jobs have ended              verify: jobs_that_go_on (it takes the rule out itself: mutants/)
+    who ended a process runs apart from then on   verify: bad_jobs_that_stay (mutants/)
     a placed key is claimed before it runs        verify: placed_keys_without_their_rules (mutants/)
     what belongs elsewhere is passed on           verify: placed_keys_without_their_rules (mutants/)
     a slot is not held for a disposition for ever servers: cut_off_from_the_broker

@@ -64,9 +64,9 @@ def test_a_soft_shutdown_lets_tasks_end_in_time_and_cuts_off_the_others(
     starts = [event for event in fleet.events() if event.kind is Kind.START]
     runs = [(event.key, event.n, event.worker) for event in starts]
     assert [run for run in runs if run[0] == short] == [(short, 0, node("a")), (short, 1, node("b"))]
-    cut_off = next(event for event in fleet.events() if event.kind is Kind.END and event.key == long)
-    waited = next(event for event in starts if (event.key, event.n) == (short, 1)).at >= cut_off.at
-    assert waited is (pool == "prefork"), "Celery's loop stands still meanwhile, and sees no child end"
+    if pool == "threads":  # with prefork Celery's loop stands still meanwhile, and sees no child end
+        cut_off = next(event for event in fleet.events() if event.kind is Kind.END and event.key == long)
+        assert next(event for event in starts if (event.key, event.n) == (short, 1)).at < cut_off.at
     assert [n for key, n, _ in runs if key == long] == [0, 0, 1]
     judgement = fleet.judge()
     assert judgement.ok, judgement.describe()

@@ -63,6 +63,7 @@ def test_a_short_run_is_clean_and_says_so_in_every_form(folder: Path) -> None:
     # One start may die, with its worker, before it is written down.
     assert findings["duplicates"]["poison"] in (ATTEMPTS - 1, ATTEMPTS - 2) and len(found["buried"]) == 1
     jobs = findings["jobs"]
+    assert found["figures"]["jobs"]["bad_jobs"] > 9 and found["figures"]["jobs"]["notes"] > 20
     assert jobs.pop("wanted") == 12 and jobs.pop("zombie_overlaps") >= 0 and set(jobs.values()) == {0}
     moves = found["figures"]["jobs"]
     assert moves["starts"] == moves["starts_minimum"] > 12
@@ -87,6 +88,23 @@ def test_jobs_that_go_on_when_their_slot_is_given_away_are_found_to_overlap(fold
     assert json.loads(done.stdout)["findings"]["jobs"]["overlaps"] > 0
     assert re.search(r"job overlap: j\d+ \(\w+\) on w\d pid \d+ epoch \d+ at .* and j\d+ ", done.stderr)
     assert not left_behind(folder)
+
+
+def test_jobs_that_start_late_for_no_reason_are_found_out(folder: Path) -> None:
+    words = ["--seconds", "8", "--faults", "kill", *SMALL, "--json", "-"]
+    done = run(folder, *words, PYTHONPATH=without("jobs_start_late"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads(done.stdout)["findings"]["jobs"]["late"] > 0
+    assert re.search(r"job late: j\d+ .*: kill; .* s are allowed", done.stderr)
+    assert not left_behind(folder)
+
+
+def test_bad_jobs_that_stay_among_good_ones_are_found_to_restart_them(folder: Path) -> None:
+    words = ["--seconds", "8", "--faults", "none", *SMALL, "--json", "-"]
+    done = run(folder, *words, PYTHONPATH=without("bad_jobs_stay"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads(done.stdout)["findings"]["jobs"]["needless_starts"] > 0
+    assert "job started without need: j" in done.stderr
 
 
 @pytest.mark.timeout(180)

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,15 +23,17 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_sticky import Keyspace, Sticky, jump, slot_for
+from celery_sticky.cli import drain
 from celery_sticky.cli.main import COMMANDS, sticky
 from celery_sticky.cli.session import Session
-from celery_sticky.keys import HASH_NAME, Slot
+from celery_sticky.keys import HASH_NAME, SlotId
 from celery_sticky.message import Stamp
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
 from celery_sticky.queues import Depth, Disposition, Outcome, Tenure, Want
 from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.memory import MemoryQueues, process_broker
+from celery_sticky.slots import KeyPlace, WorkerQueue
 from celery_sticky.stores import PlacementStore
 from celery_sticky.stores.jobs import NewJob
 from celery_sticky.stores.memory.store import memory_server
@@ -184,13 +186,13 @@ def test_status_counts_what_waits_and_how_long_the_oldest_has_waited(app: Any, s
 def test_status_and_owner_show_a_dash_for_what_the_broker_cannot_count(
     app: Any, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depth = MemoryQueues.depth
+    depths = MemoryQueues.depths
 
-    def vague(self: MemoryQueues, keyspace: str, slots: Collection[Slot]) -> dict[Slot, Depth]:
-        found = depth(self, keyspace, slots)
+    def vague(self: MemoryQueues, slots: Collection[SlotId]) -> dict[SlotId, Depth]:
+        found = depths(self, slots)
         return {slot: replace(one, deferred=None, in_flight=None) for slot, one in found.items()}
 
-    monkeypatch.setattr(MemoryQueues, "depth", vague)
+    monkeypatch.setattr(MemoryQueues, "depths", vague)
     write(session, Member("w1@here", "i-1"))
     publish(session, "t-1")
     (keyspace,) = facts(app, "status", *QUICK, status=1)["keyspaces"]
@@ -270,7 +272,7 @@ def test_owner_tells_where_a_pinned_key_goes_and_who_has_claimed_it(app: Any, se
     assert (found["by"], found["owner"], found["claimed_by"]) == ("slot", view.owner[slot], None)
     placement_store.pin("b@here", "t-7", take=False)
     placement_store.claim("a-1", 1, (view.version, view.generation), [Wish("t-7", "b-1", run=True)])
-    process_broker(session.settings.key_prefix).publish(("clients", "@b@here"), envelope("t-7"))
+    process_broker(session.settings.key_prefix).publish(("clients", WorkerQueue("b@here")), envelope("t-7"))
     found = facts(app, *words)
     assert (found["by"], found["owner"], found["claimed_by"]) == ("pin", "b@here", "a@here")
     assert found["queue"].endswith(".clients.@b@here") and found["waiting"] == 1
@@ -287,6 +289,37 @@ def test_owner_tells_why_a_key_belongs_nowhere(app: Any, session: Session) -> No
     assert "pinned by no live worker" in run(app, "owner", "k", "--keyspace", "strict").output
 
 
+def test_pins_are_listed_by_keyspace_with_worker_age_and_token(app: Any, session: Session) -> None:
+    assert run(app, "pins", "list").output == "no pins\n"
+    _, clients = worker_queue(app, session, Keyspace("clients", pins=True))
+    _, strict = worker_queue(app, session, Keyspace("strict", pins=True, unpinned="refuse"))
+    made = {key: clients.pin("b@here", key, take=False) for key in ("t-8", "t-7")}
+    strict.pin("a@here", "[red]k", take=False)
+    found = facts(app, "pins", "list")["pins"]
+    assert [(pin["keyspace"], pin["key"], pin["worker"]) for pin in found] == [
+        ("clients", "t-7", "b@here"),
+        ("clients", "t-8", "b@here"),
+        ("strict", "[red]k", "a@here"),
+    ]
+    assert found[0]["token"] == made["t-7"].token and 0 <= found[0]["age"] < 60
+    assert "[red]k" in run(app, "pins", "list").output
+    assert [pin["key"] for pin in facts(app, "pins", "list", "--worker", "a@here")["pins"]] == ["[red]k"]
+    assert len(facts(app, "pins", "list", "--keyspace", "clients")["pins"]) == 2
+    refused = run(app, "pins", "list", "--keyspace", "default").output
+    assert "keyspace 'default' does not allow pins" in refused
+
+
+def test_a_pin_is_released_by_its_key_and_its_worker_has_lost_it(app: Any, session: Session) -> None:
+    _, clients = worker_queue(app, session, Keyspace("clients", pins=True))
+    pin = clients.pin("b@here", "t-7", take=False)
+    words = ("pins", "release", "t-7", "--keyspace", "clients")
+    refused = run(app, *words, "--token", str(pin.token - 1)).output
+    assert f"is pinned by no live worker under token {pin.token - 1}" in refused
+    assert run(app, *words).output == "released: key t-7 of keyspace clients was pinned by b@here\n"
+    assert clients.lost("b@here", ["b-1"]) == {"t-7"}
+    assert "is pinned by no live worker\n" in run(app, *words).output
+
+
 def test_owner_names_the_function_that_says_where_a_key_goes(app: Any, session: Session) -> None:
     worker_queue(app, session, Keyspace("jumped", assign=jump, version="3"))
     found = facts(app, "owner", "k", "--keyspace", "jumped")
@@ -296,7 +329,7 @@ def test_owner_names_the_function_that_says_where_a_key_goes(app: Any, session: 
 
 def test_status_tells_what_directs_keys_and_counts_worker_queues(app: Any, session: Session) -> None:
     view, _ = worker_queue(app, session, Keyspace("clients", assign=jump, pins=True))
-    process_broker(session.settings.key_prefix).publish(("clients", "@b@here"), envelope("t-7"))
+    process_broker(session.settings.key_prefix).publish(("clients", WorkerQueue("b@here")), envelope("t-7"))
     found = next(one for one in facts(app, "status", *QUICK, status=1)["keyspaces"] if one["keyspace"] == "clients")
     assert found["placed_by"] == "pins and jump" and found["waiting"] == 1
     members = {member["name"]: (member["slots"], member["waiting"]) for member in found["members"]}
@@ -362,7 +395,9 @@ def test_a_message_is_given_another_try_in_its_own_queue(app: Any, session: Sess
     (done,) = facts(app, "dead", "retry", word)["retried"]
     assert done == {"name": name, "queue": Sticky.of(app).queue_for("t-1")}
     slot = slot_for("t-1", SLOTS)
-    assert session.queues.depth("default", (slot,))[slot].waiting == 1 and not session.queues.dead("default")
+    assert session.queues.depths([("default", slot)])["default", slot].waiting == 1 and not session.queues.dead(
+        "default"
+    )
 
 
 def test_a_list_is_a_page_and_says_where_the_next_one_begins(app: Any, session: Session) -> None:
@@ -476,16 +511,14 @@ def test_doctor_objects_to_another_number_of_slots(app: Any, session: Session) -
 
 def test_doctor_finds_jobs_that_were_left_when_a_keyspace_became_plain_again(app: Any, session: Session) -> None:
     write(session)
-    with closing(session.jobs("default")) as jobs:
-        jobs.admit(NewJob("feed", "k", "=k", "d1", b"1"), max_queued=9, outcome_ttl=60)
-    assert any(
-        "1 keys have jobs that do not run: they were dispatched while 'default' was" in text for text in wrongs(app)
-    )
+    new = NewJob("feed", "k", KeyPlace("k"), "d1", b"1")
+    session.job_store("default").admit(new, max_queued=9, outcome_ttl=60)
+    said = "jobs: jobs that are stored by their keys do not run: they were dispatched while 'default' was"
+    assert any(text.startswith(said) for text in wrongs(app))
 
 
 def test_doctor_finds_jobs_that_were_left_when_a_keyspace_became_placed(app: Any, session: Session) -> None:
-    with closing(session.jobs("clients")) as jobs:
-        jobs.admit(NewJob("feed", "k", 1, "d1", b"1"), max_queued=9, outcome_ttl=60)
+    session.job_store("clients").admit(NewJob("feed", "k", 1, "d1", b"1"), max_queued=9, outcome_ttl=60)
     Sticky.of(app).keyspace(Keyspace("clients", pins=True))
     assert any("job feed of key 'k' does not run: it was dispatched before" in text for text in wrongs(app))
 
@@ -505,3 +538,60 @@ def test_doctor_notes_members_of_another_version(app: Any, session: Session) -> 
     write(session, Member("a@h", "i-1", attributes={"version": "0.0.1"}))
     found = facts(app, "doctor", *QUICK)
     assert any("members run release 0.0.1" in one["text"] for one in found["findings"])
+
+
+# -- drain -----------------------------------------------------------------------------------------
+
+
+def at_remote(app: Any, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[str]:
+    """Have remote control answer so, one request after the other; return the commands that are asked."""
+    asked: list[str] = []
+
+    def broadcast(command: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(command)
+        answer = answers[min(len(asked), len(answers)) - 1]
+        return [] if answer is None else [{"w1@here": answer}]
+
+    monkeypatch.setattr(app.control, "broadcast", broadcast)
+    return asked
+
+
+def described(*, drained: bool, **figures: int) -> dict[str, Any]:
+    return {"keyspaces": {"default": {"drained": drained, "slots": 0, "moving": 0, "running": 0, **figures}}}
+
+
+def test_drain_waits_until_everything_is_given_away(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "LOOK_EVERY", 0.001)
+    busy = described(drained=False, slots=3, moving=2, running=1)
+    asked = at_remote(app, monkeypatch, busy, busy, None, described(drained=True))
+    result = run(app, "drain", "w1@here")
+    assert result.exit_code == 0, result.output
+    assert asked == ["sticky_drain", "sticky", "sticky", "sticky"]
+    assert result.output.count("w1@here: slots left 5, keyed tasks running 1\n") == 1, "it is told once"
+    assert "w1@here has given everything away" in result.output
+
+
+def test_drain_tells_of_a_worker_that_has_gone(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "LOOK_EVERY", 0.001)
+    at_remote(app, monkeypatch, described(drained=False, slots=3), None)
+    result = run(app, "drain", "w1@here", "--json")
+    assert (result.exit_code, result.output) == (
+        1,
+        "Error: worker 'w1@here' does not answer any more; a worker that restarts is not drained\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "worker 'w1@here' does not answer: give its whole node name"),
+        ({"keyspaces": {}}, "worker 'w1@here' takes part in no keyspace"),
+        ({"error": "unknown control command"}, "worker 'w1@here' cannot be drained: unknown control command"),
+    ],
+)
+def test_drain_tells_which_worker_cannot_be_drained(
+    app: Any, monkeypatch: pytest.MonkeyPatch, answer: Any, says: str
+) -> None:
+    at_remote(app, monkeypatch, answer)
+    result = run(app, "drain", "w1@here")
+    assert result.exit_code == 1 and says in result.output

@@ -31,6 +31,7 @@ from celery_sticky.delivery.state import End
 from celery_sticky.envelope import Envelope
 from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBroken, SlotHeld, StickyError
 from celery_sticky.keys import SlotId
+from celery_sticky.keyspace import DeadBounds
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Drained, Event, Opened, OpenRefused
 from celery_sticky.queues.base import Fetched, Outcome
 from celery_sticky.queues.guarantees import FULL
@@ -196,7 +197,7 @@ def test_a_message_without_a_key_is_buried_and_the_others_go_on(worker: Worker) 
     assert [entry.key for entry in worker.started()] == ["k"]
     worker.now += 1.0
     worker.line.rest()
-    assert worker.line.queues.dead_count(KS) == 1
+    assert worker.line.queues.dead_counts([KS]) == {KS: 1}
 
 
 def test_with_nothing_to_do_it_idles_until_the_next_time_at_which_there_may_be(worker: Worker) -> None:
@@ -422,7 +423,7 @@ def test_a_broken_slot_is_opened_again_later_under_the_next_count(worker: Worker
 
 
 def test_the_dead_queue_is_kept_within_its_limit_a_batch_in_each_turn() -> None:
-    worker = Worker(dead_limit=1)
+    worker = Worker(dead_bounds={KS: DeadBounds(1)})
     request = worker.line.until(TrimDead)
     assert request == TrimDead(KS, 1, 0.0)
     worker.line.send(64)
@@ -596,7 +597,7 @@ def test_starts_that_the_broker_does_not_count_are_counted_here() -> None:
     worker.now += 1.0
     worker.line.rest()
     worker.line.rest()
-    assert worker.started() == [] and worker.line.queues.dead_count(KS) == 1
+    assert worker.started() == [] and worker.line.queues.dead_counts([KS]) == {KS: 1}
 
 
 def test_a_handover_does_not_wait_for_starts_that_were_counted_here() -> None:

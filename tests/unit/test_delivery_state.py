@@ -685,6 +685,24 @@ def test_a_mark_that_one_slot_refuses_holds_up_no_other(broker: MemoryBroker) ->
     assert mark.outcome is other.outcome is Outcome.COUNT_START and mark.tag != other.tag
 
 
+def test_a_start_that_a_slot_refuses_to_count_for_long_is_counted_when_the_slot_works_again(
+    broker: MemoryBroker,
+) -> None:
+    worker = suspects(broker)
+    worker.concurrency = 2
+    for entry in worker.start().values():
+        worker.state.again(entry, counted=True)
+    now = NOW
+    for _ in range(6):
+        marks = worker.state.dispositions(now)
+        assert marks
+        worker.state.take_in(Fetched(failed=[(mark, "a key of a wrong type") for mark in marks]), now)
+        assert worker.state.backoff.next_due is not None
+        now += 30
+        assert worker.state.rouse(now)
+    assert worker.state.dispositions(now)
+
+
 def test_what_is_postponed_goes_with_the_new_connection_and_what_comes_after_it_goes_too(broker: MemoryBroker) -> None:
     """Guards: then nothing went any more, unless somebody was in a hurry."""
     worker = Worker(broker)

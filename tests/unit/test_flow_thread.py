@@ -134,7 +134,10 @@ class Run:
 
     def __call__(self, steps: Callable[[Routine], Flow], count: int = 1) -> list[Routine]:
         made = [Routine(f"k{number}", steps) for number in range(count)]
-        self.seats.extend(map(self._thread.add, made))
+        seats = [self._thread.seat(routine) for routine in made]
+        self.seats.extend(seats)
+        for seat in seats:
+            self._thread.add(seat)
         return made
 
 
@@ -308,14 +311,16 @@ def test_a_driver_without_a_shared_client_serves_one_keyspace(world: World) -> N
     own = OwnClient(store=world.store)
     thread: FlowThread[Store] = FlowThread(lambda: own)
     routine = Routine("k0", reads(30.0))
-    seat = thread.add(routine)
+    seat = thread.seat(routine)
+    thread.add(seat)
     wait_until(lambda: len(routine.did) >= 3, 10, "it waits")
     first_view(MemoryStore(world.server, "k0"))
     wait_until(lambda: (ViewChanged(1),) in routine.did, 10, "it hears")
     seat.stop()
     wait_until(lambda: routine.is_over and seat.ended, 5, "it ends")
     routine = Routine("k0", reads(30.0))
-    seat = thread.add(routine)
+    seat = thread.seat(routine)
+    thread.add(seat)
     wait_until(lambda: routine.did, 10, "the thread starts again with the next one")
     seat.stop()
     wait_until(lambda: seat.ended, 5, "it ends")

@@ -328,6 +328,21 @@ def test_a_turn_that_is_counted_again_does_not_stand_in_its_own_way(gate: Gate, 
         assert gate.again(entry, counted=True)
 
 
+@pytest.mark.parametrize(("most", "wary"), [(3, 9), (1, 9), (3, 1)])
+def test_a_start_that_cannot_be_counted_for_a_while_does_not_wait_for_itself(
+    gate: Gate, tags: Tags, most: int, wary: int
+) -> None:
+    """Guards: after a few refusals no start that must be counted began any more, in any slot of the worker."""
+    (entry,) = added(gate, tags.entry(attempts=1))
+    for _ in range(5):
+        assert list(gate.uncounted(most, wary)) == [entry]
+        gate.hold_back(entry)
+        gate.rouse(entry)
+    assert list(gate.uncounted(most, wary)) == [entry]
+    gate.start_counted(entry, 2)
+    assert begin(gate) == [entry]
+
+
 def test_a_mark_for_what_was_forgotten_meanwhile_starts_nothing(gate: Gate, tags: Tags) -> None:
     (entry,) = added(gate, tags.entry(attempts=0))
     list(gate.uncounted(9, 9))

@@ -5,25 +5,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import MagicMock
 
 import pytest
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.execution.hooks import signal_jobs
 from celery_sticky.instrumentation import facts
 from celery_sticky.instrumentation.facts import (
     EvictedHere,
     Fact,
+    JobFact,
+    JobFailed,
+    JobStarted,
+    JobStopped,
     SlotsGained,
     SlotsLost,
     SlotsTakenOver,
     StoreAsked,
     WorkerEvicted,
 )
-from celery_sticky.instrumentation.logs import log_owner_changes
+from celery_sticky.instrumentation.logs import log_jobs, log_owner_changes
 from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.keys import SlotId
 from celery_sticky.membership.lease import Lease
@@ -33,6 +38,7 @@ from celery_sticky.ownership.events import Drained, Opened
 from celery_sticky.ownership.machine import MemberConfig, Phase
 from celery_sticky.ownership.view import View
 from celery_sticky.platform.flow_thread import FlowThread
+from celery_sticky.signals import job_failed, job_started, job_stopped
 from celery_sticky.stores.base import Heartbeat, Reading, Signal
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.stores.shared import OwnClient
@@ -42,6 +48,7 @@ KS, SLOTS = "ks", 8
 TTL, MARGIN = 1.0, 0.2
 EVERYTHING = frozenset(range(SLOTS))
 KINDS = (SlotsGained, SlotsTakenOver, SlotsLost, WorkerEvicted, EvictedHere, StoreAsked)
+JOB_KINDS = (JobStarted, JobStopped, JobFailed)
 
 F = TypeVar("F", bound=Fact)
 
@@ -63,9 +70,11 @@ class Cuttable(MemoryStore):
         self._answers()
         return super().heartbeat(incarnation, announce=announce)
 
-    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+    def swap(
+        self, old: View | None, new: View, guard: Mapping[str, int] | None = None, until: float | None = None
+    ) -> bool:
         self._answers()
-        return super().swap(old, new, guard)
+        return super().swap(old, new, guard, until)
 
     def watch(self, timeout: float) -> Sequence[Signal]:
         self._answers()
@@ -263,7 +272,12 @@ def test_an_error_in_a_hook_is_logged_and_harms_no_other_hook(caplog: pytest.Log
 
 
 def test_every_fact_has_a_kind_of_its_own() -> None:
-    assert {one for one in vars(facts).values() if isinstance(one, type) and issubclass(one, Fact)} == {Fact, *KINDS}
+    assert {one for one in vars(facts).values() if isinstance(one, type) and issubclass(one, Fact)} == {
+        Fact,
+        JobFact,
+        *KINDS,
+        *JOB_KINDS,
+    }
 
 
 # -- the log -----------------------------------------------------------------------------------
@@ -301,3 +315,49 @@ def test_each_change_of_owners_is_one_line(fact: Fact, level: str, text: str, ca
     instruments.tell(fact)
     [record] = caplog.records
     assert record.levelname == level and record.getMessage().startswith(f"keyspace ks: {text}")
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+RUN = ("a@h", "ks", "sync", "t-7", "id", 2, 9)
+JOB_FACTS = (
+    (
+        JobStarted(*RUN, 0.25),
+        job_started,
+        "keyspace ks: job 'sync' of key 't-7' has started within 0.25 s (start 2, epoch 9)",
+    ),
+    (
+        JobStopped(*RUN, 0.5, "its key moves", 35.0),
+        job_stopped,
+        "keyspace ks: job 'sync' of key 't-7' has ended within 0.50 s, after it ran for 35.0 s: its key moves",
+    ),
+    (
+        JobFailed(*RUN, 35.0, "OSError: no"),
+        job_failed,
+        "keyspace ks: job 'sync' of key 't-7' has failed after 35.0 s (start 2): OSError: no",
+    ),
+)
+
+
+@pytest.mark.parametrize(("fact", "signal", "line"), JOB_FACTS, ids=lambda part: type(part).__name__)
+def test_each_start_end_and_failure_of_a_job_is_one_line_and_one_signal(
+    fact: JobFact, signal: Any, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_sticky.jobs")
+    instruments = Instruments()
+    log_jobs(instruments)
+    signal_jobs(instruments)
+    heard: list[dict[str, Any]] = []
+
+    def receiver(**named: Any) -> None:
+        heard.append(named)
+
+    signal.connect(receiver)
+    try:
+        instruments.tell(fact)
+    finally:
+        signal.disconnect(receiver)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("INFO", line)]
+    named = {field.name: getattr(fact, field.name) for field in fields(fact) if field.name != "worker"}
+    assert heard == [{"sender": "a@h", "signal": signal, **named}]
+    assert named.keys() == signal.providing_args

@@ -9,7 +9,7 @@ import pytest
 
 from celery_sticky.errors import InvalidJob, StickyError
 from celery_sticky.jobs.handler import Job, JobHandler, JobSpec, JobSpecs
-from celery_sticky.jobs.host.run import error_text
+from celery_sticky.jobs.host.surroundings import error_text
 
 
 async def sync_crm(job: Job) -> None:
@@ -40,7 +40,17 @@ def test_a_job_is_a_coroutine_function_or_a_subclass_of_the_base(handler: Any) -
     assert specs.names() == ("default/crm",)
 
 
-@pytest.mark.parametrize("handler", [lambda job: None, len, None, "crm", dict, object(), Connection(), JobHandler])
+def generates(job: Job) -> Any:
+    yield
+
+
+async def generates_async(job: Job) -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    "handler", [generates, generates_async, len, None, "crm", dict, object(), Connection(), JobHandler]
+)
 def test_nothing_else_is_a_job(handler: Any) -> None:
     with pytest.raises(InvalidJob, match="'crm'") as caught:
         JobSpec("crm", "default", handler)
@@ -109,3 +119,10 @@ def test_an_error_is_told_as_type_and_message_in_one_line(error: Exception, text
 @pytest.mark.parametrize("message", ["x" * 5000, "\udce4" * 5000])
 def test_a_long_error_is_cut(message: str) -> None:
     assert len(error_text(ValueError(message))) == 2000
+
+
+@pytest.mark.parametrize("option", ["max_notes", "max_deliveries"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "3", True])
+def test_an_option_that_is_no_number_is_refused(option: str, value: Any) -> None:
+    with pytest.raises(InvalidJob, match=f"job 'crm': {option} is {value!r}, it must be a whole number, at least 1"):
+        JobSpec("crm", "default", sync_crm, **{option: value})

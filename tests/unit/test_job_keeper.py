@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,21 +15,29 @@ import pytest
 from harness.fake_host import FakeHost, World
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.instrumentation.facts import Fact, JobFailed, JobStarted, JobStopped
+from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.jobs.keeper.flow import Surroundings
-from celery_sticky.jobs.keeper.held import JobTimeouts, built_in_job
+from celery_sticky.jobs.keeper.held import HeldSlot, JobTimeouts, built_in_job
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
+from celery_sticky.jobs.keeper.settling import Settling, Unsettled
 from celery_sticky.jobs.keeper.slots import SharedSlots
-from celery_sticky.jobs.wire import Ended, Notify, Start, Stop
-from celery_sticky.keys import Slot
+from celery_sticky.jobs.retry import SETTLED, Retry
+from celery_sticky.jobs.wire import Call, Calls, Ended, Notify, Saved, SaveRefused, Start, Stop, Yielded
+from celery_sticky.keys import SlotId
 from celery_sticky.membership.lease import Lease, boottime
-from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened
+from celery_sticky.ownership.events import Drained, Event, HostDown, HostUp, Opened, OpenRefused, TasksDrained
+from celery_sticky.platform.flow_thread import FlowThread
+from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.stores.flow import serve
 from celery_sticky.stores.jobs import (
     SEEN_RECORDS,
     STOPPED,
+    UNWANTED,
     Admission,
     DispatchOutcome,
+    JobRecord,
     JobState,
     NewJob,
     Report,
@@ -36,6 +45,7 @@ from celery_sticky.stores.jobs import (
     SlotJobs,
 )
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
+from celery_sticky.stores.shared import OwnClient
 
 SLOTS, KEYS = 4, 8
 NEVER = 1e9
@@ -113,9 +123,13 @@ class Worker:
         self.lease.grant("ks", boottime() + 1e6, 1)
         self.store = CountedJobs(server, "ks")
         self.store.watch(0.0)  # subscribes
-        self.host = FakeHost(name, world, lambda: Clock.now)
+        self.host = FakeHost(name, world)
         self.drained: set[int] = set()
         self.reports: list[Event] = []
+        self.facts: list[Fact] = []
+        instruments = Instruments()
+        for kind in (JobStarted, JobStopped, JobFailed):
+            instruments.add(kind, self.facts.append)
         self.placer = Placer()
         here = Surroundings(
             "ks",
@@ -127,11 +141,16 @@ class Worker:
             poll=poll,
             outcome_ttl=60.0,
             placer=None if plain else self.placer,
+            instruments=instruments,
         )
-        reconciler = JobReconciler(timeouts, suspects=self.host.suspects, **built_in)
-        self.keeper = Keeper(here, reconciler, lambda: self.store)
+        options = {"keyspace": "ks", "worker": name, **built_in}
+        reconciler = JobReconciler(timeouts, place=self._place, **options)
+        self.keeper = Keeper(here, reconciler, FlowThread(OwnClient))
         self.host.keeper = self.keeper
         self.host.boot()
+
+    def _place(self, record: JobRecord, apart: bool) -> int:
+        return self.host.place(("ks", record.id), "", apart=apart, built_in=False)
 
     def _report(self, event: Event) -> None:
         self.reports.append(event)
@@ -162,6 +181,8 @@ class Cluster:
         self.epoch = dict.fromkeys(range(SLOTS), 1)
         self.moving: dict[int, str] = {}
         self.wanted: dict[str, str] = {}
+        self.paused: set[str] = set()
+        self.payloads: dict[str, int] = {}
         self.sent: dict[str, list[int]] = {}
         for slot in range(SLOTS):
             self.give(slot, self.random.choice(list(self.workers)))
@@ -187,7 +208,27 @@ class Cluster:
             key = self.random.choice(sorted(self.wanted))
             assert self.store.stop(int(key[1:]) % SLOTS, "job", key)
             del self.wanted[key]
+            self.paused.discard(key)
+            self.payloads.pop(key, None)
             self.sent.pop(key, None)
+
+    def control(self) -> None:
+        """Update, restart, pause or resume some job."""
+        if self.wanted:
+            key = self.random.choice(sorted(self.wanted))
+            job = (int(key[1:]) % SLOTS, "job", key)
+            match self.random.choice(("update", "restart", "pause", "resume")):
+                case "update":
+                    self.payloads[key] = self.random.randrange(1000)
+                    assert self.store.update(*job, b"%d" % self.payloads[key], restart=True)
+                case "restart":
+                    assert self.store.update(*job, None, restart=True)
+                case "pause":
+                    assert self.store.pause(*job)
+                    self.paused.add(key)
+                case "resume":
+                    assert self.store.resume(*job)
+                    self.paused.discard(key)
 
     def notify(self) -> None:
         if self.wanted:
@@ -196,13 +237,16 @@ class Cluster:
             numbers.append(len(numbers))
             self.store.notify(int(key[1:]) % SLOTS, "job", key, b"%d" % numbers[-1], limit=1000)
 
+    def save(self) -> None:
+        host = self.random.choice(sorted(self.workers.values(), key=lambda worker: worker.name)).host
+        for ref in host.runs:
+            host.save(ref)
+
     def move(self) -> None:
         slot = self.random.randrange(SLOTS)
         if slot not in self.moving:
             self.moving[slot] = self.random.choice(sorted(self.workers))
-            owner = self.workers[self.owner[slot]].keeper
-            owner.stop(slot)
-            owner.tasks_drained(slot)
+            self.workers[self.owner[slot]].keeper.stop(slot)
 
     def hand_over(self) -> None:
         for slot, target in list(self.moving.items()):
@@ -216,7 +260,7 @@ class Cluster:
         """A worker's trust ends, so that its host dies; others take its slots; it comes back with none."""
         name = self.random.choice(sorted(self.workers))
         worker = self.workers[name]
-        worker.host.die(killed=True)
+        worker.host.die()
         for slot in [slot for slot, owner in self.owner.items() if owner == name]:
             worker.keeper.close(slot)
             worker.drained.discard(slot)
@@ -249,12 +293,19 @@ class Cluster:
 
     def check(self) -> None:
         running = {key: worker for (_, key), (worker, _) in self.world.running.items()}
-        assert running == {key: self.owner[int(key[1:]) % SLOTS] for key in self.wanted}
+        assert running == {key: self.owner[int(key[1:]) % SLOTS] for key in self.wanted if key not in self.paused}
         records = {record.key: record for record in self.store.records()}
         assert records.keys() == self.wanted.keys()
         for key, record in records.items():
-            assert (record.state, record.id, record.fresh) == (JobState.RUNNING, self.wanted[key], False)
+            assert record.id == self.wanted[key]
+            if key in self.paused:
+                assert record.state is JobState.PAUSED
+            else:
+                assert (record.state, record.fresh) == (JobState.RUNNING, False)
+                assert self.world.payloads[record.id] == self.payloads.get(key, 1), f"payload of {key}"
         for key, numbers in self.sent.items():
+            if key in self.paused:
+                continue
             firsts = list(dict.fromkeys(self.world.noted.get(self.wanted[key], [])))
             assert firsts == numbers, f"notes of {key}"
 
@@ -266,7 +317,8 @@ def test_wanted_jobs_run_once_at_their_owner_whatever_happens(block: int) -> Non
         happenings = (
             [cluster.dispatch] * 6
             + [cluster.stop, cluster.move, cluster.notify, cluster.notify]
-            + [cluster.evict, cluster.host_dies]
+            + [cluster.evict, cluster.host_dies, cluster.save, cluster.save]
+            + [cluster.control] * 4
         )
         try:
             for _ in range(150):
@@ -384,11 +436,124 @@ def test_a_note_that_was_taken_is_not_given_to_the_next_run(server: MemoryJobSer
     run(worker)
     worker.store.notify(0, "job", "k", b"1", limit=10)
     run(worker)
-    worker.host.die(killed=True)  # nobody is charged: that would be a reason to look
+    worker.host.die()  # nobody is charged: that would be a reason to look
     worker.host.boot()
     run(worker, 50)
     assert len(worker.host.world.starts) == 2
     assert worker.host.world.noted["id"] == [1]
+
+
+# -- notifications that are not handled ------------------------------------------------------------
+
+
+def waiting(worker: Worker) -> list[tuple[bytes, int]]:
+    """Return payload and failed deliveries of the notes that wait."""
+    found = worker.store.look({0: 0})
+    return [(note.payload, note.failed) for note in found[0].notes] if found else []
+
+
+def notified(server: MemoryJobServer, *payloads: bytes, **bad: str) -> Worker:
+    """Return a worker whose job `k` has these notes; `bad` says what it does with them."""
+    worker = Worker("a", server, World(), replace(TERMS, max_deliveries=3), poll=NEVER)
+    worker.host.bad = {int(payload[1:]): how for payload, how in bad.items()}
+    worker.keeper.open(0, 1, 1)
+    admit(worker)
+    run(worker)
+    for payload in payloads:
+        worker.store.notify(0, "job", "k", payload, limit=10)
+    return worker
+
+
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_a_note_that_is_not_handled_is_delivered_until_its_limit_and_the_next_one_follows(
+    server: MemoryJobServer, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = notified(server, b"1", b"2", n1=how)
+    run(worker, 300)
+    assert worker.host.world.delivered == [(1, 1), (1, 2), (1, 3), (2, 1)]
+    assert worker.host.world.noted["id"] == [2]
+    assert waiting(worker) == [] and state(worker) == "running"
+    assert [run.taken for run in worker.keeper.runs()] == [{}], "nothing is kept of notes that are settled"
+    (dead,) = worker.store.dead_notes()
+    assert (dead.name, dead.key, dead.deliveries) == ("job", "k", 3)
+    assert dead.error == {"raises": "ValueError: bad", "dies": "its process ended"}[how]
+    assert "a notification of job 'job' of key 'k' is dead after 3 deliveries: " in caplog.text
+
+
+def test_a_host_that_dies_counts_against_no_note_but_the_culprits(server: MemoryJobServer) -> None:
+    """Guards: a note of an innocent job died because its neighbour killed the host again and again."""
+    worker = notified(server, b"1", b"2", n1="holds")
+    run(worker)
+    admit(worker, "killer", "killer")
+    run(worker)
+    worker.host.bad[9] = "dies"
+    worker.store.notify(0, "job", "killer", b"9", limit=10)
+    run(worker, 600)
+    assert [dead.key for dead in worker.store.dead_notes()] == ["killer"]
+    assert waiting(worker)[0] == (b"1", 0)
+
+
+def test_a_note_that_blocks_the_loop_counts(server: MemoryJobServer) -> None:
+    worker = notified(server, b"1", n1="holds")
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.host.die({ref: "it blocked the event loop"})
+    worker.host.boot()
+    run(worker, 1)
+    assert waiting(worker) == [(b"1", 1)]
+
+
+def test_a_host_that_is_killed_for_another_reason_counts_against_no_note(server: MemoryJobServer) -> None:
+    worker = notified(server, b"1", n1="holds")
+    run(worker)
+    worker.host.die()
+    worker.host.boot()
+    run(worker)
+    assert worker.host.world.delivered == [(1, 1), (1, 1)] and waiting(worker) == [(b"1", 0)]
+
+
+def test_a_note_that_a_job_does_not_let_go_when_it_is_to_stop_counts(server: MemoryJobServer) -> None:
+    worker = notified(server, b"1", n1="holds")
+    run(worker)
+    worker.keeper.stop(0)
+    worker.turn()
+    worker.host.inbox.clear()
+    Clock.now += TERMS.stop_timeout
+    worker.turn()
+    assert worker.drained == set()
+    worker.turn()
+    assert worker.drained == {0}
+    (note,) = worker.store.look({0: 0})[0].notes
+    assert note.failed == 1, "it is stored before the slot is given away"
+
+
+def test_a_failed_delivery_is_stored_before_the_next_one(server: MemoryJobServer) -> None:
+    worker = notified(server, b"1", n1="raises")
+    settle = worker.store.settle
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    worker.store.settle = refuse  # type: ignore[method-assign]
+    for _ in range(100):
+        with suppress(StoreUnavailable):
+            run(worker, 1)
+    assert worker.host.world.delivered == [(1, 1)]
+    worker.store.settle = settle  # type: ignore[method-assign]
+    run(worker, 100)
+    assert worker.host.world.delivered == [(1, 1), (1, 2), (1, 3)]
+
+
+def test_a_job_may_have_its_own_number_of_deliveries(server: MemoryJobServer) -> None:
+    timeouts = replace(TERMS, own_max_deliveries={"job": 1})
+    worker = Worker("a", server, World(), timeouts)
+    worker.host.bad = {1: "raises"}
+    worker.keeper.open(0, 1, 1)
+    admit(worker)
+    worker.store.notify(0, "job", "k", b"1", limit=10)
+    run(worker, 20)
+    assert [start.max_deliveries for start in worker.host.runs.values()] == [1]
+    assert [dead.deliveries for dead in worker.store.dead_notes()] == [1]
 
 
 def test_a_job_that_takes_no_notes_does_not_keep_those_of_its_neighbours_away(server: MemoryJobServer) -> None:
@@ -466,7 +631,7 @@ def test_an_overdue_host_is_killed_once_and_also_while_the_store_is_away(server:
     admit(worker)
     run(worker)
     kills: list[int] = []
-    worker.host.kill = lambda number, reason: kills.append(number)  # type: ignore[method-assign]
+    worker.host.kill = lambda number, reason, blame: kills.append(number)  # type: ignore[method-assign]
     worker.keeper.close(0)
     server.stop()
     for _ in range(3):
@@ -609,6 +774,7 @@ def test_a_start_that_takes_too_long_has_failed(server: MemoryJobServer) -> None
     (start,) = worker.host.inbox
     assert isinstance(start, Start)
     worker.host.inbox.clear()
+    worker.keeper.heard(Calls(start.ref, Call.START))
     worker.work()
     assert worker.host.inbox == deque([Stop(start.ref)])
     worker.keeper.heard(Ended(start.ref))
@@ -624,7 +790,6 @@ def test_a_stop_that_takes_too_long_kills_the_host(server: MemoryJobServer) -> N
     run(worker)
     number = worker.host.number
     worker.keeper.stop(0)
-    worker.keeper.tasks_drained(0)
     worker.work()
     assert not worker.drained, "it still runs"
     worker.work()
@@ -634,49 +799,108 @@ def test_a_stop_that_takes_too_long_kills_the_host(server: MemoryJobServer) -> N
     assert worker.drained == {0}
 
 
-def test_a_slot_is_drained_when_neither_jobs_nor_tasks_are_left(server: MemoryJobServer) -> None:
-    worker = alone(server)
+class Courier:
+    """The tasks of a worker's slots."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.told: list[Event] = []
+        """What the member hears."""
+        self.slots = SharedSlots(self, worker.keeper, worker.lease.membership, self.told.append)
+        self.crosses = False
+        """It is about to say that a slot is open when that is stopped."""
+
+    def open(self, slot: SlotId, *_: Any) -> None:
+        if not self.crosses:
+            self.slots.report(Opened(slot[1], 1))
+
+    def close(self, *_: Any) -> None: ...
+
+    def stop(self, slot: SlotId) -> None:
+        if self.crosses:
+            self.slots.report(Opened(slot[1], 1))
+
+
+SLOT = ("ks", 0)
+
+
+def test_jobs_run_on_start_and_hear_notifications_until_the_tasks_of_their_slot_have_ended(
+    server: MemoryJobServer,
+) -> None:
+    worker = Worker("a", server, World())
+    courier = Courier(worker)
     admit(worker)
+    courier.slots.open(SLOT, 1, "a-0")
     run(worker)
-    worker.keeper.stop(0)
+    courier.slots.stop(SLOT)
+    worker.store.notify(0, "job", "k", b"1", limit=9)
+    admit(worker, key="other", job_id="fresh")
+    admit(worker, key="unwanted", job_id="stopped")
     run(worker)
-    assert not worker.drained, "its tasks are not"
-    worker.keeper.tasks_drained(0)
+    worker.store.stop(0, "job", "unwanted")
+    run(worker)
+    assert worker.host.world.noted == {"id": [1]}
+    assert {run.key for run in worker.host.runs.values()} == {"k", "other"}
+    courier.slots.report(Drained(0))
+    run(worker)
+    assert courier.told == [Opened(0, 1), TasksDrained(0)]
+    assert not worker.drained and len(worker.host.runs) == 2, "the member decides"
+    courier.slots.stop_jobs(SLOT)
+    admit(worker, key="late", job_id="late")
     run(worker)
     assert worker.drained == {0}
-    assert state(worker) == "running", "it is still wanted"
+    assert not worker.host.runs
+    states = {record.key: record.state.value for record in worker.store.records()}
+    assert states == {"k": "running", "other": "running", "late": "queued"}, "they are still wanted"
 
 
-def test_a_slot_the_keeper_never_saw_is_drained_with_its_tasks(server: MemoryJobServer) -> None:
+def test_jobs_run_on_where_the_slot_is_opened_again_under_its_epoch(server: MemoryJobServer) -> None:
+    worker = Worker("a", server, World())
+    courier = Courier(worker)
+    admit(worker)
+    courier.slots.open(SLOT, 1, "a-0")
+    run(worker)
+    courier.slots.stop(SLOT)
+    courier.slots.report(Drained(0))
+    courier.slots.open(SLOT, 1, "a-0")
+    run(worker)
+    assert worker.host.world.starts == [("k", "a", 1)] and worker.host.runs
+
+
+def test_a_slot_the_keeper_never_saw_has_no_jobs_left(server: MemoryJobServer) -> None:
     worker = alone(server)
     worker.keeper.stop(3)
-    worker.keeper.tasks_drained(3)
     worker.work()
     assert worker.drained == {3}
 
 
-def test_an_opening_that_crosses_a_stop_neither_keeps_the_slot_nor_starts_its_jobs(server: MemoryJobServer) -> None:
+def test_an_opening_that_crosses_a_stop_does_not_keep_the_slot(server: MemoryJobServer) -> None:
     """Guards: the courier may be saying that the slot is open in the moment in which the member stops it."""
-
-    class Courier:
-        """Says what it was about to say, and then that nothing is left."""
-
-        def open(self, *_: Any) -> None: ...
-
-        def close(self, *_: Any) -> None: ...
-
-        def stop(self, *_: Any) -> None:
-            slots.report(Opened(0, 1))
-            slots.report(Drained(0))
-
     worker = Worker("a", server, World())
-    slots = SharedSlots(Courier(), worker.keeper, worker.lease.membership, lambda _: None)
+    courier = Courier(worker)
+    courier.crosses = True
     admit(worker)
-    slots.open(("ks", 0), 1, "a-0")
-    slots.stop(("ks", 0))
+    courier.slots.open(SLOT, 1, "a-0")
+    courier.slots.stop(SLOT)
+    courier.slots.report(Drained(0))
+    courier.slots.stop_jobs(SLOT)
     run(worker)
     assert worker.drained == {0}
     assert not worker.host.world.starts
+
+
+def test_records_of_a_later_epoch_stop_the_jobs_of_a_slot_and_do_not_give_it_away(server: MemoryJobServer) -> None:
+    """Guards: its tasks may run, and the member has to open it again under a higher epoch."""
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.keeper.open(0, 2, 1)
+    worker.store.open(0, 7)
+    run(worker)
+    assert not worker.drained and not worker.host.runs
+    assert OpenRefused(0, 7) in worker.reports
+    worker.keeper.open(0, 8, 1)
+    run(worker)
+    assert worker.host.world.starts[-1] == ("k", "a", 8)
 
 
 def test_nothing_starts_without_trust(server: MemoryJobServer) -> None:
@@ -719,54 +943,146 @@ def test_a_raised_epoch_starts_a_job_again_under_it(server: MemoryJobServer) -> 
 
 
 def crash(worker: Worker, turns: int, *killers: str) -> None:
-    """Let time pass; a job of these keys ends the host when it is started."""
+    """Let time pass; a job of these keys ends its process when it is started, and all in it are to blame."""
     for _ in range(turns):
         worker.work()
-        if any(isinstance(said, Start) and said.key in killers for said in worker.host.inbox):
-            worker.host.die()
+        starts = [said for said in worker.host.inbox if isinstance(said, Start)]
+        if any(start.key in killers for start in starts):
+            worker.host.die({start.ref: "its process ended" for start in starts})
             worker.host.boot()
         while worker.host.inbox:
             worker.host.step()
 
 
-def test_a_start_that_ends_the_host_again_and_again_is_given_up(server: MemoryJobServer) -> None:
+def test_a_first_start_that_ends_its_process_fails_once_it_was_alone(server: MemoryJobServer) -> None:
     worker = alone(server)
     admit(worker)
-    crash(worker, 200, "k")
+    crash(worker, 20, "k")
     assert state(worker) == "gone"
-    outcome = worker.store.outcome("id", 0)
-    assert outcome is not None
-    assert "3 starts ended without a result" in outcome.error
+    assert set(worker.host.apart) == {"id"}
+    assert worker.store.outcome("id", 0) == DispatchOutcome("its process ended")
 
 
-def test_its_neighbours_are_not_given_up_with_it(server: MemoryJobServer) -> None:
+def test_a_first_start_that_others_may_have_ended_is_tried_apart_and_does_not_count(server: MemoryJobServer) -> None:
     worker = alone(server)
     admit(worker)
-    for n in range(7):
-        admit(worker, f"n{n}", f"id{n}")
-    crash(worker, 1000, "k")
-    outcome = worker.store.outcome("id", 0)
-    assert outcome is not None and outcome.error
-    assert {record.key for record in worker.store.records()} == {f"n{n}" for n in range(7)}
-    assert {record.state for record in worker.store.records()} == {JobState.RUNNING}
+    worker.work()
+    worker.host.die({1: "its process ended"})
+    worker.work()
+    assert [(record.state, record.attempt) for record in worker.store.records()] == [(JobState.QUEUED, 0)]
+    worker.host.boot()
+    run(worker)
+    assert state(worker) == "running"
+    assert set(worker.host.apart) == {"id"}
 
 
-def test_a_job_that_has_run_and_ends_the_host_again_and_again_shows_as_failing_and_waits(
+def test_a_start_that_moves_away_before_it_has_a_result_does_not_count(server: MemoryJobServer) -> None:
+    """Guards: a fresh job whose slot moves again and again was given up, as if it killed its workers."""
+    store = MemoryJobs(server, "ks")
+    assert store.admit(NewJob("job", "k", 0, "id", b"1"), max_queued=10, outcome_ttl=60)[0] is Admission.ADMITTED
+    for epoch in range(1, 9):
+        worker = Worker(f"w{epoch}", server, World(), JobTimeouts(1000.0, 1000.0, max_attempts=1))
+        worker.keeper.open(0, epoch, 1)
+        while not any(isinstance(said, Start) for said in worker.host.inbox):
+            worker.work()
+        worker.keeper.stop(0)
+        worker.host.inbox.clear()
+        worker.work()
+        worker.keeper.heard(Ended(1))
+        worker.work()
+        worker.work()
+        assert 0 in worker.drained
+    (record,) = store.records()
+    assert (record.state, record.attempt) == (JobState.QUEUED, 0)
+
+
+def test_a_job_that_ends_its_process_again_and_again_waits_longer_each_time_and_runs_apart(
     server: MemoryJobServer,
 ) -> None:
     worker = alone(server)
     admit(worker)
-    admit(worker, "other", "other")
     run(worker)
-    starts = len(worker.host.world.starts)
-    worker.host.die()
+    worker.host.die({1: "its process ended"})
     worker.host.boot()
     crash(worker, 1500, "k")
-    found = {record.key: record for record in worker.store.records()}
-    assert (found["k"].state, found["other"].state) == (JobState.FAILING, JobState.RUNNING)
-    assert "the job host died" in found["k"].error
-    assert found["k"].attempt < 12, "it waits longer each time"
-    assert len(worker.host.world.starts) - starts < 12
+    (found,) = worker.store.records()
+    assert (found.state, found.error, found.apart) == (JobState.FAILING, "its process ended", True)
+    assert found.strikes == found.failures > 5
+    assert found.attempt < 12, "it waits longer each time"
+    assert set(worker.host.apart) == {"id"}
+
+
+def test_a_job_that_runs_well_apart_goes_back_to_the_others_and_its_strikes_are_kept(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.host.die({1: "its process ended"})
+    worker.host.boot()
+    run(worker, 30)
+    assert (worker.host.apart, len(worker.host.world.starts)) == (["id"] * len(worker.host.apart), 2)
+    worker.host.apart.clear()
+    Clock.now += SETTLED
+    run(worker)
+    (found,) = worker.store.records()
+    assert (found.state, found.failures, found.strikes, found.apart) == (JobState.RUNNING, 0, 1, False)
+    assert len(worker.host.world.starts) == 3 and not worker.host.apart
+
+
+def test_a_new_owner_keeps_a_job_apart_that_was_to_blame_elsewhere(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.keeper.stop(0)
+    worker.work()
+    worker.host.die({1: "its stop took longer than 10 s"})
+    worker.work()
+    worker.work()
+    assert worker.drained == {0}, "and only now"
+    other = Worker("b", server, World())
+    other.keeper.open(0, 2, 1)
+    run(other)
+    assert set(other.host.apart) == {"id"}
+
+
+def test_a_job_whose_key_belongs_to_no_worker_for_a_while_stays_apart_and_keeps_its_failures(
+    server: MemoryJobServer,
+) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.host.die({1: "its process ended"})
+    worker.host.boot()
+    worker.keeper.stop(0)
+    worker.work()
+    nobody = Worker("b", server, World())
+    nobody.keeper.open(0, 2, 1, "nobody has pinned its key")
+    run(nobody)
+    (found,) = worker.store.records()
+    assert found.error == "nobody has pinned its key"
+    assert (found.failures, found.strikes, found.apart) == (1, 1, True)
+
+
+def test_a_job_is_given_up_after_so_many_failures_in_a_row_under_any_owner(server: MemoryJobServer) -> None:
+    store = MemoryJobs(server, "ks")
+    new = NewJob("job", "k", 0, "id", b"1", durable=True)
+    assert store.admit(new, max_queued=10, outcome_ttl=60)[0] is Admission.ADMITTED
+    for epoch in (1, 2):
+        worker = Worker(f"w{epoch}", server, World(), retry_of=lambda name: Retry(max_starts=4))
+        worker.host.failing.add("k")
+        worker.keeper.open(0, epoch, 1)
+        while len(worker.store.records()) == 1 and store.records()[0].failures < 2 * epoch:
+            run(worker)
+        worker.keeper.stop(0)
+        run(worker)
+    (found,) = store.records()
+    assert (found.state, found.failures, found.error) == (JobState.FAILED, 4, "ValueError: no")
+    worker.keeper.open(0, 3, 1)
+    worker.host.failing.clear()
+    run(worker, 100)
+    assert state(worker) == "failed"
+    assert store.update(0, "job", "k", None, restart=True)
+    run(worker)
+    assert state(worker) == "running"
 
 
 def test_a_start_that_takes_whole_workers_with_it_is_given_up_too(server: MemoryJobServer) -> None:
@@ -788,10 +1104,32 @@ def test_a_start_that_was_too_late_when_its_host_was_killed_has_failed(server: M
     worker = alone(server, start_timeout=1.0, stop_timeout=1.0)
     admit(worker)
     for _ in range(40):
-        worker.work()  # the host says nothing
-    assert worker.host.number == 3, "it was killed once"
+        worker.work()
+        for said in worker.host.inbox:
+            if isinstance(said, Start):
+                worker.keeper.heard(Calls(said.ref, Call.START))
+        worker.host.inbox.clear()  # the host says nothing more
+    assert worker.host.number == 2, "it was killed once"
     outcome = worker.store.outcome("id", 0)
     assert outcome == DispatchOutcome("its start took longer than 1 s")
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_run_that_yields_to_the_end_of_trust_starts_again_and_has_not_ended(
+    server: MemoryJobServer, started: bool
+) -> None:
+    worker = alone(server)
+    admit(worker)
+    if started:
+        run(worker)
+        worker.host.end(1, yields=True)
+    else:
+        worker.work()
+        worker.host.inbox.clear()
+        worker.keeper.heard(Yielded(1))
+    run(worker)
+    (found,) = worker.store.records()
+    assert (found.state, found.failures, found.attempt) == (JobState.RUNNING, 0, 1 + started)
 
 
 def test_a_stop_while_it_starts_is_kept(server: MemoryJobServer) -> None:
@@ -822,6 +1160,358 @@ def test_a_dispatch_over_a_stopping_job_stops_the_old_run_first(server: MemoryJo
     assert len(worker.host.world.starts) == 2
 
 
+def test_a_job_that_is_stopped_before_the_old_run_has_ended_goes_after_it(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    assert worker.store.stop(0, "job", "k")
+    admit(worker, job_id="id2")
+    assert worker.store.stop(0, "job", "k") == "id2"
+    worker.work()
+    assert worker.host.runs and worker.store.ending() == 1
+    run(worker)
+    assert not worker.host.runs and state(worker) == "gone"
+    assert worker.store.outcome("id2", 0) == DispatchOutcome(STOPPED)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_the_error_of_a_stop_is_written_down(server: MemoryJobServer, replaced: bool) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.store.stop(0, "job", "k")
+    if replaced:
+        admit(worker, job_id="id2")
+    worker.work()
+    (ref,) = worker.host.runs
+    worker.host.end(ref, "OSError: refused")
+    run(worker)
+    assert worker.store.stop_error("id") == "OSError: refused"
+    assert state(worker) == ("running" if replaced else "gone")
+
+
+def saved(worker: Worker) -> bytes | None:
+    (found,) = worker.store.records()
+    return found.saved
+
+
+def test_a_checkpoint_is_stored_and_the_next_run_has_it(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    for _ in range(3):
+        worker.host.save(ref)
+    worker.work()
+    assert saved(worker) == b"3"
+    assert list(worker.host.inbox) == [Saved(ref, 1), Saved(ref, 2), Saved(ref, 3)]
+    worker.host.end(ref, "OSError: no")
+    worker.host.inbox.clear()
+    worker.work()
+    Clock.now += 60
+    worker.work()
+    (start,) = worker.host.inbox
+    assert isinstance(start, Start) and (start.saved, start.attempt) == (3, 2)
+
+
+def test_the_last_checkpoint_of_a_run_is_stored_before_its_end(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.keeper.stop(0)
+    worker.work()
+    worker.host.save(ref)
+    worker.host.end(ref)
+    worker.work()
+    assert (saved(worker), worker.drained) == (b"1", {0})
+
+
+def test_while_the_store_is_away_a_checkpoint_waits_and_so_does_the_next_start(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.host.save(ref)
+    worker.host.end(ref, "OSError: no")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryJobs, "save", broken)
+        for _ in range(3):
+            with suppress(StoreUnavailable):
+                worker.work()
+        assert not worker.host.inbox and state(worker) == "running"
+    Clock.now += 60
+    worker.work()
+    worker.work()
+    starts = [message.saved for message in worker.host.inbox if isinstance(message, Start)]
+    assert starts == [1]
+
+
+def test_a_checkpoint_under_an_old_epoch_is_refused(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.store.open(0, 9)
+    worker.host.save(ref)
+    run(worker)
+    assert worker.host.refused == [SaveRefused(ref, 1)]
+    assert saved(worker) is None and not worker.host.runs
+
+
+def test_a_checkpoint_of_a_run_whose_slot_was_opened_again_under_another_epoch_is_refused(
+    server: MemoryJobServer,
+) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.host.save(ref)
+    worker.keeper.open(0, 2, 1)
+    run(worker)
+    assert worker.host.refused == [SaveRefused(ref, 1)]
+    assert saved(worker) is None and state(worker) == "running"
+
+
+def test_a_checkpoint_of_a_job_that_was_replaced_is_refused(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.store.stop(0, "job", "k")
+    admit(worker, job_id="id2")
+    worker.host.save(ref)
+    run(worker)
+    assert worker.host.refused == [SaveRefused(ref, 1)]
+    assert saved(worker) is None and state(worker) == "running"
+
+
+def test_a_job_is_restarted_in_order_with_its_new_payload(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.store.update(0, "job", "k", b"2", restart=True)
+    worker.work()
+    assert list(worker.host.inbox) == [Stop(ref)]
+    worker.work()
+    assert list(worker.host.inbox) == [Stop(ref)], "it waits for the old run"
+    run(worker)
+    ((_, start),) = worker.host.runs.items()
+    assert (start.payload, start.attempt, start.id) == (2, 2, "id")
+    assert state(worker) == "running"
+    assert len(worker.host.world.starts) == 2
+
+
+def test_an_update_without_a_restart_is_for_the_next_start(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.store.update(0, "job", "k", b"2", restart=False)
+    run(worker)
+    assert len(worker.host.world.starts) == 1
+    worker.store.update(0, "job", "k", None, restart=True)
+    run(worker)
+    assert [start.payload for start in worker.host.runs.values()] == [2]
+
+
+def test_a_failing_job_is_restarted_at_once(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.host.end(ref, "OSError: no")
+    run(worker, turns=3)
+    assert (state(worker), len(worker.host.world.starts)) == ("failing", 1)
+    worker.store.update(0, "job", "k", None, restart=True)
+    run(worker, turns=3)
+    assert (state(worker), len(worker.host.world.starts)) == ("running", 2)
+
+
+def test_a_job_is_paused_when_its_run_has_ended_and_starts_at_a_resume(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.store.pause(0, "job", "k")
+    for _ in range(3):
+        worker.work()
+    assert (list(worker.host.inbox), state(worker)) == ([Stop(ref)], "pausing")
+    worker.host.save(ref)
+    run(worker)
+    assert (state(worker), worker.host.runs) == ("paused", {})
+    worker.store.resume(0, "job", "k")
+    run(worker)
+    assert [(start.saved, start.attempt) for start in worker.host.runs.values()] == [(1, 2)]
+    assert state(worker) == "running"
+
+
+def revision(worker: Worker) -> int:
+    return worker.store.look({0: 0})[0].revision
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_is_to_end_for_a_pause_is_not_written_down_as_started(
+    server: MemoryJobServer, resumed: bool
+) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.store.pause(0, "job", "k")
+    if resumed:
+        worker.store.resume(0, "job", "k")
+    before = revision(worker)
+    worker.work()
+    worker.work()
+    assert (revision(worker), state(worker)) == (before, "queued" if resumed else "pausing")
+
+
+@pytest.mark.parametrize("wanted", sorted(UNWANTED))
+def test_what_a_keeper_knows_of_a_job_that_must_not_run_stays_when_a_start_is_stored(wanted: JobState) -> None:
+    record = JobRecord("job", "k", 0, "id", b"1", wanted, True, 1, 1, "a", "", 0.0, 0)
+    reports = [Report("id", RunResult.STARTED)]
+    held = HeldSlot(1, 1, wanted={("job", "k"): record}, reports=list(reports))
+    assert not Settling({0: held}).settled(held, Unsettled(1, reports, [], []), 5)
+    assert held.wanted["job", "k"].state is wanted
+
+
+def test_a_checkpoint_that_is_heard_in_the_middle_of_a_turn_is_stored_before_the_next_start(
+    server: MemoryJobServer,
+) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (ref,) = worker.host.runs
+    worker.store.update(0, "job", "k", None, restart=True)
+    worker.work()
+    worker.host.inbox.clear()
+    look = worker.store.look
+
+    def look_late(known: Mapping[Slot, int]) -> Mapping[Slot, SlotJobs]:
+        if ref in worker.host.runs:
+            worker.host.save(ref)
+            worker.host.end(ref)
+        return look(known)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.store, "look", look_late)
+        worker.store.notify(0, "job", "k", b"1", limit=10)
+        worker.work()
+        worker.work()
+        worker.work()
+    starts = [message.saved for message in worker.host.inbox if isinstance(message, Start)]
+    assert starts == [1]
+
+
+def test_a_paused_job_moves_and_stays_paused(server: MemoryJobServer) -> None:
+    worker, other = alone(server), Worker("b", server, World())
+    admit(worker)
+    run(worker)
+    worker.store.pause(0, "job", "k")
+    worker.keeper.stop(0)
+    run(worker)
+    other.keeper.open(0, 2, 1)
+    run(other)
+    assert (state(other), other.host.runs, worker.host.runs) == ("paused", {}, {})
+    other.store.resume(0, "job", "k")
+    run(other)
+    assert state(other) == "running" and other.host.runs
+
+
+def test_a_job_that_is_stopped_while_it_is_restarted_goes(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.store.update(0, "job", "k", None, restart=True)
+    worker.work()
+    worker.store.stop(0, "job", "k")
+    run(worker)
+    assert (state(worker), len(worker.host.world.starts)) == ("gone", 1)
+
+
+# -- what is told ----------------------------------------------------------------------------------
+
+
+def test_each_start_is_told(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    (fact,) = worker.facts
+    assert isinstance(fact, JobStarted)
+    assert fact == JobStarted("a", "ks", "job", "k", "id", 1, 1, fact.seconds)
+    assert fact.seconds == pytest.approx(0.1, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (lambda worker: worker.store.stop(0, "job", "k"), "it was stopped"),
+        (lambda worker: worker.store.pause(0, "job", "k"), "it was paused"),
+        (lambda worker: worker.store.update(0, "job", "k", None, restart=True), "it was restarted"),
+        (lambda worker: worker.keeper.stop(0), "its key moves"),
+        (lambda worker: worker.keeper.open(0, 2, 1), "its key moves"),
+        (lambda worker: worker.host.end(1), "it ended by itself"),
+        (lambda worker: worker.host.die(), "its process ended"),
+    ],
+)
+def test_each_end_is_told_with_its_reason(server: MemoryJobServer, end: Any, why: str) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.facts.clear()
+    Clock.now += 5
+    end(worker)
+    run(worker)
+    fact = worker.facts[0]
+    assert isinstance(fact, JobStopped)
+    assert (fact.name, fact.key, fact.id, fact.why) == ("job", "k", "id", why)
+    assert fact.seconds == pytest.approx(0, abs=0.2) and fact.ran == pytest.approx(5.5, abs=0.6)
+
+
+def test_a_stop_that_raised_is_told(server: MemoryJobServer) -> None:
+    worker = alone(server)
+    admit(worker)
+    run(worker)
+    worker.store.stop(0, "job", "k")
+    worker.work()
+    worker.host.end(1, "OSError: no")
+    run(worker)
+    fact = worker.facts[-1]
+    assert isinstance(fact, JobStopped) and fact.why == "it was stopped; its stop raised OSError: no"
+
+
+def test_each_failure_is_told(server: MemoryJobServer) -> None:
+    worker = alone(server, start_timeout=2.0)
+    admit(worker)
+    admit(worker, key="never", job_id="id2")
+    worker.host.failing = {"never"}
+    run(worker)
+    worker.host.end(1, "OSError: no")
+    run(worker)
+    failed = {fact.key: (fact.error, fact.attempt) for fact in worker.facts if isinstance(fact, JobFailed)}
+    assert failed == {"k": ("OSError: no", 1), "never": ("ValueError: no", 1)}
+
+
+def test_a_start_that_is_too_late_is_told_as_a_failure(server: MemoryJobServer) -> None:
+    worker = alone(server, start_timeout=2.0)
+    admit(worker)
+    worker.work()
+    (start,) = worker.host.inbox
+    worker.keeper.heard(Calls(start.ref, Call.START))  # type: ignore[union-attr]
+    worker.work()
+    Clock.now += 3
+    worker.work()
+    worker.keeper.heard(Ended(start.ref))  # type: ignore[union-attr]
+    worker.work()
+    (fact,) = worker.facts
+    assert isinstance(fact, JobFailed) and fact.error == "its start took longer than 2 s"
+    assert fact.seconds >= 3.0, "since it was told to start, not since it was told to stop"
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise StoreUnavailable("away")
+
+
 def test_the_member_learns_that_the_host_is_gone_and_that_the_next_one_is_there(server: MemoryJobServer) -> None:
     worker = alone(server)
     worker.host.die()
@@ -840,7 +1530,7 @@ def test_a_fence_above_our_epoch_is_reported(server: MemoryJobServer) -> None:
 
 # -- places of keys --------------------------------------------------------------------------------
 
-PLACE = "=k"
+PLACE = KeyPlace("k")
 
 
 def placed(server: MemoryJobServer, *, poll: float = NEVER) -> Worker:
@@ -851,7 +1541,7 @@ def placed(server: MemoryJobServer, *, poll: float = NEVER) -> Worker:
 
 
 def admit_placed(worker: Worker, key: str = "k", job_id: str = "id") -> None:
-    admission, _ = worker.store.admit(NewJob("job", key, f"={key}", job_id, b"1"), max_queued=10**6, outcome_ttl=60)
+    admission, _ = worker.store.admit(NewJob("job", key, KeyPlace(key), job_id, b"1"), max_queued=10**6, outcome_ttl=60)
     assert admission is Admission.ADMITTED
 
 
@@ -863,6 +1553,24 @@ def held(worker: Worker) -> Worker:
     run(worker)
     worker.placer.take()
     return worker
+
+
+def test_a_place_that_was_let_go_and_comes_back_with_older_data_is_listed_again(server: MemoryJobServer) -> None:
+    """Guards: the store went back to what the keeper had known when the job still ran; the job ran nowhere."""
+    worker = held(placed(server, poll=0.5))
+    run(worker, 10)
+    before = server.snapshot()
+    worker.placer.take()
+    worker.store.stop(PLACE, "job", "k")
+    for _ in range(10):  # no time passes, so the places are not listed meanwhile
+        worker.keeper.heed(worker.store.watch(0.0))
+        worker.turn()
+        while worker.host.inbox:
+            worker.host.step()
+    assert ("vacant", PLACE, 77) in worker.placer.take()
+    server.roll_back(before)
+    run(worker, 10)
+    assert ("listed", PLACE) in worker.placer.take()
 
 
 def test_of_a_place_that_is_not_held_here_the_placer_is_told(server: MemoryJobServer) -> None:
@@ -932,11 +1640,11 @@ def test_a_job_that_comes_while_its_place_is_let_go_is_not_missed(server: Memory
 
 
 def test_a_place_that_may_have_changed_is_looked_at_again_before_it_is_let_go() -> None:
-    reconciler = JobReconciler(TERMS)
+    reconciler = JobReconciler(TERMS, place=lambda record, apart: 1)
     reconciler.open(PLACE, 77, 1)
     reconciler.fenced(PLACE)
     reconciler.seen(PLACE, SlotJobs(0, (), ()))
-    assert reconciler.changed([PLACE, "=other"]) == [PLACE]
+    assert reconciler.changed([PLACE, KeyPlace("other")]) == [PLACE]
     reconciler.reconcile(boottime(), lambda _: True)
     assert reconciler.take_drained() == []
     reconciler.seen(PLACE, SlotJobs(0, (), ()))
@@ -948,7 +1656,7 @@ def test_what_signals_have_lost_the_next_look_finds(server: MemoryJobServer) -> 
     worker = held(placed(server, poll=0.0))
     other = MemoryJobs(server, "ks")
     other.stop(PLACE, "job", "k")
-    other.admit(NewJob("job", "x", "=x", "x", b"1"), max_queued=9, outcome_ttl=9)
+    other.admit(NewJob("job", "x", KeyPlace("x"), "x", b"1"), max_queued=9, outcome_ttl=9)
     worker.store.watch(0.0)  # lost
     for _ in range(6):
         worker.turn()
@@ -1003,14 +1711,14 @@ def test_in_a_place_that_is_only_tended_nothing_starts_and_what_is_to_stop_goes(
     for key in ("fresh", "ran", "stops"):
         admit_placed(worker, key, key)
         if key != "fresh":
-            worker.keeper.open(f"={key}", 5, 1)
+            worker.keeper.open(KeyPlace(key), 5, 1)
             run(worker)
-            worker.keeper.stop(f"={key}")
+            worker.keeper.stop(KeyPlace(key))
             run(worker)
-    worker.store.stop("=stops", "job", "stops")
+    worker.store.stop(KeyPlace("stops"), "job", "stops")
     starts = list(worker.host.world.starts)
     for key in ("fresh", "ran", "stops"):
-        worker.keeper.open(f"={key}", 9, 1, "nobody has pinned it")
+        worker.keeper.open(KeyPlace(key), 9, 1, "nobody has pinned it")
     run(worker, 10)
     records = {record.key: (record.state.value, record.error) for record in worker.store.records()}
     assert records == {"fresh": ("queued", ""), "ran": ("failing", "nobody has pinned it")}
@@ -1023,7 +1731,7 @@ def test_of_thousands_of_places_only_those_are_looked_at_that_have_changed(serve
     for i in range(3000):
         key = f"k{i}"
         admit_placed(worker, key, key)
-        worker.keeper.open(f"={key}", 5, 1)
+        worker.keeper.open(KeyPlace(key), 5, 1)
     run(worker, 30)  # in portions
     assert len(worker.host.world.starts) == 3000
     worker.store.looked_at = 0
@@ -1032,7 +1740,7 @@ def test_of_thousands_of_places_only_those_are_looked_at_that_have_changed(serve
         worker.work()
     idle = time.process_time() - before
     assert worker.store.looked_at == 0 and worker.placer.take()[-1][0] == "listed"
-    worker.store.notify("=k7", "job", "k7", b"1", limit=9)
+    worker.store.notify(KeyPlace("k7"), "job", "k7", b"1", limit=9)
     run(worker)
     assert worker.host.world.noted == {"k7": [1]} and worker.store.looked_at <= 10
     assert idle < 1.0, "a hundred looks, each of one answer"
@@ -1066,5 +1774,6 @@ def test_in_a_plain_keyspace_jobs_of_a_time_when_it_placed_keys_are_told_with_wh
     worker.keeper.open(0, 1, 1)
     run(worker)
     (record,) = caplog.records
-    assert record.levelname == "ERROR" and record.getMessage().startswith("jobs: 1 keys have jobs that do not run")
-    assert "sticky.jobs.shutdown('ks')" in record.getMessage()
+    assert record.levelname == "ERROR"
+    assert record.getMessage().startswith("jobs: jobs that are stored by their keys do not run")
+    assert "`celery sticky jobs forget --keyspace ks`" in record.getMessage()

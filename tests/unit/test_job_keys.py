@@ -46,6 +46,11 @@ def decide(keys: JobKeys, now: float = NOW, **options: Any) -> Changes:
     return keys.decide(scene(options.pop("view", VIEW), **options), now, 100)
 
 
+def stopped(keys: JobKeys, **options: Any) -> list[str]:
+    """Return the keys whose jobs are told to stop, where no task is left."""
+    return [*decide(keys, **options).stop, *keys.without_tasks(())]
+
+
 @pytest.fixture
 def keys() -> JobKeys:
     keys = JobKeys(pins=True)
@@ -97,12 +102,58 @@ def test_jobs_are_stopped_when_their_key_belongs_elsewhere_and_wanted_again_when
     opened(keys)
     keys.pin_changed(MINE)
     looked(keys, **{MINE: "b-1"})
-    assert decide(keys) == Changes(stop=[MINE])
+    assert stopped(keys) == [MINE]
     keys.pin_changed(MINE)
     looked(keys)
     assert decide(keys) == Changes() and keys.held, "they have not stopped"
     assert keys.drained(MINE, 7, NOW, vacant=False)
     assert decide(keys).want == [(MINE, "")]
+
+
+def test_jobs_run_on_until_no_task_of_their_key_is_left(keys: JobKeys) -> None:
+    looked(keys)
+    opened(keys)
+    keys.pin_changed(MINE)
+    looked(keys, **{MINE: "b-1"})
+    for _ in range(2):
+        assert decide(keys) == Changes()
+        assert keys.without_tasks({MINE}) == [] and keys.held
+    assert keys.without_tasks(()) == [MINE] and keys.held
+    assert keys.without_tasks(()) == [], "once"
+
+
+def test_a_key_that_comes_back_while_its_tasks_end_keeps_its_jobs(keys: JobKeys) -> None:
+    looked(keys)
+    opened(keys)
+    for pins in ({MINE: "b-1"}, {}):
+        keys.pin_changed(MINE)
+        looked(keys, **pins)
+        assert decide(keys) == Changes()
+        assert keys.without_tasks({MINE}) == []
+    assert keys.without_tasks(()) == []
+    keys.pin_changed(MINE)
+    looked(keys, **{MINE: "b-1"})
+    assert stopped(keys) == [MINE]
+
+
+def test_a_leaving_key_whose_last_job_ended_by_itself_is_given_back(keys: JobKeys) -> None:
+    looked(keys)
+    opened(keys)
+    keys.pin_changed(MINE)
+    looked(keys, **{MINE: "b-1"})
+    decide(keys)
+    assert keys.drained(MINE, 7, NOW, vacant=True) and not keys.held
+    assert keys.without_tasks(()) == []
+
+
+def test_a_new_membership_knows_no_leaving_key(keys: JobKeys) -> None:
+    looked(keys)
+    opened(keys)
+    keys.pin_changed(MINE)
+    looked(keys, **{MINE: "b-1"})
+    decide(keys)
+    keys.reset()
+    assert keys.without_tasks(()) == [] and not keys.held
 
 
 def test_what_is_told_of_an_earlier_claim_ends_no_later_one(keys: JobKeys) -> None:
@@ -155,7 +206,7 @@ def test_members_that_change_are_thought_about(keys: JobKeys) -> None:
     looked(keys)
     opened(keys)
     keys.review()
-    assert decide(keys, view=view_of("b")).stop == [MINE]
+    assert stopped(keys, view=view_of("b")) == [MINE]
     keys.reset()
     assert {key for key, _ in decide(keys, view=view_of("a")).want} == {MINE, THEIRS}
 
@@ -167,7 +218,7 @@ def test_a_slot_that_is_to_move_keeps_its_jobs_until_it_has_moved(keys: JobKeys)
     leaving = changes.leave(VIEW, "a")
     assert decide(keys, view=leaving) == Changes()
     keys.review()
-    assert decide(keys, view=changes.release(leaving, "a", leaving.giving("a"))).stop == [MINE]
+    assert stopped(keys, view=changes.release(leaving, "a", leaving.giving("a"))) == [MINE]
 
 
 def test_where_unpinned_keys_are_refused_the_owner_of_the_slot_tends_them(keys: JobKeys) -> None:
@@ -209,7 +260,7 @@ def test_a_pin_that_changed_while_a_key_was_thought_to_have_no_jobs_is_heeded_wh
     assert decide(keys) == Changes()
     keys.wanted([MINE])
     looked(keys, **{MINE: "b-1"})
-    assert decide(keys).stop == [MINE]
+    assert stopped(keys) == [MINE]
 
 
 def test_a_place_that_could_not_be_opened_is_claimed_again_after_a_while(keys: JobKeys) -> None:

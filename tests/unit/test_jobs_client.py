@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
 import threading
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from celery import Celery
@@ -16,25 +20,36 @@ from celery_sticky import Job, Keyspace, Sticky, jump
 from celery_sticky.drivers import open_job_store, open_placement_store, open_store
 from celery_sticky.errors import (
     AssignmentFailed,
+    BlockingCall,
     DispatchTimeout,
+    InboxFull,
     InvalidJob,
     InvalidKey,
     InvalidPayload,
+    InvalidSettings,
     JobExists,
     JobFailed,
+    KeyspaceClosed,
     KeyspaceFull,
+    KeyspaceMismatch,
     NoSuchJob,
     NotPinned,
     ShutdownTimeout,
+    StopFailed,
 )
-from celery_sticky.jobs import client as client_module
-from celery_sticky.jobs.client import MAX_PAYLOAD, Jobs
+from celery_sticky.jobs import dead_notes as dead_notes_module
+from celery_sticky.jobs.client import Jobs
+from celery_sticky.jobs.payload import MAX_PAYLOAD
 from celery_sticky.jobs.schedule import Schedule
 from celery_sticky.jobs.wire import Start, decode, encode
+from celery_sticky.keys import HASH_NAME
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member
+from celery_sticky.slots import KeyPlace
 from celery_sticky.stores import JobStore
 from celery_sticky.stores.jobs import JobState, Report, RunResult
+from celery_sticky.stores.memory.jobs import MemoryJobs
+from celery_sticky.stores.notes import FailedDelivery
 
 
 def make(name: str, **settings: Any) -> Sticky:
@@ -52,12 +67,26 @@ async def handler(job: Job) -> None:
     """Do nothing."""
 
 
+def own(sticky: Sticky, keyspace: str = "default", epoch: int = 1) -> None:
+    """Write a document in which one worker owns every slot."""
+    store = open_store(sticky.wiring.store_at, keyspace)
+    reading = store.read()
+    slots, name = sticky.settings.slots_of(keyspace), sticky.settings.hash_of(keyspace)
+    version = 1 if reading.view is None else reading.view.version + 1
+    view = changes.fresh(slots=slots, hash=name, generation=1, version=version, store_id=reading.store_id)
+    view = changes.join(view, Member("w@host", "w-1"))
+    owner = ("w@host",) * slots
+    store.swap(reading.view, replace(view, owner=owner, target=owner, epoch=(epoch,) * slots))
+    store.close()
+
+
 class Owner:
     """Starts whatever is wanted in a keyspace, as a worker would."""
 
     def __init__(self, sticky: Sticky, keyspace: str = "default", error: str = "") -> None:
         self.store: JobStore = open_job_store(sticky.wiring.store_at, keyspace)
         self.error = error
+        own(sticky, keyspace)
 
     def start_all(self, outcome_ttl: float = 60.0) -> None:
         for record in self.store.records():
@@ -98,7 +127,7 @@ def test_a_stop_does_not_wait_for_what_is_dispatched_meanwhile(sticky: Sticky, m
     dispatched_meanwhile(sticky, monkeypatch)
     sticky.jobs.stop("sync", "a", timeout=20)
     (info,) = sticky.jobs.list()
-    assert info.state == "queued"
+    assert info.state == "waiting"
 
 
 def test_a_shutdown_does_not_wait_for_what_is_dispatched_meanwhile(
@@ -109,20 +138,84 @@ def test_a_shutdown_does_not_wait_for_what_is_dispatched_meanwhile(
     dispatched_meanwhile(sticky, monkeypatch)
     sticky.jobs.shutdown(timeout=20)
     (info,) = sticky.jobs.list()
-    assert info.state == "queued"
+    assert info.state == "waiting"
 
 
-def test_a_job_that_takes_no_notifications_is_told_by_name_and_key(
-    sticky: Sticky, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "MAX_NOTES", 2)
+def test_a_full_inbox_is_told_with_its_job_its_limit_and_the_remedy() -> None:
+    sticky = make(uuid.uuid4().hex, sticky_job_max_notes=2)
     for key in ("a", "b"):
         sticky.jobs.admit("sync", key)
     for n in range(2):
         sticky.jobs.notify("sync", "a", n)
-    with pytest.raises(KeyspaceFull, match="2 notifications wait for job 'sync' of key 'a': the job does not"):
+    with pytest.raises(InboxFull, match=r"2 notifications wait for job 'sync' of key 'a': .* sticky_job_max_notes"):
         sticky.jobs.notify("sync", "a")
     sticky.jobs.notify("sync", "b")
+
+
+def test_a_job_may_have_its_own_limit_where_its_declaration_is_known() -> None:
+    sticky = make(name := uuid.uuid4().hex, sticky_job_max_notes=1)
+    sticky.job("sync", keyspace="tenants", max_notes=3)(handler)
+    sticky.jobs.admit("sync", "a")
+    for n in range(3):
+        sticky.jobs.notify("sync", "a", n)
+    with pytest.raises(KeyspaceFull, match="3 notifications"):
+        sticky.jobs.notify("sync", "a")
+    with pytest.raises(InboxFull, match="1 notifications"):
+        make(name, sticky_job_max_notes=1).jobs.notify("sync", "a", keyspace="tenants")
+
+
+def bury(sticky: Sticky, *keys: str) -> list[str]:
+    """Dispatch a job for each key, bury a notification of each, and return their ids."""
+    store = open_job_store(sticky.wiring.store_at, "default")
+    for key in keys:
+        sticky.jobs.admit("sync", key)
+        sticky.jobs.notify("sync", key, {"of": key})
+        (record,) = store.records("sync", key)
+        store.open(record.slot, 1)
+        (note,) = store.look({record.slot: 0})[record.slot].notes
+        store.settle(record.slot, 1, (), (), [FailedDelivery(note.id, 5, "ValueError: bad", dead=True)], outcome_ttl=9)
+    return [dead.id for dead in sticky.jobs.dead.list()]
+
+
+def test_dead_notifications_are_listed_and_shown(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_notes_module, "PAGE", 2)
+    ids = bury(sticky, "a", "b", "c", "d", "e")
+    dead = sticky.jobs.dead
+    assert [one.key for one in dead.list()] == ["a", "b", "c", "d", "e"]
+    assert [one.key for one in dead.list(limit=3)] == ["a", "b", "c"]
+    assert [one.key for one in dead.list(after=ids[1], limit=2)] == ["c", "d"]
+    assert [one.id for one in dead.list("sync", "d")] == [ids[3]]
+    assert dead.list("other") == dead.list(key="x") == dead.list(keyspace="tenants") == []
+    one = dead.get(ids[0])
+    assert one is not None
+    assert (one.name, one.key, one.keyspace, one.deliveries) == ("sync", "a", "default", 5)
+    assert (one.error, one.payload, one.size) == ("ValueError: bad", {"of": "a"}, len(b'{"of":"a"}'))
+    assert dead.list()[0].payload is None
+
+
+def test_a_dead_notification_is_retried_or_dropped(sticky: Sticky) -> None:
+    (one,) = bury(sticky, "a")
+    (info,) = sticky.jobs.list()
+    sticky.jobs.stop("sync", "a")
+    with pytest.raises(NoSuchJob, match="there is no job 'sync' of key 'a' in keyspace 'default'"):
+        sticky.jobs.dead.retry(one)
+    sticky.jobs.admit("sync", "a")
+    assert sticky.jobs.dead.retry(one)
+    assert not sticky.jobs.dead.retry(one) and not sticky.jobs.dead.drop(one) and sticky.jobs.dead.get(one) is None
+    store = open_job_store(sticky.wiring.store_at, "default")
+    (note,) = store.look({info.slot: 0})[info.slot].notes
+    assert (note.payload, note.failed) == (b'{"of":"a"}', 0)
+    *_, other = bury(sticky, "b")
+    assert sticky.jobs.dead.drop(other) and sticky.jobs.dead.list() == []
+
+
+def test_a_dead_notification_waits_for_room() -> None:
+    sticky = make(uuid.uuid4().hex, sticky_job_max_notes=1)
+    (one,) = bury(sticky, "a")
+    sticky.jobs.notify("sync", "a")
+    with pytest.raises(InboxFull):
+        sticky.jobs.dead.retry(one)
+    assert [dead.id for dead in sticky.jobs.dead.list()] == [one]
 
 
 def test_a_dispatch_returns_the_id_when_the_job_has_started(sticky: Sticky) -> None:
@@ -263,6 +356,164 @@ def test_a_stop_waits_until_the_job_is_gone(sticky: Sticky) -> None:
         sticky.jobs.stop("sync", "t")
 
 
+def replaced(sticky: Sticky) -> Owner:
+    """Have a job dispatched again while its old run stops."""
+    sticky.jobs.admit("sync", "t")
+    owner = Owner(sticky)
+    owner.start_all()
+    sticky.jobs.stop("sync", "t")
+    sticky.jobs.admit("sync", "t")
+    return owner
+
+
+def ends_with(owner: Owner, report: Report, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Have the owner report this when somebody waits; return the waits."""
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        (record,) = owner.store.records()
+        owner.store.settle(record.slot, 1, [report], (), outcome_ttl=60.0)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    return waits
+
+
+def test_a_shutdown_waits_for_the_run_of_a_job_that_was_replaced(
+    sticky: Sticky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = replaced(sticky)
+    with pytest.raises(ShutdownTimeout, match=r"1 jobs are left after 0 s: sync of 't' at w@host"):
+        sticky.jobs.shutdown(timeout=0)
+    (record,) = owner.store.records()
+    waits = ends_with(owner, Report(record.id, RunResult.ENDED), monkeypatch)
+    sticky.jobs.shutdown(timeout=10)
+    assert len(waits) == 1 and sticky.jobs.list() == []
+
+
+def test_a_shutdown_reads_no_records_while_it_waits(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = sticky.jobs.admit("sync", "t")
+    owner = Owner(sticky)
+    owner.start_all()
+    slot = sticky.slot_for("t")
+    read = MagicMock(return_value=[])
+    monkeypatch.setattr(MemoryJobs, "records", read)
+    ended = Report(job_id, RunResult.ENDED)
+    monkeypatch.setattr(time, "sleep", lambda _: owner.store.settle(slot, 1, [ended], (), outcome_ttl=60.0))
+    sticky.jobs.shutdown(timeout=10)
+    assert not read.called
+
+
+def test_a_stop_waits_for_the_run_of_a_job_that_was_replaced(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = replaced(sticky)
+    sticky.jobs.stop("sync", "t")
+    with pytest.raises(ShutdownTimeout, match="at w@host"):
+        sticky.jobs.stop("sync", "t", timeout=0.001)
+    (record,) = owner.store.records()
+    ends_with(owner, Report(record.id, RunResult.ENDED), monkeypatch)
+    sticky.jobs.stop("sync", "t", timeout=10)
+
+
+def test_a_stop_waits_for_the_old_run_also_if_the_job_is_replaced_meanwhile(
+    sticky: Sticky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sticky.jobs.admit("sync", "t")
+    owner = Owner(sticky)
+    owner.start_all()
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            sticky.jobs.admit("sync", "t")
+        else:
+            owner.start_all()  # so the old run has ended
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    sticky.jobs.stop("sync", "t", timeout=10)
+    assert len(waits) == 2
+    assert [info.state for info in sticky.jobs.list()] == ["running"]
+
+
+def test_a_stop_that_raised_is_told_to_the_one_that_waits(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = sticky.jobs.admit("sync", "t")
+    owner = Owner(sticky)
+    owner.start_all()
+    ends_with(owner, Report(job_id, RunResult.UNCLEAN, "OSError: refused"), monkeypatch)
+    with pytest.raises(StopFailed, match=r"^job 'sync' of key 't' has stopped, but its stop raised .*: OSError: ref"):
+        sticky.jobs.stop("sync", "t", timeout=10)
+    assert sticky.jobs.list() == []
+
+
+def test_a_job_is_updated_and_restarted(sticky: Sticky) -> None:
+    job_id = sticky.jobs.admit("sync", "t", 1)
+    owner = Owner(sticky)
+    owner.start_all()
+    sticky.jobs.update("sync", "t", {"n": 2}, restart=False)
+    (record,) = owner.store.records()
+    assert (record.payload, record.generation) == (b'{"n":2}', 0)
+    sticky.jobs.update("sync", "t", [3])
+    sticky.jobs.restart("sync", "t")
+    (record,) = owner.store.records()
+    assert (record.id, record.payload, record.generation) == (job_id, b"[3]", 2)
+    with pytest.raises(InvalidPayload):
+        sticky.jobs.update("sync", "t", object())
+    sticky.jobs.stop("sync", "t")
+    for verb in (sticky.jobs.restart, sticky.jobs.pause, sticky.jobs.resume):
+        with pytest.raises(NoSuchJob, match="there is no job 'sync' of key 't' in keyspace 'default'"):
+            verb("sync", "t")
+
+
+def test_a_pause_waits_until_no_run_is_left(sticky: Sticky, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = sticky.jobs.admit("sync", "t")
+    owner = Owner(sticky)
+    owner.start_all()
+    with pytest.raises(ShutdownTimeout, match=r"1 jobs are left after 0\.001 s: sync of 't' at w@host"):
+        sticky.jobs.pause("sync", "t", timeout=0.001)
+    waits = ends_with(owner, Report(job_id, RunResult.PAUSED), monkeypatch)
+    sticky.jobs.pause("sync", "t", timeout=10)
+    assert len(waits) == 1 and [info.state for info in sticky.jobs.list()] == ["paused"]
+    assert sticky.jobs.keys("sync") == {"t"}
+    sticky.jobs.resume("sync", "t")
+    assert [info.state for info in sticky.jobs.list()] == ["waiting"]
+
+
+def test_many_jobs_are_admitted_notified_and_stopped_and_failures_are_told_by_key(sticky: Sticky) -> None:
+    sticky.jobs.admit("sync", "b", 0)
+    many = sticky.jobs.admit_many("sync", {"a": 1, "b": 2, 3: 3})
+    assert many.done == ("a", "3")
+    assert [(key, type(error), str(error)) for key, error in many.failed.items()] == [
+        ("b", JobExists, "job 'sync' of key 'b' already exists: stop it first, or keep it")
+    ]
+    assert {info.key: info.payload for info in sticky.jobs.list("sync")} == {"a": 1, "b": 0, "3": 3}
+    assert sticky.jobs.admit_many("sync", ["c", "c"]).done == ("c",)
+    notified = sticky.jobs.notify_many("sync", {"a": 1, "z": 2})
+    assert (notified.done, {key: type(error) for key, error in notified.failed.items()}) == (("a",), {"z": NoSuchJob})
+    stopped = sticky.jobs.stop_many("sync", ["a", "z", 3])
+    assert (stopped.done, str(stopped.failed["z"])) == (
+        ("a", "3"),
+        "there is no job 'sync' of key 'z' in keyspace 'default'",
+    )
+    assert sticky.jobs.keys("sync") == {"b", "c"}
+
+
+def test_of_many_jobs_with_one_that_cannot_be_sent_none_is_sent(sticky: Sticky) -> None:
+    with pytest.raises(InvalidPayload):
+        sticky.jobs.admit_many("sync", {"a": 1, "b": object()})
+    for verb in (sticky.jobs.admit_many, sticky.jobs.notify_many, sticky.jobs.stop_many):
+        with pytest.raises(InvalidKey):
+            verb("sync", ["a", ""])
+    assert sticky.jobs.list() == []
+
+
+def test_many_jobs_fail_one_by_one_in_a_full_and_in_a_closed_keyspace() -> None:
+    sticky = make(uuid.uuid4().hex, sticky_job_max_queued=1)
+    many = sticky.jobs.admit_many("sync", ["a", "b"])
+    assert (many.done, type(many.failed["b"])) == (("a",), KeyspaceFull)
+    sticky.jobs.shutdown(timeout=1)
+    assert type(sticky.jobs.admit_many("sync", ["a"]).failed["a"]) is KeyspaceClosed
+
+
 def test_jobs_are_listed_by_name_and_key(sticky: Sticky) -> None:
     for name, key in (("b", "1"), ("a", "2"), ("a", "1")):
         sticky.jobs.admit(name, key)
@@ -289,8 +540,9 @@ def test_connections_are_used_again_but_not_by_two_threads_nor_by_a_child() -> N
 
     busy = threading.Event()
     busy.set()
-    settings = make("x").settings
-    jobs = Jobs(lambda: settings, open_slow, lambda _: None, lambda _, key: 0)
+    wiring = make("x").wiring
+    settings = wiring.settings
+    jobs = Jobs(lambda: settings, open_slow, lambda _: None, open_slow, wiring.lookup, lambda _, name: None)
     jobs.list()
     jobs.list()
     assert opened == ["default"]
@@ -308,6 +560,53 @@ def test_connections_are_used_again_but_not_by_two_threads_nor_by_a_child() -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == count + 1, "the child made one of its own"
     jobs.close()
     assert opened.count("closed") == count
+
+
+# -- in an event loop ------------------------------------------------------------------------------
+
+VERBS = sorted(name for name, verb in vars(Jobs).items() if f"a{name}" in vars(Jobs))
+
+
+def test_every_verb_has_a_twin() -> None:
+    others = {"close", "digests", "claim_tick"}
+    public = {name for name, verb in vars(Jobs).items() if callable(verb) and not name.startswith("_")}
+    assert public == {*VERBS, *(f"a{name}" for name in VERBS), *others}
+    assert {"admit", "dispatch", "notify", "stop", "get", "list", "pause", "shutdown"} < set(VERBS)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_in_a_coroutine_raises_and_names_its_twin(sticky: Sticky, name: str) -> None:
+    async def call() -> None:
+        with pytest.raises(
+            BlockingCall, match=rf"`sticky\.jobs\.{name}` would block .* `await sticky\.jobs\.a{name}\("
+        ):
+            getattr(sticky.jobs, name)()
+
+    asyncio.run(call())
+    twin = getattr(Jobs, f"a{name}")
+    assert inspect.iscoroutinefunction(twin) and twin.__name__ == f"a{name}"
+    assert twin.__doc__.startswith(f"Do what `{name}` does, in a thread")
+
+
+def test_the_twins_do_what_the_verbs_do_without_blocking_the_loop(sticky: Sticky) -> None:
+    owner = Owner(sticky)
+
+    async def call() -> None:
+        dispatch = asyncio.create_task(sticky.jobs.adispatch("sync", "t", {"n": 1}, timeout=20))
+        while not await sticky.jobs.akeys("sync"):
+            await asyncio.sleep(0)
+        assert not dispatch.done()
+        await asyncio.to_thread(owner.start_all)
+        job_id = await dispatch
+        info = await sticky.jobs.aget("sync", "t")
+        assert info is not None and (info.id, info.payload) == (job_id, {"n": 1})
+        await sticky.jobs.anotify("sync", "t", 5)
+        with pytest.raises(JobExists):
+            await sticky.jobs.aadmit("sync", "t")
+        with pytest.raises(ShutdownTimeout):
+            await sticky.jobs.astop("sync", "t", timeout=0.001)
+
+    asyncio.run(call())
 
 
 # -- placed keyspaces ------------------------------------------------------------------------------
@@ -344,11 +643,12 @@ def test_a_job_of_a_placed_key_is_written_down_by_its_key(placed: Sticky) -> Non
     owner = Owner(placed, keyspace="pins")
     job_id = placed.jobs.admit("sync", "pinned", 1, keyspace="pins")
     (record,) = owner.store.records()
-    assert record.slot == "=pinned"
+    place = KeyPlace("pinned")
+    assert record.slot == place
     owner.start_all()
     assert placed.jobs.dispatch("sync", "pinned", 1, keyspace="pins", id=job_id) == job_id
     placed.jobs.notify("sync", "pinned", 5, keyspace="pins")
-    (note,) = owner.store.look({"=pinned": 0})["=pinned"].notes
+    (note,) = owner.store.look({place: 0})[place].notes
     assert note.payload == b"5"
     info = placed.jobs.get("sync", "pinned", keyspace="pins")
     assert info is not None and info.slot == placed.slot_for("pinned", "pins")
@@ -372,6 +672,14 @@ def test_where_a_key_belongs_to_nobody_its_job_is_not_wanted(placed: Sticky) -> 
     placed.jobs.admit("sync", "pinned", keyspace="strict")
 
 
+def test_of_many_keys_those_that_belong_to_nobody_are_told(placed: Sticky) -> None:
+    for verb in (placed.jobs.admit_many, placed.jobs.notify_many):
+        many = verb("sync", ["k", "pinned"], keyspace="strict")
+        assert (many.done, {key: type(error) for key, error in many.failed.items()}) == (("pinned",), {"k": NotPinned})
+    assert type(placed.jobs.admit_many("sync", ["k"], keyspace="fails").failed["k"]) is AssignmentFailed
+    assert placed.jobs.stop_many("sync", ["pinned"], keyspace="strict").done == ("pinned",)
+
+
 def test_a_job_may_wait_for_a_worker_to_come(placed: Sticky) -> None:
     with pytest.raises(DispatchTimeout):
         placed.jobs.dispatch("sync", "k", keyspace="empty", timeout=0.05)
@@ -383,6 +691,22 @@ def test_a_schedule_passes_over_keys_that_nobody_has_pinned(placed: Sticky) -> N
     assert [info.key for info in placed.jobs.list(keyspace="strict")] == ["pinned"]
     Schedule("tenants", "fails", "sync", 1.0, list).apply(["a"], placed.jobs)
     assert not placed.jobs.list(keyspace="fails")
+
+
+def test_jobs_left_in_a_keyspace_that_became_plain_are_forgotten(placed: Sticky) -> None:
+    with pytest.raises(InvalidSettings, match=r"'pins' is a placed keyspace, .*shutdown"):
+        placed.jobs.forget("pins")
+    placed.jobs.admit("sync", "pinned", keyspace="pins")
+    plain = Sticky(Celery("plain", broker=placed.app.conf.broker_url, set_as_current=False))
+    with pytest.raises(KeyspaceMismatch, match=r"configured with .* pins', this process without a placement"):
+        plain.jobs.forget("pins")
+    store = open_store(placed.wiring.store_at, "pins")
+    view = store.read().view
+    assert view is not None and store.swap(view, replace(view, hash=HASH_NAME, version=view.version + 1))
+    plain.jobs.admit("sync", "k", keyspace="pins")
+    assert len(plain.jobs.list(keyspace="pins")) == 2
+    assert (plain.jobs.forget("pins"), plain.jobs.forget("pins")) == (1, 0)
+    assert [info.key for info in plain.jobs.list(keyspace="pins")] == ["k"]
 
 
 # -- declarations ----------------------------------------------------------------------------------
@@ -415,7 +739,7 @@ def test_a_name_is_taken_once(sticky: Sticky) -> None:
 @pytest.mark.parametrize(
     ("name", "handler", "said"),
     [
-        ("sync", print, "it must be an `async def`, or a subclass of JobHandler"),
+        ("sync", print, "it must be an `async def`, a `def`, or a subclass of JobHandler"),
         ("", handler, "must be non-empty text"),
         ("a:b", handler, "a job's name must not contain ':'"),
     ],
@@ -437,6 +761,28 @@ def test_a_schedule_needs_its_job(sticky: Sticky) -> None:
     sticky.schedule("tenants", every=1)(list)
     with pytest.raises(InvalidJob, match=r"schedule 'tenants' is for the job default/tenants, .*default/sync.*job=…"):
         sticky.wiring.declared.check()
+
+
+def test_two_schedules_for_one_job_in_one_keyspace_are_refused(sticky: Sticky) -> None:
+    sticky.job("sync")(handler)
+    sticky.job("poll")(handler)
+    sticky.schedule("tenants", every=1, job="sync")(list)
+    sticky.schedule("tenants", every=1, job="sync")(list)
+    sticky.schedule("accounts", every=1, job="poll")(list)
+    sticky.schedule("more-tenants", every=1, job="sync", keyspace="elsewhere")(list)
+    said = r"'tenants' and 'more-tenants' are both for the job default/sync, .*: return the keys of both from one"
+    with pytest.raises(InvalidJob, match=said):
+        sticky.schedule("more-tenants", every=1, job="sync")(list)
+
+
+def test_two_schedules_for_one_job_are_refused_also_if_they_come_from_two_modules() -> None:
+    app = Celery("jobs", broker="memory://", set_as_current=False)
+    one, two = Sticky(), Sticky()
+    one.schedule("tenants", every=1, job="sync")(list)
+    two.schedule("more-tenants", every=1, job="sync")(list)
+    one.init_app(app)
+    with pytest.raises(InvalidJob, match="'tenants' and 'more-tenants' are both for"):
+        two.init_app(app)
 
 
 def test_a_schedule_is_in_the_keyspace_of_its_job(sticky: Sticky) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from kombu.utils.limits import TokenBucket
 
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.key_claims import HELD_FIRST, REVIEW
@@ -16,8 +17,9 @@ from celery_sticky.errors import AssignmentFailed, NotPinned
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.queues.base import Outcome, Tag
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.slots import Slot, WorkerQueue
 
-KS, MINE, DEAD, OTHER = "ks", "@me", "@dead", "@you"
+KS, MINE, DEAD, OTHER = "ks", WorkerQueue("me"), WorkerQueue("dead"), WorkerQueue("you")
 NOW = 1000.0
 ACK = End(Outcome.ACK)
 
@@ -34,7 +36,7 @@ class Worker:
         self.claims.serve(KS, "me-1", MINE)
         self.open(MINE)
 
-    def open(self, slot: int | str, epoch: int = 1, incarnation: str = "me-1") -> None:
+    def open(self, slot: Slot, epoch: int = 1, incarnation: str = "me-1") -> None:
         self.delivery_state.slots.open((KS, slot), epoch, incarnation)
         self._open_all()
 
@@ -77,19 +79,19 @@ class Worker:
         self.claims.asking(KS, [key])
         self.claims.granted(KS, key, token, NOW)
 
-    def move_all(self, key: str, to: int | str) -> None:
+    def move_all(self, key: str, to: Slot) -> None:
         for entry in self.claims.unstarted(KS, key):
             self.delivery_state.move(entry, to, NOW)
 
 
-def publish(broker: MemoryBroker, slot: int | str, *names: str, **stamp: Any) -> None:
+def publish(broker: MemoryBroker, slot: Slot, *names: str, **stamp: Any) -> None:
     for name in names:
         headers = {"task": "t", "id": name, STAMP_HEADER: {"key": name[0], **stamp}}
         envelope = {"headers": headers, "properties": {"body_encoding": "base64"}, "body": "W10="}
         broker.publish((KS, slot), json.dumps(envelope).encode())
 
 
-def standing(broker: MemoryBroker, slot: int | str) -> list[str]:
+def standing(broker: MemoryBroker, slot: Slot) -> list[str]:
     return [json.loads(message.body)["headers"]["id"] for message in broker.slot(KS, slot).waiting]
 
 
@@ -162,6 +164,7 @@ def test_messages_that_belong_elsewhere_go_there_in_their_order_and_lock_nothing
 def test_what_runs_stays_and_what_waits_behind_it_goes(worker: Worker, broker: MemoryBroker) -> None:
     worker.grant("a")
     started = worker.start()
+    started["a1"].began = True
     worker.move_all("a", OTHER)
     worker.turn()
     assert standing(broker, OTHER) == ["a2"]
@@ -169,6 +172,30 @@ def test_what_runs_stays_and_what_waits_behind_it_goes(worker: Worker, broker: M
     worker.delivery_state.end(started["a1"], ACK, NOW)
     worker.turn()
     assert worker.claims.to_release(KS) == ["a"]
+
+
+def test_what_waits_behind_a_run_that_has_not_begun_stays_behind_it(worker: Worker, broker: MemoryBroker) -> None:
+    """Guards: a worker stood still between a start and its run, lost its trust, and passed the later one on first."""
+    worker.grant("a")
+    started = worker.start()
+    worker.claims.reviewed(KS, "a", NOW, elsewhere=True)
+    worker.move_all("a", OTHER)
+    worker.turn()
+    assert standing(broker, OTHER) == []
+    worker.delivery_state.again(started["a1"], counted=False)
+    assert worker.start() == {}, "the key belongs elsewhere"
+    worker.move_all("a", OTHER)
+    worker.turn()
+    assert standing(broker, OTHER) == ["a1", "a2"]
+
+
+def test_what_waits_behind_a_rate_limit_stays_behind_it(worker: Worker, broker: MemoryBroker) -> None:
+    worker.delivery_state.gate.limit({"": TokenBucket(1)})
+    worker.grant("a")
+    assert worker.start() == {}, "nobody has given it a token"
+    worker.move_all("a", OTHER)
+    worker.turn()
+    assert standing(broker, OTHER) == ["a1", "a2"]
 
 
 def test_a_claimed_key_is_looked_at_again_and_then_takes_no_more(worker: Worker, broker: MemoryBroker) -> None:
@@ -451,6 +478,19 @@ def test_a_job_that_is_not_to_run_here_after_all_leaves_nothing_but_what_was_ask
     for key in ("j1", "j2", "never wanted"):
         worker.claims.leave_job(KS, key)
     assert worker.claims.to_release(KS) == ["j2"] and not {"j1", "j2"} & set(worker.asked())
+
+
+def test_a_key_is_busy_while_a_task_of_it_runs_or_is_the_next_to_run(worker: Worker) -> None:
+    assert worker.claims.busy(KS, ["a", "b"]) == set(), "its messages only wait for the claim"
+    worker.grant("a")
+    assert worker.claims.busy(KS, ["a", "b"]) == {"a"}
+    first = worker.start()["a1"]
+    assert worker.claims.busy(KS, ["a", "b"]) == {"a"}
+    worker.claims.doubt(KS, "a")  # so that the other message waits
+    worker.delivery_state.end(first, ACK, NOW)
+    assert worker.claims.busy(KS, ["a", "b"]) == {"a"}, "its disposition is not confirmed"
+    worker.turn()
+    assert worker.claims.busy(KS, ["a", "b"]) == set()
 
 
 def test_as_another_incarnation_no_key_is_held_for_jobs(worker: Worker) -> None:

@@ -18,13 +18,10 @@ from hypothesis import strategies as st
 from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import (
     MAX_KEY_BYTES,
-    WORKER_QUEUE,
     check_keyspace,
     hash_key,
     is_slot_queue,
-    job_place,
     key_bytes,
-    key_of,
     key_text,
     queue_for,
     queue_name,
@@ -293,10 +290,3 @@ def test_slot_queues_are_told_from_others() -> None:
     for other in ("celery", "sticky", "sticky.default", "sticky.default.", "sticky.default.x", "sticky.a.b.1"):
         assert not is_slot_queue(other)
     assert not is_slot_queue("shop.default.1") and not is_slot_queue("sticky.default.²")
-
-
-@pytest.mark.parametrize("key", ["k", "=k", "7", "a:notes", "@w", "é"])
-def test_the_place_of_a_keys_jobs_is_told_from_slots_and_worker_queues_and_back(key: str) -> None:
-    place = job_place(key)
-    assert key_of(place) == key
-    assert not place.isdigit() and not place.startswith(WORKER_QUEUE)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_sticky import Keyspace, Worker, jump
 from celery_sticky.errors import AssignmentFailed, InvalidSettings, NotPinned, NoWorker
 from celery_sticky.keys import slot_for
-from celery_sticky.keyspace import assigned, placement_of, successor, workers_of
+from celery_sticky.keyspace import DeadBounds, assigned, placement_of, successor, workers_of
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
 from celery_sticky.settings import Settings
@@ -150,6 +150,10 @@ def test_the_hash_of_the_document_names_function_and_version() -> None:
         ({"pins": 1}, "True or False"),
         ({"unpinned": "slots", "pins": True}, "'slot' or 'refuse'"),
         ({"unpinned": "refuse"}, "needs pins=True"),
+        ({"dead_limit": -1}, "dead_limit is -1: it must be a whole number"),
+        ({"dead_limit": True}, "dead_limit is True: it must be a whole number"),
+        ({"dead_ttl": -0.5}, "dead_ttl is -0.5: it must be at least 0 seconds"),
+        ({"dead_ttl": "1h"}, "dead_ttl is '1h': it must be at least 0 seconds"),
     ],
 )
 def test_a_keyspace_that_cannot_be_says_why(wrong: dict[str, Any], says: str) -> None:
@@ -171,6 +175,20 @@ def test_a_declared_keyspace_has_its_slots_and_is_declared_in_one_way() -> None:
     assert settings.placed_keyspace("a") is None, "a plain one"
     with pytest.raises(InvalidSettings, match="declared twice"):
         settings.declaring([Keyspace("b")])
+
+
+def test_a_keyspace_that_refuses_keys_bounds_its_dead_queue_unless_told_otherwise() -> None:
+    refusing = Keyspace("a", pins=True, unpinned="refuse")
+    keyspaces = [refusing, Keyspace("b", pins=True), Keyspace("c", dead_limit=7)]
+    keyspaces += [replace(refusing, name="d", dead_limit=0, dead_ttl=0), replace(refusing, name="e", dead_ttl=5)]
+    settings = Settings.read({}).declaring(keyspaces)
+    bounds = {name: settings.dead_bounds_of(name) for name in "abcde"}
+    assert bounds["a"] == DeadBounds(1000, 86400.0)
+    assert not bounds["b"] and not bounds["d"] and not settings.dead_bounds_of("default")
+    assert bounds["c"] == DeadBounds(7, 0.0) and bounds["e"] == DeadBounds(1000, 5.0)
+    settings = Settings.read({"sticky_dead_limit": 50}).declaring(keyspaces)
+    assert settings.dead_bounds_of("a") == DeadBounds(50, 86400.0) and settings.dead_bounds_of("c").limit == 7
+    assert settings.dead_bounds_of("d").limit == 0 and settings.dead_bounds_of("default") == DeadBounds(50)
 
 
 def test_placed_is_no_setting() -> None:

@@ -16,6 +16,7 @@ from celery_sticky.ownership.events import (
     BrokerDown,
     BrokerUp,
     CloseSlot,
+    DrainAsked,
     Drained,
     Effect,
     Event,
@@ -34,10 +35,12 @@ from celery_sticky.ownership.events import (
     ReadDone,
     Refuse,
     SendBeat,
+    StopJobs,
     StopSlot,
     StoreFailed,
     Swap,
     SwapDone,
+    TasksDrained,
     Tick,
     ViewChanged,
     WasEvicted,
@@ -266,12 +269,13 @@ def test_a_member_with_other_slots_or_another_hash_is_refused_and_told_which_sid
     assert bench.machine.wake_at(bench.now) == float("inf")
 
 
-def test_a_name_whose_counter_changes_twice_is_taken() -> None:
+def test_a_name_whose_counter_changes_three_times_is_taken() -> None:
     bench = Bench(document("a"))
     bench.give(Tick())
-    bench.heartbeat("a")
-    bench.run(2.0)
-    assert not kinds(bench.said, Refuse), "one heartbeat may have been in flight when its process died"
+    for _ in range(2):
+        bench.heartbeat("a")
+        bench.run(2.0)
+    assert not kinds(bench.said, Refuse), "two heartbeats may have been in flight when its process died"
     bench.heartbeat("a")
     assert one(bench.run(3.0), Refuse).name_taken
     assert bench.phase is Phase.REFUSED
@@ -395,6 +399,20 @@ def test_stopwatches_start_again_after_a_gap_in_ones_own_reads() -> None:
     swap = one(bench.run(1.0), Swap)
     assert swap.guard == {"bx": 1}
     assert bench.now >= back + TIMEOUT
+
+
+def test_after_an_outage_a_silent_member_has_a_moment_to_be_heard_once() -> None:
+    """Guards: a member was evicted in the moment in which the store came back, before it could try again."""
+    bench = with_peer()
+    bench.heartbeat("b")
+    bench.run(TIMEOUT - 0.2)
+    outage = bench.now
+    bench.step(StoreFailed(bench.now))
+    bench.now += 2.0
+    assert not kinds(bench.run(0.9), Swap), "only now the store answers again"
+    bench.step(StoreFailed(bench.now))
+    assert one(bench.run(0.6), Swap).guard, "the same silence is not shortened twice"
+    assert bench.now < outage + 3.6
 
 
 def test_without_trust_nobody_is_evicted() -> None:
@@ -756,6 +774,52 @@ def test_a_slot_that_comes_back_while_it_stops_is_opened_again_when_it_has_drain
     assert not kinds(effects, Swap)
 
 
+def stopping() -> tuple[Bench, int]:
+    """A member that has to give slots to `b`, and one of them."""
+    bench = alone()
+    bench.put(changes.join(bench.known, Member("b", "bx")))
+    stopped = [e.slot for e in kinds(bench.give(ViewChanged(bench.known.version + 1)), StopSlot)]
+    return bench, stopped[0]
+
+
+def test_the_jobs_of_a_slot_stop_when_its_tasks_have_drained_and_it_is_released_after_them() -> None:
+    bench, slot = stopping()
+    assert not kinds(bench.said, StopJobs)
+    effects = bench.give(TasksDrained(slot))
+    assert effects == [StopJobs(slot)], "nothing is given away while its jobs run"
+    assert not kinds(bench.run(2.0), Swap)
+    effects = bench.give(Drained(slot))
+    assert [type(e) for e in effects] == [LoseSlots, Swap]
+    assert bench.known.owned_by("b") == {slot}
+
+
+def test_a_slot_that_comes_back_before_its_jobs_stop_is_opened_again_and_its_jobs_run_on() -> None:
+    bench, slot = stopping()
+    epoch = bench.known.epoch[slot]
+    bench.put(changes.evict(bench.known, "b"))
+    bench.give(ViewChanged(bench.known.version + 1))
+    effects = bench.give(TasksDrained(slot))
+    assert not kinds(effects, StopJobs)
+    assert one(effects, OpenSlot).epoch == epoch
+    assert bench.state(slot) is SlotState.OPENING
+
+
+def test_a_slot_that_comes_back_while_its_jobs_stop_is_opened_again_after_them() -> None:
+    bench, slot = stopping()
+    bench.give(TasksDrained(slot))
+    bench.put(changes.evict(bench.known, "b"))
+    assert not kinds(bench.give(ViewChanged(bench.known.version + 1)), OpenSlot)
+    assert one(bench.give(Drained(slot)), OpenSlot).slot == slot
+
+
+def test_a_slot_that_another_member_has_is_closed_whatever_is_left_of_it() -> None:
+    bench, slot = stopping()
+    bench.give(TasksDrained(slot))
+    bench.put(changes.evict(bench.known, "a"))
+    assert CloseSlot(slot) in bench.give(ViewChanged(bench.known.version + 1))
+    assert not kinds(bench.give(TasksDrained(slot)), StopJobs), "what is reported too late changes nothing"
+
+
 def test_a_slot_that_went_and_came_back_unseen_is_opened_under_its_new_epoch() -> None:
     bench = alone()
     epoch = bench.known.epoch
@@ -1030,6 +1094,54 @@ def test_a_broker_that_is_away_for_the_courier_too_explains_the_silence() -> Non
     assert standing_of(bench) is MemberState.LEAVING
 
 
+# -- Drained by an operator --------------------------------------------------------------------
+
+
+def test_a_member_that_is_drained_gives_everything_away_and_joins_again_when_that_is_undone() -> None:
+    bench = with_peer()
+    bench.give(DrainAsked())
+    assert standing_of(bench) is MemberState.LEAVING and not bench.machine.drained, "its tasks still run"
+    bench.heartbeats(2.0, "b")
+    for slot in sorted(bench.known.owned_by("a")):
+        bench.give(Drained(slot))
+    bench.heartbeats(1.0, "b")
+    assert "a" not in bench.known.members and bench.machine.drained and not bench.trusts
+    assert not kinds(bench.heartbeats(3 * GRACE, "b"), Swap), "it takes nothing"
+    bench.give(DrainAsked(undo=True))
+    bench.heartbeats(1.0, "b")
+    assert bench.phase is Phase.IN and not bench.machine.drained
+
+
+def test_a_member_without_peers_can_be_drained_too() -> None:
+    bench = alone()
+    bench.give(DrainAsked())
+    for slot in sorted(bench.known.owned_by("a")):
+        bench.give(Drained(slot))
+    bench.run(1.0)
+    assert bench.machine.drained and bench.known.unowned == frozenset(range(SLOTS))
+
+
+def test_a_drain_that_is_undone_before_its_end_ends_in_a_member() -> None:
+    bench = with_peer()
+    bench.give(DrainAsked())
+    bench.heartbeats(2.0, "b")
+    bench.give(DrainAsked(undo=True))
+    for slot in sorted(bench.known.owned_by("a")):
+        bench.give(Drained(slot))
+    bench.heartbeats(TTL, "b")
+    assert standing_of(bench) is MemberState.ACTIVE
+
+
+def test_a_member_that_was_told_to_drain_before_it_has_joined_does_not_join() -> None:
+    bench = Bench()
+    bench.give(DrainAsked())
+    bench.run(5 * GRACE)
+    assert bench.machine.drained
+    bench.give(LeaveAsked())
+    bench.run(1.0)
+    assert bench.phase is Phase.LEFT, "and it can shut down"
+
+
 # -- A job host that does not come up ----------------------------------------------------------
 
 
@@ -1124,6 +1236,7 @@ EVENTS = st.one_of(
     st.sampled_from(
         [
             *(BrokerDown(), BrokerUp(), HostDown(), HostUp(), LoopSilent("90.0 hangs"), LoopAnswers()),
+            *(DrainAsked(), DrainAsked(undo=True)),
             *(LeaveAsked(), HeartbeatHeard("stranger", 3), StoreFailed(0.0)),
         ]
     ),
@@ -1192,5 +1305,5 @@ def test_it_never_asks_for_ticks_it_has_no_use_for(happenings: list[Any], start:
     held = {slot for slot, state in bench.machine.slots.items() if state is not SlotState.DRAINED}
     assert held <= (bench.known.owned_by("a") if bench.machine.view else set())
     machine = bench.machine
-    away = machine._sent_away or machine._needs.lacks(Need.HOST, Need.LOOP)
+    away = machine.draining or machine._sent_away or machine._needs.lacks(Need.HOST, Need.LOOP)
     assert bench.phase is not Phase.OUT or away, "a member that is out comes in again"

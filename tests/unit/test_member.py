@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -55,10 +56,12 @@ class Watched(MemoryStore):
         self.placement_store = MemoryPlacementStore(server, KS)
         self.joins: list[tuple[str, str | None]] = []
 
-    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+    def swap(
+        self, old: View | None, new: View, guard: Mapping[str, int] | None = None, until: float | None = None
+    ) -> bool:
         if NAME in new.members and (old is None or new.members[NAME] != old.members.get(NAME)):
             self.joins.append((new.members[NAME].incarnation, self.placement_store.enlisted().get(NAME)))
-        return super().swap(old, new, guard)
+        return super().swap(old, new, guard, until)
 
 
 @pytest.fixture
@@ -104,9 +107,17 @@ class Deaf(Watched):
     """A store that answers, but does not let anybody listen, as a server whose access list forbids it."""
 
     deaf = False
+    deaf_for = 0.0
+    """Seconds until it refuses."""
+    beats = 0
+
+    def heartbeat(self, *args: Any, **options: Any) -> Any:
+        self.beats += 1
+        return super().heartbeat(*args, **options)
 
     def watch(self, timeout: float) -> Sequence[Signal]:
         if self.deaf:
+            time.sleep(self.deaf_for)
             raise StoreUnavailable("no permission")
         return super().watch(timeout)
 
@@ -153,6 +164,15 @@ def test_a_store_that_only_answers_is_not_back(
     wait_until(lambda: outages(caplog), 10, "it is told")
     time.sleep(1.0)
     assert outages(caplog) == ["WARNING"]
+
+
+def test_a_subscription_that_fails_slowly_delays_no_heartbeat_for_long(joined: tuple[MemoryServer, Deaf]) -> None:
+    """Guards: each failure delayed the next request, and the next subscription came before it, and failed again."""
+    _, store = joined
+    store.deaf, store.deaf_for = True, 0.4  # longer than the pause before a retry
+    store.wake()
+    beats = store.beats
+    wait_until(lambda: store.beats >= beats + 4, 30, "heartbeats go on")
 
 
 @pytest.mark.parametrize(

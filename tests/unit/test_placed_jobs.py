@@ -18,7 +18,7 @@ from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
-from celery_sticky.keys import Slot, hash_key, job_place, slot_for
+from celery_sticky.keys import hash_key, slot_for
 from celery_sticky.keyspace import Keyspace, Worker, placement_of, workers_of
 from celery_sticky.membership.flow import Snapshot
 from celery_sticky.membership.lease import Lease, boottime
@@ -30,8 +30,9 @@ from celery_sticky.placement.flow import Request
 from celery_sticky.placement.placer import Placer
 from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
-from celery_sticky.stores.flow import Aside, serve
-from celery_sticky.stores.jobs import Admission, JobPlaces, JobState, NewJob, Reserved, SlotJobs
+from celery_sticky.slots import KeyPlace, Slot, WorkerQueue
+from celery_sticky.stores.flow import Aside, Pause, Watch, serve
+from celery_sticky.stores.jobs import Admission, JobPlaces, JobRecord, JobState, NewJob, Reserved, SlotJobs
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
@@ -163,7 +164,11 @@ class Courier:
 
 
 class Node:
-    """A worker: placer, keeper and host."""
+    """A worker: placer, keeper and host. Its application does not care for lost pins."""
+
+    def pins_lost(self, keys: frozenset[str]) -> None: ...
+
+    def pins_forgotten(self) -> None: ...
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name, self.cluster = name, cluster
@@ -185,11 +190,11 @@ class Node:
             self.courier,
             self.lease,
             self._report,
-            lambda keys: None,
+            self,
             cluster.clock,
         )
         self.courier.placer = self.placer
-        self.host = FakeHost(name, cluster.world, cluster.clock)
+        self.host = FakeHost(name, cluster.world)
         here = Surroundings(
             "ks",
             name,
@@ -201,14 +206,17 @@ class Node:
             outcome_ttl=60.0,
             placer=self.placer.jobs,
         )
-        reconciler = JobReconciler(TERMS, keyspace="ks", suspects=self.host.suspects)
-        self.keeper = Keeper(here, reconciler, lambda: self.store)
+        reconciler = JobReconciler(TERMS, place=self._place, keyspace="ks")
+        self.keeper = Keeper(here, reconciler, FlowThread(OwnClient))
         self.placer.jobs.keeper = self.keeper
         self.host.keeper = self.keeper
         self.host.boot()
         for client in (self.store, self.placement_store):
             client.watch(0.0)
         self.closed = ""
+
+    def _place(self, record: JobRecord, apart: bool) -> int:
+        return self.host.place(("ks", record.id), "", apart=apart, built_in=False)
 
     @property
     def incarnation(self) -> str:
@@ -223,7 +231,8 @@ class Node:
         view = self.cluster.view
         if self.phase is Phase.IN and view.member_of(self.incarnation) is None:
             self.phase, self.lives = Phase.OUT, self.lives + 1
-            self.host.boot()
+            if not self.host.up:
+                self.host.boot()
         self.placer.observe(Snapshot(self.phase, self.incarnation, view))
 
     def join(self) -> None:
@@ -241,18 +250,17 @@ class Node:
             serve(self.keeper.turn(), self.store)
 
     def worker_queue(self) -> None:
-        with suppress(StoreUnavailable):
-            pause = run_flow(self.placer._state.turn(), self._perform)
-            for heard in self.placement_store.watch(pause):
-                if isinstance(heard, PinMoved):
-                    self.placer._state.hear(heard)
+        run_flow(self.placer._routine.turn(), self._perform)
 
     def _perform(self, request: Request) -> object:
-        if isinstance(request, Aside):
-            request.call()
-            return None
-        assert callable(request)
-        return request(self.placement_store)
+        match request:
+            case Watch(seconds):
+                return self.placement_store.watch(seconds)
+            case Aside(call):
+                return call()
+            case Pause():
+                return None
+        return self.placer._routine.perform(request, self.placement_store)
 
 
 class Cluster:
@@ -288,7 +296,7 @@ class Cluster:
 
     def dispatch(self) -> None:
         key = self.random.choice(KEYS)
-        job = NewJob("job", key, job_place(key), f"{key}-{self.random.random()}", b"1")
+        job = NewJob("job", key, KeyPlace(key), f"{key}-{self.random.random()}", b"1")
         admission, _ = self.jobs.admit(job, max_queued=1000, outcome_ttl=60)
         assert (admission is Admission.ADMITTED) == (key not in self.wanted)
         if admission is Admission.ADMITTED:
@@ -297,7 +305,7 @@ class Cluster:
     def stop(self) -> None:
         if self.wanted:
             key = self.random.choice(sorted(self.wanted))
-            assert self.jobs.stop(job_place(key), "job", key)
+            assert self.jobs.stop(KeyPlace(key), "job", key)
             del self.wanted[key]
             self.sent.pop(key, None)
 
@@ -306,7 +314,7 @@ class Cluster:
             key = self.random.choice(sorted(self.wanted))
             numbers = self.sent.setdefault(key, [])
             numbers.append(len(numbers))
-            self.jobs.notify(job_place(key), "job", key, b"%d" % numbers[-1], limit=1000)
+            self.jobs.notify(KeyPlace(key), "job", key, b"%d" % numbers[-1], limit=1000)
 
     def pin(self) -> None:
         if self.keyspace.pins:
@@ -321,7 +329,7 @@ class Cluster:
         """A worker's trust ends, so that its host dies; it hears of it later."""
         node = self.node()
         if self.view.member_of(node.incarnation) is not None and len(self.view.members) > 1:
-            node.host.die(killed=True)
+            node.host.die()
             node.lease.grant("ks", 0.0, node.lease.membership("ks"))
             self.swap(changes.evict(self.view, node.name))
 
@@ -392,7 +400,7 @@ class Cluster:
             place = placement_of(self.keyspace, key, SLOTS, self.view, workers_of(self.view), pin)
         except (NotPinned, NoWorker):
             return None
-        return place.removeprefix("@") if isinstance(place, str) else self.view.owner[place]
+        return place.worker if isinstance(place, WorkerQueue) else self.view.owner[place]
 
     def check(self) -> None:
         homes = {key: home for key in self.wanted if (home := self.placement_of(key)) is not None}
@@ -411,7 +419,7 @@ class Cluster:
         claims = self.server.records.placement_stores["ks"].claims
         live = {key for key, (_, by) in claims.items() if self.view.member_of(by)}
         assert live == self.wanted.keys(), "a claim for each key with jobs, and for no other"
-        assert set(self.job_server.records["ks"].slots) <= {job_place(key) for key in self.wanted}
+        assert set(self.job_server.records["ks"].slots) <= {KeyPlace(key) for key in self.wanted}
 
 
 def live_through(seed: int, clock: Clock, steps: int = 250) -> Cluster:
@@ -486,7 +494,7 @@ def test_a_leaving_worker_that_still_has_slots_may_still_get_jobs_and_so_stays(c
     for _ in range(3):
         node.worker_queue()
     assert not node.closed
-    cluster.jobs.admit(NewJob("job", key, job_place(key), "late", b"1"), max_queued=9, outcome_ttl=9)
+    cluster.jobs.admit(NewJob("job", key, KeyPlace(key), "late", b"1"), max_queued=9, outcome_ttl=9)
     cluster.wanted[key] = "late"
     for _ in range(6):
         node.work()
@@ -517,7 +525,7 @@ def test_a_pin_is_heard_of_at_once(clock: Clock) -> None:
 def test_a_placer_that_has_yet_to_learn_that_it_was_evicted_claims_nothing(clock: Clock) -> None:
     _, _, node = at_home(clock)
     claims, earlier = node.courier.delivery_state.claims, node.incarnation
-    claims.serve("ks", "the next", "@me")
+    claims.serve("ks", "the next", WorkerQueue("me"))
     node.placer.jobs.reset()
     node.placer.jobs.decide(node.placer._state._scene, earlier)
     assert claims.questions("ks", clock.now + 99, 9) == []

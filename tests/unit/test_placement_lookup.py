@@ -11,6 +11,7 @@ from celery_sticky.errors import KeyspaceMismatch, NotPinned, NoWorker, PinnedEl
 from celery_sticky.keys import slot_for
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
+from celery_sticky.placement import lookup
 from celery_sticky.placement.lookup import FRESH, PlacementLookup
 from celery_sticky.settings import Settings
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
@@ -18,6 +19,7 @@ from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from celery_sticky.stores.placement import Look, Version
 
 JUMPED, PINNED = Keyspace("jumped", assign=jump), Keyspace("pinned", pins=True)
+STRICT = Keyspace("strict", pins=True, unpinned="refuse")
 
 
 class Sender:
@@ -41,7 +43,6 @@ class Sender:
         return Counted(self.server, keyspace)
 
     def join(self, keyspace: Keyspace, *names: str) -> None:
-        store = MemoryStore(self.server, keyspace.name)
         old = self.views.get(keyspace.name)
         view = old or changes.fresh(
             slots=8, hash=keyspace.hash_name, generation=1, version=1, store_id=self.server.run_id
@@ -49,7 +50,13 @@ class Sender:
         for name in names:
             view = changes.join(view, Member(name, f"{name}-1", attributes={HAS_WORKER_QUEUE: "1"}))
             self.open(keyspace.name).enlist(name, f"{name}-1")
-        assert store.swap(old, view)
+        self._write(keyspace, view)
+
+    def leave(self, keyspace: Keyspace, name: str) -> None:
+        self._write(keyspace, changes.leave(self.views[keyspace.name], name))
+
+    def _write(self, keyspace: Keyspace, view: View) -> None:
+        assert MemoryStore(self.server, keyspace.name).swap(self.views.get(keyspace.name), view)
         self.views[keyspace.name] = view
 
 
@@ -74,25 +81,73 @@ def test_what_was_read_is_used_for_a_second_for_all_keys(sender: Sender) -> None
 
 def test_pins_are_looked_up_once_a_key_and_second(sender: Sender) -> None:
     sender.join(PINNED, "a", "b")
-    slot = slot_for("k", 8)
-    assert [sender.lookup.of(PINNED, "k") for _ in range(5)] == [slot] * 5
+    for key in ("k", "other"):
+        sender.open("pinned").pin("a", key, take=False)
+    assert [sender.lookup.of(PINNED, "k") for _ in range(5)] == ["@a"] * 5
     sender.lookup.of(PINNED, "other")
     assert sender.poller == 2
-    sender.open("pinned").pin("b", "k", take=False)
-    assert sender.lookup.of(PINNED, "k") == slot
+    sender.open("pinned").pin("b", "k", take=True)
+    assert sender.lookup.of(PINNED, "k") == "@a"
     sender.now += FRESH
     assert sender.lookup.of(PINNED, "k") == "@b"
+
+
+def test_that_a_key_is_not_pinned_is_asked_again_by_each_send(sender: Sender) -> None:
+    """Guards: a message to a client that has just connected is not refused for what was true a moment ago."""
+    sender.join(STRICT, "a", "b")
+    with pytest.raises(NotPinned):
+        sender.lookup.of(STRICT, "k")
+    sender.open("strict").pin("b", "k", take=False)
+    assert sender.lookup.of(STRICT, "k") == "@b"
+    assert sender.lookup.of(STRICT, "k") == "@b"
+    assert sender.poller == 2, "what was found is used for a second"
+
+
+def test_the_pin_of_a_worker_that_leaves_is_no_answer_to_keep(sender: Sender) -> None:
+    sender.join(STRICT, "a", "b")
+    sender.open("strict").pin("a", "k", take=False)
+    assert sender.lookup.of(STRICT, "k") == "@a"
+    sender.leave(STRICT, "a")
+    sender.open("strict").pin("b", "other", take=False)
+    assert sender.lookup.of(STRICT, "other") == "@b", "which brings the document"
+    with pytest.raises(NotPinned):
+        sender.lookup.of(STRICT, "k")
+    sender.open("strict").pin("b", "k", take=True)
+    assert sender.lookup.of(STRICT, "k") == "@b"
+
+
+def test_that_there_is_no_worker_is_asked_again_by_each_send(sender: Sender) -> None:
+    sender.join(JUMPED)  # a document without members
+    with pytest.raises(NoWorker):
+        sender.lookup.of(JUMPED, "k")
+    sender.join(JUMPED, "a")
+    assert sender.lookup.of(JUMPED, "k") == "@a"
 
 
 def test_who_pins_a_key_knows_of_it_at_once(sender: Sender) -> None:
     sender.join(PINNED, "a", "b")
     sender.lookup.of(PINNED, "k")
-    sender.lookup.pin(PINNED, "a", "k", take=False)
+    pin = sender.lookup.pin(PINNED, "a", "k", take=False)
     assert sender.lookup.of(PINNED, "k") == "@a"
     with pytest.raises(PinnedElsewhere, match="pinned by worker 'a'"):
         sender.lookup.pin(PINNED, "b", "k", take=False)
-    assert sender.lookup.unpin(PINNED, "a", "k")
+    assert pin.release() and not pin.release()
     assert sender.lookup.of(PINNED, "k") == slot_for("k", 8)
+    assert sender.lookup.pin(PINNED, "b", "k", take=False).token > pin.token
+    assert sender.lookup.unpin(PINNED, "b", "k")
+    assert sender.lookup.of(PINNED, "k") == slot_for("k", 8)
+
+
+def test_a_pin_ends_with_its_block_but_not_with_the_block_of_an_earlier_one(sender: Sender) -> None:
+    sender.join(PINNED, "a")
+    with sender.lookup.pin(PINNED, "a", "k", take=False) as old:
+        new = sender.lookup.pin(PINNED, "a", "k", take=True)
+    assert not old.release(), "the connection before has closed after the client was back"
+    assert sender.lookup.of(PINNED, "k") == "@a"
+    with pytest.raises(KeyError), new:
+        raise KeyError
+    assert sender.lookup.of(PINNED, "k") == slot_for("k", 8)
+    assert (new.key, new.keyspace, new.worker) == ("k", "pinned", "a")
 
 
 def test_without_the_store_it_fails_and_does_not_guess(sender: Sender) -> None:
@@ -110,7 +165,7 @@ def test_without_a_document_nobody_is_there(sender: Sender) -> None:
         sender.lookup.of(JUMPED, "k")
     assert sender.lookup.of(PINNED, "k") == slot_for("k", 8), "the queue of a slot needs nobody"
     with pytest.raises(NotPinned):
-        sender.lookup.of(Keyspace("strict", pins=True, unpinned="refuse"), "k")
+        sender.lookup.of(STRICT, "k")
 
 
 def test_a_sender_with_another_function_than_the_workers_is_told(sender: Sender) -> None:
@@ -121,3 +176,20 @@ def test_a_sender_with_another_function_than_the_workers_is_told(sender: Sender)
     assert "Declare 'jumped' here with keys placed by assign=jump." in str(told.value)
     assert "sticky.jobs.shutdown('jumped')" in str(told.value), "and how to change it for all"
     assert "celery sticky init --force --keyspace jumped" in str(told.value)
+
+
+def test_the_pins_of_many_keys_are_read_in_parts_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "AT_ONCE", 2)
+    sender = Sender()
+    sender.join(PINNED, "a")
+    store, view = sender.open("pinned"), sender.views["pinned"]
+    for key in ("k1", "k3"):
+        store.pin("a", key, take=False)
+    keys = [f"k{n}" for n in range(5)]
+    assert sender.lookup.pins(PINNED, view, keys) == {"k1": "a-1", "k3": "a-1"}
+    assert sender.poller == 3
+    store.unpin("a", "k1")
+    assert sender.lookup.pins(PINNED, view, keys) == {"k3": "a-1"}
+    before = sender.poller
+    assert sender.lookup.pins(PINNED, view, []) == sender.lookup.pins(JUMPED, view, keys) == {}
+    assert sender.poller == before

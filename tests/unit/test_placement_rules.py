@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_sticky.delivery.key_claims import Question
-from celery_sticky.keys import Slot
 from celery_sticky.placement.rules import Duty, KeyPlan, Placement
+from celery_sticky.slots import Slot, WorkerQueue
 
-MINE, OTHER = "@me", "@you"
+MINE, OTHER = WorkerQueue("me"), WorkerQueue("you")
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,6 @@ MINE, OTHER = "@me", "@you"
         pytest.param(None, MINE, None, id="nobody's"),
     ],
 )
-def test_where_a_message_goes(placement_of: Slot | None, stands: Slot, onward: Slot | None) -> None:
+def test_where_a_message_goes(placement_of: int | WorkerQueue | None, stands: Slot, onward: Slot | None) -> None:
     plan = KeyPlan(Question("k", "", False, {stands}), Placement(placement_of), Duty.NONE)
     assert plan.onward(stands, MINE) == onward

@@ -18,7 +18,7 @@ from celery_sticky.delivery.line import ThreadedLine
 from celery_sticky.delivery.state import End
 from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
-from celery_sticky.keys import SlotId, slot_for, worker_queue
+from celery_sticky.keys import SlotId, slot_for
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.membership.flow import Snapshot
 from celery_sticky.membership.lease import Lease
@@ -32,8 +32,9 @@ from celery_sticky.placement.placer import Placer
 from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.queues.base import Outcome, Tenure, Want
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
+from celery_sticky.slots import WorkerQueue
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
-from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
+from celery_sticky.stores.memory.store import MemoryServer, MemoryStore, Records
 from celery_sticky.stores.shared import OwnClient
 from celery_sticky.testing.queue_steps import open_slot
 from celery_sticky.testing.waiting import wait_until
@@ -77,7 +78,7 @@ class World:
             stamp = Stamp(one[0], KS, slot_for(one[0], SLOTS), SLOTS, 0.0).to_header()
             headers = {"task": "t", "id": one, STAMP_HEADER: stamp}
             body = {"headers": headers, "properties": {"body_encoding": "base64"}, "body": "W10="}
-            self.broker.publish((KS, worker_queue(worker)), json.dumps(body).encode())
+            self.broker.publish((KS, WorkerQueue(worker)), json.dumps(body).encode())
 
 
 class Worker:
@@ -87,6 +88,7 @@ class Worker:
         self.world, self.name, self.incarnation = world, name, ""
         self.trusted = True
         self.lost: list[list[str]] = []
+        self.forgotten: list[str] = []
         self.buried: list[tuple[str, str]] = []
         config = CourierConfig(
             keyspaces=(KS,),
@@ -113,13 +115,13 @@ class Worker:
             self.courier,
             Lease({KS: SLOTS}),
             lambda event: None,
-            lambda keys: self.lost.append(sorted(keys)),
+            self,
         )
         self.courier.start(self)
         self.placer.start()
 
     def _report(self, _keyspace: str, event: Event) -> None:
-        if isinstance(getattr(event, "slot", None), str):
+        if isinstance(getattr(event, "slot", None), WorkerQueue):
             self.placer.report(event)
 
     def join(self, count: int) -> None:
@@ -144,6 +146,7 @@ class Worker:
         started = {}
         for entry in self.courier.take(10):
             assert self.courier.start_entry(entry, entry.turn)
+            entry.began = True
             started[entry.content.envelope.task_id] = entry
         return started
 
@@ -163,6 +166,14 @@ class Worker:
         """End the threads."""
         self.placer.finish(5.0)
         self.courier.shutdown(5.0)
+
+    # -- what the application is told ----------------------------------------------------------
+
+    def pins_lost(self, keys: frozenset[str]) -> None:
+        self.lost.append(sorted(keys))
+
+    def pins_forgotten(self) -> None:
+        self.forgotten.append(self.incarnation)
 
     # -- the courier's host --------------------------------------------------------------------
 
@@ -211,6 +222,28 @@ def test_a_key_that_was_taken_over_starts_nothing_more_where_it_was(
         b.courier.end(running, End(Outcome.ACK))
 
 
+def test_what_waited_for_a_run_to_begin_is_passed_on_soon_afterwards(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards: the key is asked about again at once, not at the next review."""
+    monkeypatch.setattr(key_claims, "REVIEW", 3600.0)
+    keyspace = Keyspace(KS, pins=True)
+    a, b = world.up("a", keyspace), world.up("b", keyspace)
+    world.placement_store.pin("a", "k", take=False)
+    world.send("a", "k1", "k2")
+    (running,) = a.started("k1")
+    running.began = False
+    world.placement_store.pin("b", "k", take=True)
+    known = a.courier.consult(lambda state: state.claims._find(KS, "k"))
+    assert known is not None
+    wait_until(lambda: known.elsewhere and known.ask_at > key_claims.DUE, 10, "a knows of the pin", 0.005)
+    assert not standing(world, "b"), "k1 may never begin"
+    running.began = True
+    wait_until(lambda: len(standing(world, "b")) == 1, 10, "k2 goes to b", 0.005)
+    a.courier.end(running, End(Outcome.ACK))
+    b.started("k2")
+
+
 def test_where_an_older_copy_of_the_store_has_come_back_nothing_is_claimed_under_its_document(world: World) -> None:
     """Guards: the copy has forgotten a claim of the moment before, though members are the same as then."""
     keyspace = Keyspace(KS, pins=True)
@@ -249,7 +282,7 @@ def test_a_heartbeat_tells_of_an_older_copy_though_nothing_is_to_be_claimed(worl
 
 def standing(world: World, worker: str) -> list[Any]:
     """Return what stands in the worker queue of a worker, or is in flight there."""
-    slot = world.broker.slot(KS, worker_queue(worker))
+    slot = world.broker.slot(KS, WorkerQueue(worker))
     return [*slot.flight.values(), *slot.waiting]
 
 
@@ -310,6 +343,40 @@ def test_another_process_of_the_same_name_has_lost_nothing(world: World) -> None
     assert not worker.lost
 
 
+def test_that_the_store_has_forgotten_pins_is_told_once_when_the_worker_has_joined_again(world: World) -> None:
+    keyspace = Keyspace(KS, pins=True)
+    a = world.up("a", keyspace)
+    world.placement_store.pin("a", "k", take=False)
+    world.evict("a")
+    a.join(2)
+    wait_until(lambda: a.lost == [["k"]], 5, "the store knows which pins are lost", 0.005)
+    assert not a.forgotten
+    world.evict("a")
+    with world.server.changed:
+        world.server.records = Records()
+    fresh = changes.fresh(slots=SLOTS, hash=keyspace.hash_name, generation=2, version=100, store_id=world.server.run_id)
+    assert world.store.swap(None, fresh)
+    world.view = fresh
+    a.join(3)
+    wait_until(lambda: a.forgotten == ["a-3"], 5, "the store does not know", 0.005)
+    world.evict("a")
+    a.join(4)
+    world.placement_store.pin("a", "k", take=False)
+    world.evict("a")
+    a.join(5)
+    wait_until(lambda: a.lost[1:] == [["k"]], 5, "now it knows again", 0.005)
+    assert a.forgotten == ["a-3"]
+
+
+def test_after_a_day_away_nobody_knows_which_pins_are_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_pins, "LOST_KEPT", -1.0)
+    a = world.up("a", Keyspace(KS, pins=True))
+    wait_until(lambda: a.placer._state._lost_pins._look_at > 0, 5, "it has looked")
+    world.evict("a")
+    a.join(2)
+    wait_until(lambda: a.forgotten == ["a-2"], 5, "it is told", 0.005)
+
+
 def test_nothing_is_told_while_no_receiver_could_pin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards: a worker that thaws hears of its pins when it is a member again, not before it knows that it is none."""
     monkeypatch.setattr(lost_pins, "LOOK_EVERY", 0.01)
@@ -354,7 +421,7 @@ def test_the_queue_of_a_worker_that_is_gone_is_looked_after_until_it_has_been_em
 
 def fence(world: World, worker: str) -> str:
     """Return the incarnation for which the worker queue of a worker is fenced."""
-    tenure = world.broker.slot(KS, worker_queue(worker)).fence
+    tenure = world.broker.slot(KS, WorkerQueue(worker)).fence
     return tenure.incarnation if tenure is not None else ""
 
 
@@ -380,7 +447,7 @@ def test_a_worker_finds_out_that_somebody_has_taken_messages_from_its_queue(
     monkeypatch.setattr(worker_queues, "LOOK_EVERY", 0.02)
     a = world.up("a", Keyspace(KS, pins=True))
     wait_until(lambda: fence(world, "a") == "a-1", 5, "a reads its queue", 0.005)
-    thief, tenure = MemoryQueues(world.broker), Tenure(KS, worker_queue("a"), 99, "x-1", 1)
+    thief, tenure = MemoryQueues(world.broker), Tenure(KS, WorkerQueue("a"), 99, "x-1", 1)
     open_slot(thief, tenure)
     with world.broker.changed:
         world.send("a", "k1")

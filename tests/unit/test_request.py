@@ -5,7 +5,7 @@ import pytest
 from celery.app.task import Context
 
 from celery_sticky.execution.outcome import Said
-from celery_sticky.execution.request import _acks_on_timeout, _letting_go, _name_custom_headers
+from celery_sticky.execution.request import _acks_on_timeout, _letting_go, _name_custom_headers, sticky_request_class
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +43,22 @@ def test_a_task_that_had_succeeded_before_is_not_taken_for_a_killed_one() -> Non
     request = SimpleNamespace(_run=run, acknowledge=lambda: said.append("acknowledged"))
     ended(request, (0, None, None))
     assert said == [(0, None, None), "acknowledged", "let go"]
+
+
+def test_what_the_pool_has_accepted_has_begun() -> None:
+    """Guards: until then nothing of its key is passed on, and afterwards it must be."""
+
+    class Stock:
+        def on_accepted(self, pid: int, time_accepted: float) -> None:
+            assert run.accepting and run.entry.began
+
+    run = SimpleNamespace(
+        said=Said(), accepting=False, entry=SimpleNamespace(began=False), context=SimpleNamespace(has_processes=False)
+    )
+    request: Any = object.__new__(sticky_request_class(Stock))
+    request._run = run
+    request.on_accepted(7, 0.0)
+    assert run.said.began and run.entry.began and not run.accepting and run.pid == 7
 
 
 @pytest.mark.parametrize("acks", [True, False])

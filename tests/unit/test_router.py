@@ -36,10 +36,10 @@ from celery_sticky import (
     slot_for,
 )
 from celery_sticky.keyed import KeyedTasks
-from celery_sticky.keys import Slot
 from celery_sticky.message import Stamp
 from celery_sticky.router import StickyRouter
 from celery_sticky.settings import Settings
+from celery_sticky.slots import Slot, WorkerQueue
 
 
 @pytest.fixture(scope="module")
@@ -663,7 +663,7 @@ def test_a_plain_keyspace_never_asks_where_its_keys_are_placed() -> None:
 
 
 def test_a_placed_keyspace_asks_and_a_retry_goes_back_to_where_it_came_from() -> None:
-    router, task = placed_router(lambda keyspace, key: f"@{key}-{keyspace.name}", keyspace="pinned")
+    router, task = placed_router(lambda keyspace, key: WorkerQueue(f"{key}-{keyspace.name}"), keyspace="pinned")
     assert router.route({}, task.name, ("k",), {}, task)["queue"].name == "sticky.pinned.@k-pinned"
     given = {"exchange": "", "routing_key": "sticky.pinned.@w@host.example"}
     assert router.route(given, task.name, ("k",), {}, task)["queue"].name == "sticky.pinned.@w@host.example"

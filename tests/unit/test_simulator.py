@@ -181,7 +181,7 @@ def test_an_error_that_a_part_does_not_know_is_a_failure(monkeypatch: pytest.Mon
 
 
 def test_a_fault_that_matters_is_left_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimulatedLease, "trusted", property(lambda self: self.until > NEVER))
+    monkeypatch.setattr(SimulatedLease, "trusted", lambda self, keyspace, membership=None: self.until(keyspace) > NEVER)
     _, failure = live_seeds(range(40), lambda seed: replace(draw(seed), losses=0.0, broker_losses=0.0))
     assert failure is not None and failure.invariant is Invariant.TWO_OWNERS
     assert 1 <= len(shrink(failure).scenario.faults) <= 2

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from harness.rules import Rule, broken_without, rule
 from simulator.invariants import Invariant
 from simulator.job_host import SimulatedHost
-from simulator.job_hosts import JobHosts
 from simulator.scenario import Kind
+from simulator.supervisor import SteppedSupervisor
 
 from celery_sticky.jobs.keeper.flow import KeeperFlow
-from celery_sticky.jobs.keeper.held import DrainedSlot, HeldSlot, JobRun, RunStage, job_key
+from celery_sticky.jobs.keeper.held import NEVER, DrainedSlot, HeldSlot, JobRun, RunStage, job_key
+from celery_sticky.jobs.keeper.host_flow import Blame, HostFlow
+from celery_sticky.jobs.keeper.host_flow import Flow as HostRequests
+from celery_sticky.jobs.keeper.host_watch import HostWatch
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.settling import Settling
+from celery_sticky.jobs.keeper.slots import SharedSlots
 from celery_sticky.jobs.keeper.starts import Starts
-from celery_sticky.jobs.keeper.suspects import LONE_STARTS, Charge, Suspects
-from celery_sticky.keys import Slot
+from celery_sticky.jobs.wire import Message
+from celery_sticky.keys import SlotId
+from celery_sticky.membership.deadline import STEP, TrustWatch
 from celery_sticky.placement.job_keys import Changes, JobKeys, KeyStage
 from celery_sticky.placement.placed_jobs import PlacedJobs
 from celery_sticky.placement.rules import Duty
+from celery_sticky.slots import Slot
 from celery_sticky.stores.flow import Flow
-from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, JobStore, Note, Reserved, RunResult
+from celery_sticky.stores.jobs import STOPPED, JobRecord, JobState, JobStore, Report, Reserved, RunResult
 from celery_sticky.stores.memory.job_records import Keyspace
 from celery_sticky.stores.memory.jobs import MemoryJobs
+from celery_sticky.stores.notes import FailedDelivery, Note
 
+on_started = Runs._on_started
 reconcile, look_after, may_start = JobReconciler.reconcile, JobReconciler._look_after, Starts._may_start
-change, drained = JobKeys._change, JobKeys.drained
+change, drained, without_tasks = JobKeys._change, JobKeys.drained, JobKeys.without_tasks
+stop = SharedSlots.stop
 to_notify, on_ended, numbers = Settling.to_notify, Runs._on_ended, JobReconciler.numbers
 
 # -- The keeper without … ----------------------------------------------------------------------
@@ -44,7 +54,7 @@ def start_whenever(self: JobReconciler, now: float, may_start: Any) -> dict[Slot
 
 
 def end_although_it_runs(self: JobReconciler, slot: Slot, held: HeldSlot) -> None:
-    if held.tasks_drained and not (held.opened and (held.reports or held.noted)):
+    if (held.given or held.vacant) and not (held.opened and held.has_news):
         del self._held[slot]
         self._drained.append(DrainedSlot(slot, held.epoch, held.vacant))
 
@@ -60,6 +70,10 @@ def notify_backwards(self: Settling) -> list[tuple[JobRun, Note]]:
     return to_notify(self)[::-1]
 
 
+def bury_at_once(self: Runs, run: JobRun, note: str, delivery: int, error: str) -> None:
+    self._settling.failed(run.slot, FailedDelivery(note, delivery, error, dead=True))
+
+
 def notify_what_starts(self: Settling) -> list[tuple[JobRun, Note]]:
     for held in self._held.values():
         for note in held.notes:
@@ -69,26 +83,37 @@ def notify_what_starts(self: Settling) -> list[tuple[JobRun, Note]]:
     return to_notify(self)
 
 
-def keep_the_runs_of_a_host_that_ended(self: Runs, now: float) -> None:
+def keep_the_runs_of_a_host_that_ended(self: Runs, number: int, blame: Blame, now: float) -> None:
     return None
 
 
+def only_while_it_starts(self: Runs, run: JobRun, now: float) -> None:
+    if run.stage is RunStage.STARTING:
+        on_started(self, run, now)
+    else:
+        self.clocks.started(run, now)
+
+
 def stop_only_what_is_unwanted(
-    self: JobReconciler, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float
+    self: JobReconciler, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float, *, leaves: bool
 ) -> None:
     here = record is not None and record.state is not JobState.STOPPING
-    look_after(self, held, run, run.record if here else record, now)
+    look_after(self, held, run, run.record if here else record, now, leaves=leaves)
 
 
-def never_overdue(self: JobReconciler, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float) -> None:
-    look_after(self, held, run, record, now)
-    self.overdue = False
+def never_overdue(
+    self: JobReconciler, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float, *, leaves: bool
+) -> None:
+    look_after(self, held, run, record, now, leaves=leaves)
+    self._overdue.clear()
 
 
-def wait_for_any_start(self: JobReconciler, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float) -> None:
+def wait_for_any_start(
+    self: JobReconciler, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float, *, leaves: bool
+) -> None:
     if run.stage is RunStage.STARTING:
-        run.since = now
-    look_after(self, held, run, record, now)
+        run.due = NEVER
+    look_after(self, held, run, record, now, leaves=leaves)
 
 
 def leave_what_is_to_stop(self: Starts, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
@@ -100,14 +125,38 @@ def report_a_moved_run_as_ended(self: Runs, run: JobRun, error: str, now: float)
     if run.stage is not RunStage.STOPPING or run.late:
         on_ended(self, run, error, now)
         return
-    self._forget(run)
-    del held.runs[job_key(run.record)]
+    del self._runs[run.ref], held.runs[job_key(run.record)]
     self._agenda.add(run.slot)
-    self.report(run, RunResult.ENDED, "" if run.started else STOPPED)
+    self.report(run, Report(run.record.id, RunResult.ENDED, "" if run.started else STOPPED))
+
+
+def fail_all_that_are_blamed(self: Runs, held: HeldSlot, run: JobRun, error: str, now: float) -> None:
+    self._on_failed(held, run, error, now)
 
 
 def look_at_nothing_unasked(self: JobReconciler) -> list[Slot]:
     return []
+
+
+# -- The supervisor without … -------------------------------------------------------------------
+
+
+def leave_it_dead(self: HostFlow, status: int) -> HostRequests:
+    self._take_in_end(status)
+    yield from ()
+
+
+def say_to_any_host(self: HostFlow, number: int, messages: Sequence[Message]) -> None:
+    if self._host is not None:
+        self._host.send(messages)
+
+
+def stop_jobs_at_once(self: SharedSlots, slot: SlotId) -> None:
+    stop(self, slot)
+    reconciler = self._keeper._reconciler
+    if slot[1] in reconciler.numbers():
+        reconciler.refused(slot[1])  # stops them, and reports nothing
+        self._keeper.wake()
 
 
 # -- The store without … -----------------------------------------------------------------------
@@ -132,19 +181,34 @@ RULES = [
         "_may_start",
         lambda self, start: True,
         breaks={Invariant.TWO_RUNS, Invariant.STALE_START, Invariant.RUN_AFTER_END},
-        first=235,
+        first=520,
     ),
     rule(
         "the host ends with trust",
         SimulatedHost,
         "look_at_the_lease",
         lambda self: None,
-        JobHosts,
-        "_watch",
+        TrustWatch,
+        "look",
+        lambda self: STEP,
+        breaks={Invariant.TWO_RUNS},
+    ),
+    rule(
+        "the host dies with its worker",
+        SteppedSupervisor,
+        "die_with_parent",
         lambda self: None,
         breaks={Invariant.TWO_RUNS},
     ),
-    rule("the host dies with its worker", JobHosts, "die_with_parent", lambda self: None, breaks={Invariant.TWO_RUNS}),
+    rule("a host that has died is replaced", HostFlow, "replace", leave_it_dead, breaks={Invariant.NOT_SETTLED}),
+    rule(
+        "an order reaches only the host that it is for",
+        HostFlow,
+        "say",
+        say_to_any_host,
+        breaks={Invariant.TWO_RUNS},
+        first=940,
+    ),
     rule(
         "an epoch that is not the fence writes nothing",
         MemoryJobs,
@@ -171,6 +235,20 @@ RULES = [
         "notifications go in their order", Settling, "to_notify", notify_backwards, breaks={Invariant.NOTE_OUT_OF_ORDER}
     ),
     rule("only what runs is notified", Settling, "to_notify", notify_what_starts, breaks={Invariant.NOTE_LOST}),
+    rule(
+        "a notification is delivered as often as it may be",
+        Runs,
+        "_on_unhandled",
+        bury_at_once,
+        breaks={Invariant.NOTE_LOST},
+    ),
+    rule(
+        "failed deliveries are stored",
+        Settling,
+        "failed",
+        lambda self, slot, failed: None,
+        breaks={Invariant.NOTE_LOST, Invariant.NOT_RUNNING},
+    ),
     rule(
         "the jobs of a host that ended start again",
         Runs,
@@ -211,6 +289,13 @@ RULES = [
         breaks={Invariant.NOT_RUNNING},
     ),
     rule(
+        "a host that does nothing is replaced",
+        HostWatch,
+        "overdue",
+        lambda self, now: "",
+        breaks={Invariant.NOT_RUNNING},
+    ),
+    rule(
         "what is to stop is removed by the next owner",
         Starts,
         "_may_start",
@@ -233,15 +318,28 @@ RULES = [
         deaf=True,
     ),
     rule(
-        "jobs that may have ended the host are tried apart",
-        Suspects,
-        "ask",
-        lambda self, who, now, last_chance: now,
-        Suspects,
-        "charged",
-        lambda self, who: Charge(LONE_STARTS, LONE_STARTS, 0.0),
+        "jobs of a slot stop last",
+        SharedSlots,
+        "stop",
+        stop_jobs_at_once,
+        breaks={Invariant.STOOD_STILL},
+        first=25,
+    ),
+    rule(
+        "a first start that others may have ended is tried apart and does not count",
+        Runs,
+        "_on_blamed",
+        fail_all_that_are_blamed,
         breaks={Invariant.INNOCENT_GIVEN_UP},
-        first=37,
+        first=330,
+    ),
+    rule(
+        "a job whose first start completes while it is to stop has started",
+        Runs,
+        "_on_started",
+        only_while_it_starts,
+        breaks={Invariant.JOB_LOST},
+        first=577937433,
     ),
 ]
 
@@ -303,6 +401,14 @@ PLACED_RULES = [
         "_end",
         end_although_it_runs,
         breaks={Invariant.DRAINED_EARLY},
+    ),
+    rule(
+        "jobs of a key stop last",
+        JobKeys,
+        "without_tasks",
+        lambda self, busy: without_tasks(self, ()),
+        breaks={Invariant.STOOD_STILL},
+        first=44,
     ),
     rule(
         "pins are swept for changes",

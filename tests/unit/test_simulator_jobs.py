@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from simulator.jobs_scenario import HostFault, Life, Verb
 from simulator.run import live_seeds
-from simulator.scenario import JOB_POINTS, LIKELY, Point, draw
+from simulator.scenario import JOB_POINTS, LIKELY, SLOW, Point, draw
 from simulator.shrink import Failure, shrink
 
 SEEDS, PLACED_SEEDS, BATCH = 120, 30, 15
@@ -41,6 +41,7 @@ def test_everything_that_may_happen_to_jobs_is_drawn(placed: bool) -> None:
     faults = [fault for scenario in scenarios for fault in scenario.faults]
     assert {fault.kind for fault in faults} == set(LIKELY)
     assert {fault.point for fault in faults} == set(Point if placed else JOB_POINTS)
+    assert any(task.seconds == SLOW for scenario in scenarios for task in scenario.tasks)
 
 
 @pytest.mark.parametrize("world", ["--plain", "--placed"])

@@ -11,7 +11,7 @@ from simulator.invariants import Invariant
 from simulator.placer import SteppedPlacer
 from simulator.scenario import Kind
 
-from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.gate import Entry, Gate
 from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.ownership.view import View
 from celery_sticky.placement import worker_queues
@@ -22,9 +22,10 @@ from celery_sticky.placement.worker_queues import WorkerQueues
 from celery_sticky.queues.base import Disposition, Fetched, Outcome
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
-from celery_sticky.stores.placement import Answer, Said, Version, Wish
+from celery_sticky.stores.placement import Answer, Pinned, Said, Version, Wish
 
 answer_wish, settle = MemoryPlacementStore._answer, MemoryQueues._settle
+unpin, joined = MemoryPlacementStore.unpin, LostPins.joined
 prepare, unstarted = KeyClaims.prepare, KeyClaims.unstarted
 
 
@@ -57,6 +58,10 @@ def one_token_for_all(self: MemoryPlacementStore, incarnation: str, wish: Wish) 
     return Answer(answer.said, 7, answer.by) if answer.said is Said.GRANTED else answer
 
 
+def whichever_pin(self: MemoryPlacementStore, worker: str, key: str, pinned: Pinned | None = None) -> bool:
+    return unpin(self, worker, key)
+
+
 def nothing(*_: Any, **__: Any) -> None:
     return None
 
@@ -73,8 +78,16 @@ def unclaimed(self: KeyClaims, entry: Entry) -> None:
     entry.pending = False
 
 
+def never(self: Gate, entry: Entry) -> bool:
+    return False
+
+
 def last_first(self: KeyClaims, keyspace: str, key: str) -> list[Entry]:
     return unstarted(self, keyspace, key)[::-1]
+
+
+def in_the_same_document(self: LostPins, incarnation: str, generation: int) -> None:
+    joined(self, incarnation, 0)
 
 
 def closed_at_once(self: WorkerQueues) -> bool:
@@ -165,6 +178,14 @@ RULES = [
         last_first,
         breaks={Invariant.MOVED_OUT_OF_ORDER},
     ),
+    rule(
+        "nothing is passed on before a message whose run is about to begin",
+        Gate,
+        "is_behind_unbegun",
+        never,
+        breaks={Invariant.MOVED_OUT_OF_ORDER},
+        first=13203140,
+    ),
     rule("messages are passed on, not lost", MemoryQueues, "_settle", moved_and_dropped, breaks={Invariant.LOST}),
     rule(
         "the queue of a worker that is gone has an successor",
@@ -215,6 +236,17 @@ RULES = [
         first=88,
     ),
     rule("lost pins are told", LostPins, "look_after", says_nothing, breaks={Invariant.UNTOLD_PIN}),
+    rule(
+        "a pin ends by its own token only", MemoryPlacementStore, "unpin", whichever_pin, breaks={Invariant.UNTOLD_PIN}
+    ),
+    rule(
+        "that the store has forgotten pins is told",
+        LostPins,
+        "joined",
+        in_the_same_document,
+        breaks={Invariant.UNTOLD_PIN},
+        kinds=(Kind.WIPE, Kind.FAIL_OVER),
+    ),
 ]
 
 

@@ -49,7 +49,13 @@ from celery_sticky.stores.memory.store import MemoryStore
 
 on_beat, on_read, on_store_lost = Machine._on_beat, Machine._on_read, Machine._on_store_lost
 settle, bring, open_slot = MemoryQueues._settle, MemoryQueues._bring, MemoryQueues._open
-gate_end, gate_settled, gate_lose, gate_add = Gate.end, Gate.settled, Gate.lose, Gate.add
+gate_end, gate_settled, gate_lose, gate_add, make_ready = (
+    Gate.end,
+    Gate.settled,
+    Gate.lose,
+    Gate.add,
+    Gate._make_ready,
+)
 start_entry, handed_over, swap = Courier.start_entry, changes._handed_over, MemoryStore.swap
 opened, after_idle = SlotLifecycle._opened, CourierFlow._after_idle
 ask_store, ask_and_fail = StoreRequests._ask, StoreRequests.ask
@@ -58,7 +64,8 @@ ask_store, ask_and_fail = StoreRequests._ask, StoreRequests.ask
 # -- The member without … ---------------------------------------------------------------------
 
 
-ENDLESS = property(lambda self: self.until > NEVER)
+def trust_without_end(self: SimulatedLease, keyspace: str, membership: int | None = None) -> bool:
+    return self.until(keyspace) > NEVER
 
 
 def sent_when_answered(self: StoreRequests, effect: StoreEffect, joins: str, sent: float) -> Flow[Event]:
@@ -103,7 +110,11 @@ def same_epoch(view: View, slots: Sequence[int]) -> View:
     return replace(handed_over(view, slots), epoch=view.epoch)
 
 
-def unconditional(self: MemoryStore, old: View | None, new: View, guard: Any = None) -> bool:
+def however_late(self: MemoryStore, old: View | None, new: View, guard: Any = None, until: Any = None) -> bool:
+    return swap(self, old, new, guard)
+
+
+def unconditional(self: MemoryStore, old: View | None, new: View, guard: Any = None, until: Any = None) -> bool:
     version, generation = self._version() or (0, 0)
     return swap(self, replace(old, version=version, generation=generation) if old else None, new, guard)
 
@@ -152,6 +163,13 @@ def lose_frees_keys(self: Gate, slot: SlotId) -> bool:
         entry.key = object()
         self._lines[entry.key] = deque([entry])
     return drained
+
+
+def ready_among_the_counted(self: Gate, entry: Entry, *, paid: bool = False) -> None:
+    counted = entry in self._counted
+    make_ready(self, entry, paid=paid)
+    if counted:
+        self._counted[entry] = None
 
 
 def recall_frees_keys(self: Gate, slot: SlotId) -> None:
@@ -264,7 +282,7 @@ def bring_due_to_the_front(self: MemoryQueues, want: Want, now: float, fetched: 
 
 
 RULES = [
-    rule("trust ends", SimulatedLease, "trusted", ENDLESS, breaks={Invariant.TWO_OWNERS}),
+    rule("trust ends", SimulatedLease, "trusted", trust_without_end, breaks={Invariant.TWO_OWNERS}),
     rule(
         "a request counts from before it was sent",
         StoreRequests,
@@ -310,6 +328,14 @@ RULES = [
         deaf=True,
     ),
     rule("stopwatches restart after a gap", Machine, "_touch", touch, breaks={Invariant.NEEDLESS_EVICTION}, first=14),
+    rule(
+        "after an outage the silent have a moment to be heard",
+        Watches,
+        "spare",
+        lambda self, since: None,
+        breaks={Invariant.NEEDLESS_EVICTION},
+        first=321704977,
+    ),
     rule("gone is gone", Machine, "_on_beat", revived, breaks={Invariant.TWO_OWNERS}),
     rule(
         "a lost store is replaced after ttl and margin",
@@ -347,6 +373,14 @@ RULES = [
         first=107,
     ),
     rule("a swap compares", MemoryStore, "swap", unconditional, breaks={Invariant.VERSION_GAP}),
+    rule(
+        "a first document that comes too late is refused",
+        MemoryStore,
+        "swap",
+        however_late,
+        breaks={Invariant.TWO_OWNERS},
+        first=8_027_043,
+    ),
     rule("one task of a key at a time", Gate, "add", add_to_no_line, breaks={Invariant.OVERLAP_SAME_WORKER}),
     rule(
         "a key is free when the disposition is confirmed",
@@ -368,6 +402,13 @@ RULES = [
         "recall",
         recall_frees_keys,
         breaks={Invariant.OVERLAP_SAME_WORKER},
+    ),
+    rule(
+        "a start that waits to be counted is not among the counted ones",
+        Gate,
+        "_make_ready",
+        ready_among_the_counted,
+        breaks={Invariant.NOT_DRAINED},
     ),
     rule("a start is a reservation", Gate, "start", start_whatever, breaks={Invariant.OVERLAP_TRUSTED}, first=840),
     rule(
@@ -448,8 +489,8 @@ RULES = [
     rule(
         "dispositions that the broker could not apply go again",
         Outbox,
-        "come_due",
-        lambda self, now: None,
+        "postpone",
+        lambda self, disposition, until: self.answered(disposition),
         breaks={Invariant.NOT_DRAINED, Invariant.NOT_LEFT},
         kinds=(Kind.BROKEN,),
     ),

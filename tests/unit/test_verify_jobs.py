@@ -13,6 +13,7 @@ from rich.console import Console
 
 from celery_sticky.cli.verify.checker import reach
 from celery_sticky.cli.verify.job_checker import JobFindings, reach_of_jobs
+from celery_sticky.cli.verify.observer import runs_going_on
 from celery_sticky.cli.verify.report import draw, facts
 from celery_sticky.cli.verify.site import node
 from celery_sticky.cli.verify.timeline import EVERYBODY, Done, Frozen
@@ -31,8 +32,9 @@ def withdraw(at: float, job: str = "j1-0") -> Event:
     return Event(kind=Kind.WITHDRAWN, key="j1", n=0, task_id=job, at=int(at * SECOND))
 
 
-def alive(at: float, pid: int = 10) -> Event:
-    return Event(kind=Kind.ALIVE, key="", n=0, task_id="", at=int(at * SECOND), pid=pid)
+def alive(at: float, pid: int = 10, waited: float = 0.0) -> Event:
+    since_its_start = int(waited * SECOND)
+    return Event(kind=Kind.ALIVE, key="", n=0, task_id="", at=int(at * SECOND), pid=pid, waited=since_its_start)
 
 
 def runs(n: int, since: float, until: float | None = END + 1, **options: Any) -> list[Event]:
@@ -65,6 +67,9 @@ def test_a_job_that_runs_all_the_time_is_well() -> None:
         "late": 0,
         "lost": 0,
         "needless_starts": 0,
+        "notes_lost": 0,
+        "bad_unseen": 0,
+        "bad_left": 0,
     }
     assert found.figures()["not_running_seconds"] == {"dispatch": {"count": 1, "p50": 0.1, "p99": 0.1, "max": 0.1}}
 
@@ -107,6 +112,15 @@ def test_what_starts_while_the_workers_are_ended_is_not_counted() -> None:
     assert found.ok and found.starts == 1
 
 
+def test_a_run_goes_on_until_it_ends_or_another_one_starts() -> None:
+    first, second = runs(0, 0, 5), runs(0, 6, None, pid=20)
+    assert runs_going_on([want(), first[0], alive(4)]) == {"j1-0": 10}
+    assert runs_going_on([want(), *first]) == {}
+    assert runs_going_on([*second, *first]) == {"j1-0": 20}
+    overlapping = runs(0, 0, 7)
+    assert runs_going_on([*overlapping, *second]) == {"j1-0": 20}, "a zombie's end does not end the newer run"
+
+
 def test_a_job_may_be_missing_while_a_server_is() -> None:
     gap = ([want()], runs(0, 0, 5), runs(0, 16, worker="w2", pid=20, epoch=2))
     assert judged(*gap, done=[fault("broker-freeze", 4, 12, EVERYBODY)]).ok
@@ -136,6 +150,43 @@ def test_a_slot_whose_owner_changed_twice_explains_a_start_though_the_other_one_
         back = ([want()], runs(0, 0, 5), runs(0, 5.2, epoch=epoch))
         assert judged(*back, done=[change]).ok is explained
         assert not judged(*back).ok, "there was no reason to move it"
+
+
+# -- a busy machine ------------------------------------------------------------------------------
+
+LATE = ([want()], runs(0, 0, 5), runs(0, 12, worker="w2", pid=20, epoch=2))
+"""A job that did not run for 7 s, where 5.8 s are allowed."""
+
+
+def test_what_the_process_of_a_job_waits_for_a_cpu_does_not_count() -> None:
+    waits = [alive(8, 20), alive(12, 20, 1.3)]
+    found = judged(*LATE, waits, done=[KILL])
+    assert found.ok and found.figures()["waited_for_cpu_seconds"] == 1.3
+    assert found.figures()["not_running_seconds"]["kill"]["max"] == 7.0, "it did not run all the same"
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        [alive(8, 20), alive(12, 20, 1.0)],
+        [alive(1, 20), alive(4, 20, 3.0), alive(12, 20, 3.0)],
+        [alive(8, 30), alive(12, 30, 3.0)],
+        [alive(8, 20), alive(12, 20, 0.1), alive(15, 20, 3.0)],
+        [alive(8, 20)],
+    ],
+    ids=["too little", "before", "another process", "afterwards", "not known"],
+)
+def test_a_job_that_is_late_is_found_whatever_else_waited_for_a_cpu(waits: list[Event]) -> None:
+    assert len(judged(*LATE, waits, done=[KILL]).late) == 1
+
+
+def test_the_last_sign_of_a_process_that_died_at_once_tells_what_it_waited() -> None:
+    assert judged(*LATE, [alive(8, 20), alive(11.9, 20, 1.3)], done=[KILL]).ok
+
+
+def test_the_report_tells_how_much_of_a_late_job_the_machine_explains() -> None:
+    (line,) = judged(*LATE, [alive(8, 20), alive(12, 20, 0.5)], done=[KILL]).accusations()
+    assert line.endswith("6.50 s count without 0.50 s in which its process waited for a CPU, 5.8 s are allowed")
 
 
 # -- zombies -------------------------------------------------------------------------------------

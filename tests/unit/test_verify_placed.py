@@ -31,6 +31,7 @@ from celery_sticky.errors import StickyError, StoreUnavailable
 from celery_sticky.keyspace import jump, workers_of
 from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import HAS_WORKER_QUEUE, Member, View
+from celery_sticky.settings import Settings
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.waiting import wait_until
@@ -74,6 +75,12 @@ def found(given: Findings) -> dict[str, int]:
     assert given.placed is not None
     figures = {**given.figures(), **given.placed.findings()}
     return {name: value for name, value in figures.items() if isinstance(value, int) and value and name != "tasks"}
+
+
+def test_a_run_keeps_every_buried_message_because_the_checker_reads_them() -> None:
+    for how in Placed:
+        keyspace = make_keyspace(how)
+        assert not Settings().declaring([keyspace]).dead_bounds_of(keyspace.name)
 
 
 # -- what may have been when -----------------------------------------------------------------------

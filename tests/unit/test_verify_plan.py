@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,20 +18,32 @@ from celery_sticky.cli.verify.faults.broker import Failover
 from celery_sticky.cli.verify.faults.cut_off import Clock, Partition, Stop
 from celery_sticky.cli.verify.faults.deaths import Cascade, Kill
 from celery_sticky.cli.verify.faults.deployments import Join
-from celery_sticky.cli.verify.faults.orders import Order
+from celery_sticky.cli.verify.faults.orders import Order, Slow
 from celery_sticky.cli.verify.options import RunOptions
 from celery_sticky.cli.verify.plan import FaultPlan, make_plan
 from celery_sticky.cli.verify.run import impossible
 from celery_sticky.cli.verify.site import Mode
+from celery_sticky.cli.verify.timeline import Done
 from celery_sticky.errors import InvalidSettings
 
 
 def plan(
-    faults: Sequence[type[Fault]] = FAULTS, *, workers: int = 4, seconds: float = 60.0, seed: int = 0
+    faults: Sequence[type[Fault]] = FAULTS,
+    *,
+    workers: int = 4,
+    seconds: float = 60.0,
+    seed: int = 0,
+    jobs: bool = False,
 ) -> FaultPlan:
     few: dict[type[Fault], str] = {Cascade: "too few"} if workers < Cascade.least else {}
     return make_plan(
-        faults, impossible=few, workers=names_of(workers), seconds=seconds, eviction_timeout=3.8, seed=seed
+        faults,
+        impossible=few,
+        workers=names_of(workers),
+        seconds=seconds,
+        eviction_timeout=3.8,
+        seed=seed,
+        jobs=jobs,
     )
 
 
@@ -86,6 +99,66 @@ def test_slow_tasks_come_after_all_that_waits_for_the_end_of_tasks(seed: int, se
     names = [step.name for step in steps]
     assert not any(step.graceful for step in steps[names.index("slow") :])
     assert {step.name for step in steps if step.graceful} == GRACEFUL
+
+
+@given(seeds, st.floats(5, 600))
+def test_where_jobs_run_a_slow_task_beside_one_comes_first_and_slow_tasks_come_later_too(
+    seed: int, seconds: float
+) -> None:
+    first, *others = plan(seconds=seconds, seed=seed, jobs=True).steps
+    assert isinstance(first, Slow) and first.beside_job
+    assert [step.name for step in others] == [step.name for step in plan(seconds=seconds, seed=seed).steps]
+    assert plan([Kill], seed=seed, jobs=True).steps[0].name == "kill", "only if it was asked for"
+
+
+class Ordered:
+    """A nemesis for the fault `slow`."""
+
+    beyond_job_limit = 12.0
+
+    def __init__(self, job: str | None, *, begins: bool = True) -> None:
+        self._job, self._begins = job, begins
+        self.did: list[Any] = []
+
+    def steady_job(self) -> str | None:
+        return self._job
+
+    def order(self, order: Order) -> None:
+        self.did.append(order)
+
+    def begun(self, key: str) -> bool:
+        return self._begins
+
+    def end(self, names: Sequence[str], _: Done) -> list[str]:
+        self.did.append(("end", *names))
+        return list(names)
+
+    def succeed(self, worker: str, name: str) -> None:
+        self.did.append(("start", name))
+
+    def ready(self, name: str) -> None:
+        self.did.append(("ready", name))
+
+    def settle(self, _: Done) -> None:
+        self.did.append("settle")
+
+
+def test_slow_beside_a_job_stops_its_worker_while_the_task_runs() -> None:
+    slow = Slow(tasks=1, beside_job=True)
+    nemesis: Any = Ordered("w2")
+    slow.do(nemesis, Done(slow, since=0))
+    order, *rest = nemesis.did
+    assert (order.tasks, order.key, order.seconds) == (1, "j0", 12.0)
+    assert BY_NAME["slow"](**json.loads(json.dumps(order.detail))) == order
+    assert rest == [("end", "w2"), ("start", "w2"), ("ready", "w2"), "settle"]
+
+
+def test_slow_beside_a_job_stops_nobody_without_the_task() -> None:
+    slow = Slow(tasks=1, beside_job=True)
+    for nemesis in (Ordered(None), Ordered("w2", begins=False)):
+        given: Any = nemesis
+        slow.do(given, Done(slow, since=0))
+        assert not any(isinstance(did, tuple) for did in nemesis.did)
 
 
 @given(lists, seeds, st.floats(5, 600))

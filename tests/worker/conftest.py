@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from harness.app import AppConfig
 from harness.cluster import backend_cluster, broker_cluster, worker_cluster
 from harness.fleet import Fleet
 from harness.host import TestHost
+from harness.jobs_fleet import JOB_CONF, JobsFleet
+from harness.keyed_fleet import CONF
 from harness.kinds import KindsFleet
 from harness.placed_fleet import PlacedFleet
 from harness.standing import clear
@@ -78,6 +82,24 @@ def cluster_fleet(
     )
 
 
+@pytest.fixture
+def jobs_fleet(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> Iterator[Callable[..., JobsFleet]]:
+    """Makes fleets with jobs, each on a server of its own."""
+    fleets: list[JobsFleet] = []
+
+    def make(server: ValkeyServer | None = None, **settings: Any) -> JobsFleet:
+        directory = tmp_path / f"jobs{len(fleets)}"
+        directory.mkdir()
+        conf = {**CONF, **JOB_CONF, "sticky_runtime_dir": str(directory / "run"), **settings}
+        url = (valkey() if server is None else server).url
+        fleets.append(JobsFleet(guard, directory, AppConfig(url, directory / "history.jsonl", conf=conf)))
+        return fleets[-1]
+
+    yield make
+    for made in fleets:
+        made.teardown()
+
+
 @pytest.fixture(scope="module")
 def shared_kinds(
     guard: Guard, redis_database: str, tmp_path_factory: pytest.TempPathFactory
@@ -141,6 +163,7 @@ def make_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     monkeypatch.setenv("STICKY_JOB_LOG", "")
     monkeypatch.setenv("CELERY_LOG_FILE", str(tmp_path / "%n.log"))
+    monkeypatch.setenv("CELERY_LOG_LEVEL", str(logging.WARNING))  # a worker in the tests' process leaves its own
     hosts: list[TestHost] = []
 
     def make(**options: Any) -> TestHost:

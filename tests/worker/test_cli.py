@@ -16,8 +16,9 @@ import pytest
 from harness.fleet import Fleet
 from harness.hang import ENDS
 
-from celery_sticky.keys import Slot, queue_name, slot_for, worker_queue
+from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
+from celery_sticky.slots import Slot, WorkerQueue
 from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
@@ -164,7 +165,7 @@ def test_doctor_sees_a_prefix_with_a_colon_and_lists_of_former_priority_steps(fl
 def test_doctor_finds_messages_that_were_left_when_a_keyspace_became_plain_again(fleet: Callable[..., Fleet]) -> None:
     made = fleet(conf=CONF)
     celery(made, "sticky", "init")
-    publish(made, worker_queue("w1@here"), "id-1", ["t-1", 1])
+    publish(made, WorkerQueue("w1@here"), "id-1", ["t-1", 1])
     texts = [one["text"] for one in facts(made, "doctor", status=1)["findings"] if one["level"] == "wrong"]
     assert texts[0].startswith("keyspace default: 1 messages are in worker queues")
 

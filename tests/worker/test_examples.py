@@ -73,6 +73,7 @@ def test_each_tenant_has_one_sync_though_tenants_and_workers_come_and_go(guard: 
     ), output
     assert re.search(r"was killed \(SIGKILL\)\n  \S+ syncs ada cyd dan eve fay gus\n", output), output
     assert ", 0 while another of the same tenant ran" in output
+    assert re.search(r"^[0-3] pages were read again after the kill, 0 were left out$", output, re.MULTILINE), output
     with redis.Redis.from_url(broker) as client:
         assert not list(client.scan_iter("tenant-sync*")), "it leaves nothing behind"
 
@@ -85,9 +86,10 @@ def test_reverse_routing_reaches_a_websocket_client_wherever_it_is(guard: Guard,
         *((name, "one") for name in ("ada", "bob", "cyd")),
         *((name, "two") for name in ("dan", "eve", "fay")),
     ]
-    assert len(told) == 14 and {front_end for _, front_end in told[6:]} == {"two"}, output
+    assert len(told) == 15 and {front_end for _, front_end in told[6:]} == {"two"}, output
+    assert "fay has reconnected at two" in output and told[7] == ("fay", "two"), output
     assert "gus, who is not connected: refused" in output
-    assert output.endswith("14 texts sent, 0 of 6 clients missed one or got another's\n"), output
+    assert output.endswith("15 texts sent, 0 of 6 clients missed one or got another's\n"), output
     with redis.Redis.from_url(broker) as client:
         assert not list(client.scan_iter()), "it leaves nothing behind"
 

@@ -47,7 +47,7 @@ class Target:
     def settled(self) -> bool:
         """Whether everything is run or dead."""
         assert self.worker.alive, self.worker.tail(30)
-        depths = self._queues.depth("default", range(SLOTS)).values()
+        depths = self._queues.depths([("default", slot) for slot in range(SLOTS)]).values()
         if any(one.waiting or one.in_flight or one.deferred for one in depths):
             return False
         for one in self._queues.dead("default"):

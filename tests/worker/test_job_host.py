@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -14,7 +13,20 @@ from pathlib import Path
 import pytest
 from harness.host import TestHost, settle
 
-from celery_sticky.jobs.wire import Ended, Failed, Message, Noted, Ready, Start, Started
+from celery_sticky.jobs.wire import (
+    Call,
+    Calls,
+    Ended,
+    Failed,
+    Message,
+    Noted,
+    Ready,
+    Start,
+    Started,
+    Unhandled,
+    Waits,
+    Yielded,
+)
 from celery_sticky.testing import processes
 from celery_sticky.testing.waiting import wait_until
 
@@ -28,6 +40,7 @@ def test_it_says_first_which_jobs_it_can_run(host: TestHost) -> None:
     ("name", "lines"),
     [
         ("listen", ["begins", "hears:1", "hears:2", "stops"]),
+        ("plain", ["begins", "hears:1", "hears:2", "stops"]),
         ("sync", ["starts", "takes:1", "took:1", "takes:2", "took:2", "stops"]),
         ("async", ["starts", "takes:1", "took:1", "takes:2", "took:2", "stops"]),
     ],
@@ -72,7 +85,8 @@ def test_a_stop_during_a_start_cancels_a_coroutine_and_waits_for_a_method(host: 
     host.stop(slow, sync)
     host.wait_over(slow)
     host.wait_over(sync)
-    assert host.by_ref[slow] == [Ended(slow)] and host.by_ref[sync] == [Started(sync), Ended(sync)]
+    assert host.by_ref[slow] == [Ended(slow)]
+    assert host.by_ref[sync] == [Waits(sync, Call.STOP), Started(sync), Calls(sync, Call.STOP), Ended(sync)]
 
 
 def test_what_has_crossed_the_end_of_a_run_is_passed_over(host: TestHost, tmp_path: Path) -> None:
@@ -125,6 +139,21 @@ def test_what_a_job_does_to_the_loop_does_not_end_the_host(host: TestHost, paylo
 # -- the process -----------------------------------------------------------------------------------
 
 
+def test_a_job_fails_with_a_task_whose_error_nobody_looks_at_and_its_other_tasks_end(host: TestHost) -> None:
+    ref = host.started("family", "k1")
+    host.notify(ref, *range(10), "bad", *range(10, 20))
+    error = "a task that it created raised LookupError: cannot take it"
+    assert host.wait_over(ref) == Ended(ref, error)
+    assert host.log() == ["child ends k1"] * 2
+    unhandled = [message.note for message in host.by_ref[ref] if isinstance(message, Unhandled)]
+    assert "bad" in unhandled and "bad" not in host.noted(ref)
+    assert set(host.noted(ref)) >= set(map(str, range(9)))
+    other = host.started("family", "k2")
+    host.stop(other)
+    assert host.wait_over(other) == Ended(other)
+    assert host.log()[2:] == ["child ends k2"] * 2
+
+
 def test_signals_are_left_to_the_worker_and_what_jobs_start_heeds_them(host: TestHost) -> None:
     ref = host.started("spawn")
     host.wait_log(r"forked:(\d+) k")
@@ -150,14 +179,10 @@ def test_it_leads_a_process_group_and_reads_nothing(host: TestHost) -> None:
     assert os.readlink(f"/proc/{host.process.pid}/fd/0") == os.devnull
 
 
-def test_it_logs_as_the_worker_does(
-    make_host: Callable[..., TestHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CELERY_LOG_LEVEL", str(logging.WARNING))
-    host = make_host()
+def test_it_logs_as_the_worker_does(host: TestHost, tmp_path: Path) -> None:
     ref = host.started("listen", "k1")
     host.notify(ref, "that")
-    wait_until(lambda: "WARNING/MainProcess] listen[k1]: hears that" in (tmp_path / "w1.log").read_text(), 30)
+    wait_until(lambda: "WARNING/JobHost] listen[k1]: hears that" in (tmp_path / "w1.log").read_text(), 30)
 
 
 def test_an_app_that_cannot_be_loaded_ends_it_with_status_1_and_the_reason(
@@ -224,7 +249,15 @@ def test_a_frozen_host_keeps_nobody_waiting_and_is_killed_when_it_does_not_hang_
     assert host.wait_exit() == -signal.SIGKILL
 
 
-def test_a_coroutine_that_swallows_its_cancellation_is_ended_with_the_host(host: TestHost) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_coroutine_that_swallows_its_cancellation_is_cancelled_again(host: TestHost, times: int) -> None:
+    ref = host.started("stubborn", "k", times)
+    host.stop(ref)
+    host.wait(ref, Started(ref), Ended(ref))
+    assert host.log() == ["goes on k"] * times
+
+
+def test_a_coroutine_that_swallows_every_cancellation_is_ended_with_the_host(host: TestHost) -> None:
     ref = host.started("stubborn")
     host.stop(ref)
     host.wait_log("goes on k")
@@ -262,9 +295,19 @@ def test_what_is_not_trusted_is_not_begun(host: TestHost) -> None:
 
 
 def test_the_end_of_one_membership_counts_while_another_one_lasts(host: TestHost) -> None:
-    host.started("idle")
+    host.started("block")
+    host.wait_log("blocks k")
     host.lease.grant("default", host.lease.until("default"), 2)
     assert host.wait_exit(5) == -signal.SIGKILL
+
+
+def test_what_stops_by_itself_while_its_trust_ends_is_told_so_and_what_comes_later_runs(host: TestHost) -> None:
+    ref = host.started("idle")
+    host.grant(1.0)  # less than what a host leaves for stops
+    host.wait(ref, Yielded(ref))
+    host.lease.grant("default", host.lease.until("default") + 600, 2)
+    ref = host.start("idle", membership=2)
+    host.wait(ref, Started(ref))
 
 
 def test_ready_is_said_before_all_else(host: TestHost) -> None:

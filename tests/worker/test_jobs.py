@@ -6,15 +6,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.app import AppConfig
 from harness.fleet import TESTS
-from harness.jobs_fleet import JOB_CONF, JobsFleet
-from harness.keyed_fleet import CONF, node
+from harness.jobs_fleet import JobsFleet, host_of
+from harness.keyed_fleet import TIMEOUT, node
 
 from celery_sticky.errors import (
     DispatchTimeout,
@@ -25,30 +25,19 @@ from celery_sticky.errors import (
     KeyspaceFull,
     NoSuchJob,
     ShutdownTimeout,
+    StopFailed,
 )
-from celery_sticky.testing.guard import Guard
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import Member
 from celery_sticky.testing.history import Kind
-from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 KEYS = [f"t{n}" for n in range(20)]
 
 
 @pytest.fixture
-def fleet(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> Iterator[Callable[..., JobsFleet]]:
-    """Makes fleets, each on a server of its own."""
-    fleets: list[JobsFleet] = []
-
-    def make(**settings: Any) -> JobsFleet:
-        directory = tmp_path / f"jobs{len(fleets)}"
-        directory.mkdir()
-        conf = {**CONF, **JOB_CONF, "sticky_runtime_dir": str(directory / "run"), **settings}
-        fleets.append(JobsFleet(guard, directory, AppConfig(valkey().url, directory / "history.jsonl", conf=conf)))
-        return fleets[-1]
-
-    yield make
-    for made in fleets:
-        made.teardown()
+def fleet(jobs_fleet: Callable[..., JobsFleet]) -> Callable[..., JobsFleet]:
+    return jobs_fleet
 
 
 def dispatch_all(fleet: JobsFleet, name: str = "sync", keys: list[str] = KEYS) -> None:
@@ -91,6 +80,23 @@ def test_jobs_that_are_classes(fleet: Callable[..., JobsFleet]) -> None:
     assert made.running() == {}
     with pytest.raises(JobFailed, match="ValueError: not today"):
         made.jobs.dispatch("poll", "t-8", {"raise": "not today"}, timeout=20)
+
+
+def test_jobs_that_are_plain_functions(fleet: Callable[..., JobsFleet]) -> None:
+    made = fleet(sticky_job_max_deliveries=1)
+    made.worker("a")
+    dispatch_all(made, "plain", ["t-1", "t-2"])
+    made.jobs.notify("plain", "t-1", 1)
+    wait_until(lambda: made.notes("t-1") == [1], 10, "notified")
+    made.jobs.notify("plain", "t-2", "fail")
+    wait_until(lambda: made.infos()["t-2"].attempt == 2, 10, "started again")
+    assert [dead.error for dead in made.jobs.dead.list()] == ["as told"]
+    made.jobs.notify("plain", "t-2", "end")
+    wait_until(lambda: made.jobs.get("plain", "t-2") is None, 10, "it is done")
+    made.worker("b")
+    assert made.workers["a"].stop() == 0
+    made.wait_running({"t-1"}, "b")
+    assert made.overlaps() == []
 
 
 def test_a_failed_start_is_told_and_leaves_nothing(fleet: Callable[..., JobsFleet]) -> None:
@@ -177,7 +183,7 @@ def test_a_job_that_is_stopped_before_it_starts_never_starts(fleet: Callable[...
 
 
 def test_a_job_ends_by_itself_or_fails_and_is_started_again(fleet: Callable[..., JobsFleet]) -> None:
-    made = fleet()
+    made = fleet(sticky_job_max_deliveries=1)
     made.worker("a")
     dispatch_all(made, keys=["t-1", "t-2"])
     made.jobs.notify("sync", "t-1", "end")
@@ -212,6 +218,82 @@ def test_jobs_move_when_workers_join_and_leave(fleet: Callable[..., JobsFleet]) 
     assert made.overlaps() == []
     starts = {key: sum(e.key == key for e in made.job_events(Kind.START)) for key in KEYS}
     assert all(count <= 3 for count in starts.values()), starts
+
+
+def slot_mate(fleet: JobsFleet, key: str, prefix: str) -> str:
+    """Return another key of the same slot."""
+    return next(f"{prefix}{n}" for n in range(10_000) if fleet.slot_of(f"{prefix}{n}") == fleet.slot_of(key))
+
+
+class Handover:
+    """The handover of a job's slot from `a` to `b`, in which a task of another key runs until `end_task`."""
+
+    def __init__(self, fleet: JobsFleet, job: str, directory: Path) -> None:
+        self._fleet, self._job, self._file = fleet, job, directory / "end"
+        self._task, self.fresh = slot_mate(fleet, job, "task"), slot_mate(fleet, job, "fresh")
+        self._slot = fleet.slot_of(job)
+        fleet.wait_started(self._task, fleet.call("awaits", self._task, str(self._file)))
+
+    def check_under_way(self) -> None:
+        """Check that jobs run and start in the slot as before, although it is to move."""
+        fleet = self._fleet
+        fleet.wait_view(lambda view: view.target[self._slot] == node("b"))
+        fleet.jobs.dispatch("sync", self.fresh, {"key": self.fresh}, timeout=20)
+        fleet.jobs.notify("sync", self._job, 1)
+        wait_until(lambda: fleet.notes(self._job) == [1], 20, "it is told")
+        fleet.jobs.dispatch("sync", stopped := slot_mate(fleet, self._job, "stopped"), timeout=20)
+        fleet.jobs.stop("sync", stopped, timeout=20)
+        assert {fleet.running()[key] for key in (self._job, self.fresh)} == {node("a")}
+
+    def end_task(self) -> None:
+        """Let the task end."""
+        self._file.touch()
+
+    def check_end(self) -> None:
+        """Wait until the slot's jobs run at `b`; check that this one ran at `a` until the task had ended."""
+        fleet, jobs = self._fleet, (self._job, self.fresh)
+        wait_until(lambda: {fleet.running().get(key) for key in jobs} == {node("b")}, 30, "the slot's jobs run at b")
+        (end,) = [event for event in fleet.events() if event.key == self._task and event.kind is Kind.END]
+        before, after = [run for run in fleet.runs() if run.start.key == self._job]
+        assert before.ended and before.until > end.at, "it stops last"
+        assert (after.start.at - before.until) / 1e9 < TIMEOUT
+        assert fleet.overlaps() == []
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_job_runs_on_until_the_last_task_of_its_slot_has_ended(
+    fleet: Callable[..., JobsFleet], pool: str, tmp_path: Path
+) -> None:
+    made = fleet()
+    made.worker("a", pool=pool)
+    dispatch_all(made)
+    made.wait_running(KEYS, "a")
+    view = made.view()
+    assert view is not None
+    shared = changes.join(view, Member(node("b"), "b-0"))
+    handover = Handover(made, next(key for key in KEYS if shared.target[made.slot_of(key)] == node("b")), tmp_path)
+    made.worker("b", pool=pool)
+    handover.check_under_way()
+    handover.end_task()
+    made.wait_running([*KEYS, handover.fresh], "a", "b")
+    handover.check_end()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_job_of_a_worker_that_stops_runs_on_until_the_last_task_of_its_slot_has_ended(
+    fleet: Callable[..., JobsFleet], pool: str, tmp_path: Path
+) -> None:
+    made = fleet()
+    made.workers_up("a", "b", pool=pool)
+    dispatch_all(made)
+    moving = next(key for key, info in made.wait_running(KEYS).items() if info.worker == node("a"))
+    handover = Handover(made, moving, tmp_path)
+    made.workers["a"].kill(signal.SIGTERM)
+    handover.check_under_way()
+    handover.end_task()
+    assert made.workers["a"].wait(60) == 0
+    made.wait_running([*KEYS, handover.fresh], "b")
+    handover.check_end()
 
 
 def test_jobs_of_a_killed_worker_start_elsewhere(fleet: Callable[..., JobsFleet]) -> None:
@@ -260,25 +342,25 @@ def test_a_host_that_dies_is_replaced_and_its_jobs_with_it(fleet: Callable[..., 
     made = fleet()
     worker = made.worker("a")
     dispatch_all(made)
-    made.jobs.notify("sync", KEYS[0], "die")
-    worker.wait_for_log(r"the job host has died \(exit status 3\)", 20)
+    os.kill(host_of(made, "a"), signal.SIGKILL)
+    worker.wait_for_log(r"the job host has died \(exit status -9\)", 20)
     made.wait_running(KEYS, "a")
     wait_until(lambda: len(made.job_events(Kind.START)) >= 2 * len(KEYS), 20, "each is started once more")
     assert len(made.job_events(Kind.START)) == 2 * len(KEYS)
     assert worker.stop() == 0
 
 
-def test_a_start_that_ends_the_host_each_time_is_given_up_and_its_neighbours_run_on(
+def test_a_start_that_ends_its_process_fails_and_its_neighbours_run_on(
     fleet: Callable[..., JobsFleet],
 ) -> None:
-    made = fleet(sticky_max_attempts=3)
+    made = fleet()
     made.worker("a")
     for key in KEYS[:5]:
-        made.jobs.admit("sync", key)
-    with pytest.raises(JobFailed, match="starts ended without a result: the job kills the process it starts in"):
+        made.jobs.dispatch("sync", key, timeout=20)
+    with pytest.raises(JobFailed, match="its process ended"):
         made.jobs.dispatch("sync", "bad", {"die": True}, timeout=60)
-    made.wait_running(KEYS[:5], "a")
-    assert all(info.error == "" for info in made.infos().values())
+    wait_until(lambda: {info.attempt for info in made.infos().values()} == {2}, 20, "interrupted once")
+    assert {info.error for info in made.wait_running(KEYS[:5], "a").values()} == {""}
 
 
 def test_a_job_that_does_not_stop_ends_with_its_host(fleet: Callable[..., JobsFleet]) -> None:
@@ -286,8 +368,9 @@ def test_a_job_that_does_not_stop_ends_with_its_host(fleet: Callable[..., JobsFl
     worker = made.worker("a")
     made.jobs.dispatch("stubborn", "t-1", timeout=20)
     made.jobs.dispatch("sync", "t-2", timeout=20)
-    made.jobs.stop("stubborn", "t-1", timeout=20)
-    worker.wait_for_log(r"did not stop in time; killing the job host", 20)
+    with pytest.raises(StopFailed, match=r"its stop took longer than 0\.5 s"):
+        made.jobs.stop("stubborn", "t-1", timeout=20)
+    worker.wait_for_log(r"job 'stubborn' of key 't-1': its stop took longer than 0\.5 s; killing the job host", 20)
     made.wait_running({"t-2"})
     made.jobs.dispatch("stubborn", "t-3", timeout=20)
     assert worker.stop() == 0, "nor does it keep the worker"
@@ -341,6 +424,79 @@ def test_a_worker_whose_job_host_does_not_come_up_takes_no_slots_until_it_does(
     assert made.overlaps() == []
 
 
+# -- the log ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_each_start_move_failure_and_stop_is_one_line_of_the_log(fleet: Callable[..., JobsFleet], pool: str) -> None:
+    made = fleet(sticky_job_max_deliveries=1)
+    first = made.worker("a", pool=pool)
+    of = "keyspace default: job 'sync' of key 't-1' has"
+    made.jobs.dispatch("sync", "t-1", timeout=20)
+    first.wait_for_log(rf"INFO/MainProcess\] {of} started within \d+\.\d\d s \(start 1, epoch \d+\)", 20)
+    made.jobs.notify("sync", "t-1", "fail")
+    first.wait_for_log(rf"INFO/MainProcess\] {of} failed after \d+\.\d s \(start 1\): RuntimeError: as told", 20)
+    first.wait_for_log(r"ERROR/JobHost\] sync\[t-1\]: raised an error", 20)
+    first.wait_for_log(rf"{of} started within .*\(start 2,", 20)
+    second = made.worker("b", pool=pool)
+    first.stop()
+    first.wait_for_log(rf"{of} ended within \d+\.\d\d s, after it ran for \d+\.\d s: its key moves", 20)
+    second.wait_for_log(rf"{of} started within .*\(start 3,", 20)
+    made.jobs.stop("sync", "t-1", timeout=20)
+    second.wait_for_log(rf"{of} ended within .*: it was stopped", 20)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_next_run_has_what_the_last_one_saved(fleet: Callable[..., JobsFleet], pool: str) -> None:
+    made = fleet()
+    made.worker("a", pool=pool)
+    names = {"saves": "t-1", "saves-in-threads": "t-2"}
+
+    def saved() -> list[Any]:
+        return [info.saved if (info := made.jobs.get(name, key)) is not None else None for name, key in names.items()]
+
+    for name, key in names.items():
+        made.jobs.dispatch(name, key, timeout=20)
+        made.jobs.notify(name, key, 7)
+    wait_until(lambda: saved() == [7, 7], 10, "saved")
+    os.kill(host_of(made, "a"), signal.SIGKILL)
+    wait_until(lambda: [made.notes(key) for key in names.values()] == [[None, 7]] * 2, 30, "started again")
+    made.worker("b", pool=pool)
+    made.workers["a"].stop()
+    wait_until(lambda: [made.notes(key) for key in names.values()] == [[None, 7, 7], [None, 7, "stopped"]], 30, "moved")
+    assert not made.overlaps()
+
+
+# -- updates and pauses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_job_is_updated_paused_and_resumed_elsewhere(fleet: Callable[..., JobsFleet], pool: str) -> None:
+    made = fleet()
+    made.worker("a", pool=pool)
+    jobs = made.jobs
+    jobs.dispatch("poll", "t-1", {"slow_stop": 0.5}, timeout=20)
+    jobs.update("poll", "t-1", {"new": True})
+    made.wait_running({"t-1"})
+    wait_until(lambda: len(made.job_events(Kind.START)) == 2, 20, "restarted")
+    jobs.notify("poll", "t-1", 1)
+    wait_until(lambda: made.notes("t-1") == [1], 10, "notified")
+    jobs.pause("poll", "t-1", timeout=20)
+    assert made.running() == {}
+    jobs.notify("poll", "t-1", 2)
+    made.worker("b", pool=pool)
+    made.workers["a"].stop()
+    assert [info.state for info in jobs.list()] == ["paused"]
+    jobs.resume("poll", "t-1")
+    info = made.wait_running({"t-1"}, "b")["t-1"]
+    assert (info.payload, info.attempt) == ({"new": True}, 3)
+    wait_until(lambda: made.notes("t-1") == [1, 2], 10, "notified")
+    assert not made.overlaps()
+
+
 # -- all of a keyspace -----------------------------------------------------------------------------
 
 
@@ -356,6 +512,25 @@ def test_shutdown_stops_everything_everywhere_and_reopen_undoes_it(fleet: Callab
         made.jobs.dispatch("sync", "t-1", timeout=20)
     made.jobs.reopen()
     made.jobs.dispatch("sync", "t-1", timeout=20)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_shutdown_and_a_stop_wait_for_the_run_of_a_job_that_was_dispatched_again(
+    fleet: Callable[..., JobsFleet], pool: str
+) -> None:
+    made = fleet()
+    made.worker("a", pool=pool)
+    for key, wait in (("t-1", partial(made.jobs.stop, "poll", "t-1")), ("t-2", made.jobs.shutdown)):
+        made.jobs.dispatch("poll", key, {"slow_stop": 1.0}, timeout=20)
+        made.jobs.stop("poll", key)
+        made.jobs.admit("poll", key)
+        wait(timeout=20)
+        assert (made.running(), made.jobs.list()) == ({}, [])
+    made.jobs.reopen()
+    made.jobs.dispatch("poll", "t-4", {"raise_stop": "refused"}, timeout=20)
+    with pytest.raises(StopFailed, match="its stop raised an error: OSError: refused"):
+        made.jobs.stop("poll", "t-4", timeout=20)
+    assert made.running() == {}
 
 
 def test_a_shutdown_without_workers_says_what_is_left(fleet: Callable[..., JobsFleet]) -> None:
@@ -398,11 +573,3 @@ def test_a_schedule_runs_on_one_worker_and_moves_with_it(fleet: Callable[..., Jo
     wait_until(lambda: len(ticks()) > 4, 20, "it ticks on")
     # A tick that was claimed at the end of its period is noted down in the next one, which has a tick of its own.
     assert len(set(ticks())) == len({number for number, _ in ticks()}), "one worker a tick"
-
-
-def host_of(fleet: JobsFleet, name: str) -> int:
-    """Return the process that runs a worker's jobs."""
-    worker = fleet.workers[name]
-    hosts = [pid for pid in worker.children if b"job_host" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(hosts) == 1, worker.children
-    return hosts[0]

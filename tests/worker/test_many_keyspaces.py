@@ -1,4 +1,4 @@
-"""What a keyspace costs a worker: no thread and no connection."""
+"""What plain keyspaces cost a worker: two connections in all, and none for another keyspace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness import many_jobs_app
 from harness.app import AppConfig
 from harness.fleet import Fleet
 
@@ -19,8 +20,11 @@ from celery_sticky.testing.waiting import wait_until
 from celery_sticky.testing.worker import WorkerProcess
 
 MANY = 40
+MANY_WITH_JOBS = 20
 MORE_THAN_STOCK = 2
 """Connections of an idle worker beyond those of a stock one: the courier's and the members'."""
+MORE_WITH_JOBS = 1
+"""Connections beyond those if there are jobs: the keepers'."""
 
 
 @pytest.fixture
@@ -77,6 +81,11 @@ def idle_cost(make: Callable[..., Fleet], server: ValkeyServer, keyspaces: int) 
     worker = fleet.worker(f"w{keyspaces}", pool="threads")
     if keyspaces:
         wait_until(lambda: all_owned(fleet, keyspaces), 60, "all slots have an owner")
+    return settled_cost(fleet, worker, server)
+
+
+def settled_cost(fleet: Fleet, worker: WorkerProcess, server: ValkeyServer) -> tuple[int, int, int]:
+    """Return what a worker costs when it has come to rest; then stop it."""
     fleet.app.pool.force_close_all()
     seen = [(0, 0, 0)]
 
@@ -89,7 +98,31 @@ def idle_cost(make: Callable[..., Fleet], server: ValkeyServer, keyspaces: int) 
     return seen[-1]
 
 
+def cost_with_jobs(make: Callable[..., Fleet], server: ValkeyServer, keyspaces: int) -> tuple[int, int, int]:
+    """Start a worker, run a job in each keyspace, and return what the worker costs meanwhile."""
+    fleet = make(keyspaces)
+    jobs = many_jobs_app.register(fleet.app).jobs
+    worker = fleet.worker(f"j{keyspaces}", pool="threads", app="harness.many_jobs_app")
+    for keyspace in fleet.app.conf.sticky_keyspaces:
+        jobs.dispatch(many_jobs_app.NAME, f"of {keyspaces}", keyspace=keyspace, timeout=60)  # returns when it runs
+    jobs.close()
+    return settled_cost(fleet, worker, server)
+
+
 def test_a_keyspace_costs_no_thread_and_no_connection(fleet: Callable[..., Fleet], server: ValkeyServer) -> None:
-    stock, one, many = (idle_cost(fleet, server, keyspaces) for keyspaces in (0, 1, MANY))
+    one, many = (idle_cost(fleet, server, keyspaces) for keyspaces in (1, MANY))
     assert many == one, "threads, sockets and connections"
-    assert one[2] <= stock[2] + MORE_THAN_STOCK, (one, stock)
+
+
+def test_an_idle_worker_of_a_plain_keyspace_has_two_connections_more_than_a_stock_one(
+    fleet: Callable[..., Fleet], server: ValkeyServer
+) -> None:
+    stock, plain = (idle_cost(fleet, server, keyspaces) for keyspaces in (0, 1))
+    assert plain[2] <= stock[2] + MORE_THAN_STOCK, (plain, stock)
+
+
+def test_a_keyspace_with_jobs_costs_neither(fleet: Callable[..., Fleet], server: ValkeyServer) -> None:
+    plain = idle_cost(fleet, server, 1)
+    one, many = (cost_with_jobs(fleet, server, keyspaces) for keyspaces in (1, MANY_WITH_JOBS))
+    assert many == one, "threads, sockets and connections"
+    assert one[2] == plain[2] + MORE_WITH_JOBS, (one, plain)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 
 import pytest
+import redis
 from harness.keyed_fleet import node
 from harness.placed_fleet import SLOTS, PlacedFleet
 
 from celery_sticky import Sticky, slot_for
 from celery_sticky.errors import InvalidSettings, NotAMember, NotPinned, PinnedElsewhere
+from celery_sticky.testing.servers.valkey import ValkeyServer
 from celery_sticky.testing.waiting import wait_until
 
 Placed = Callable[..., PlacedFleet]
@@ -224,6 +227,71 @@ def test_pinned_from_a_job_the_key_comes_to_the_worker_of_the_job(placed: Placed
         fleet.call(key)
     fleet.wait_finished()
     assert {key: node(fleet.ran(key)[0]) for key in keys} == homes
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_end_of_an_old_connection_leaves_the_pin_of_the_new_one(placed: Placed, pool: str) -> None:
+    fleet = placed("strict")
+    fleet.up("a", "b", pool=pool, concurrency=1)
+    fleet.on("a", "pin", "k", "strict")
+    fleet.on("a", "pin", "k", "strict")
+    assert not fleet.on("a", "release", 0), "the client has reconnected to the same worker"
+    fleet.call("k").get(timeout=30)
+    assert fleet.on("a", "owns", "k", "strict")
+    fleet.on("b", "pin", "k", "strict", True)
+    wait_until(lambda: not fleet.on("a", "owns", "k", "strict"), 30, "each process of a can find out")
+    assert not fleet.on("a", "release", 1), "and now to another one"
+    assert fleet.call("k").get(timeout=30) == 1
+    assert fleet.ran("k") == ["a", "b"]
+    assert fleet.on("b", "release", 0) and not fleet.on("b", "release", 0)
+    wait_until(lambda: not sends(fleet, "k"), 30, "nobody has it pinned")
+    assert not fleet.on("b", "owns", "k", "strict")
+
+
+def test_a_pin_is_the_workers_and_does_not_end_with_the_process_that_set_it(placed: Placed) -> None:
+    """Guards: with prefork any child runs the key, whichever has pinned it."""
+    fleet = placed("strict")
+    a, _ = fleet.up("a", "b", concurrency=1)
+    child = fleet.on("a", "pin", "k", "strict")
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: child not in a.children, 30, "the process that has pinned the key is gone")
+    assert fleet.call("k").get(timeout=30) == 0
+    (start,) = fleet.starts()
+    assert start.worker == node("a") and start.pid != child
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_store_that_has_forgotten_pins_has_them_set_again(
+    placed: Placed, pool: str, valkey: Callable[..., ValkeyServer]
+) -> None:
+    server = valkey()
+    fleet = placed("strict", broker=server.url)
+    (a,) = fleet.up("a", pool=pool)
+    fleet.on("a", "pin", "held", "strict")
+    assert sends(fleet, "held")
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    a.wait_for_log("forgotten in strict", 60)
+    wait_until(lambda: sends(fleet, "held"), 30, "it is pinned again")
+    assert fleet.call("held").get(timeout=30) == 0
+    assert fleet.ran("held") == ["a"] and a.log.count("forgotten in strict") == 1
+
+
+def test_of_messages_for_clients_that_are_gone_only_the_newest_are_kept(placed: Placed) -> None:
+    fleet = placed("capped")
+    fleet.up("a")
+    fleet.on("a", "pin", "k", "capped")
+    running = fleet.call("k", 3.0)
+    waiting = [fleet.call("k") for _ in range(5)]
+    wait_until(lambda: fleet.ran("k"), 30, "it runs")
+    fleet.on("a", "unpin", "k", "capped")
+    running.get(timeout=30)
+    for result in waiting:
+        with pytest.raises(NotPinned):
+            result.get(timeout=30)
+    fleet.up("b")  # a worker looks at its start, and every 30 s
+    wait_until(lambda: len(fleet.dead()) == 2, 30, "the oldest are dropped")
+    fleet.workers["b"].wait_for_log("dropped its 3 oldest buried messages: at most 2 are kept for 86400 s", 30)
 
 
 def test_only_a_worker_can_pin(placed: Placed) -> None:

@@ -17,8 +17,8 @@ from harness.placed_tasks import rendezvous
 from celery_sticky import Sticky, slot_for
 from celery_sticky.drivers import open_job_store
 from celery_sticky.errors import AssignmentFailed, DispatchTimeout, NoSuchJob, NotPinned
-from celery_sticky.keys import job_place
 from celery_sticky.keyspace import workers_of
+from celery_sticky.slots import KeyPlace
 from celery_sticky.stores.jobs import NewJob
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.waiting import wait_until
@@ -105,7 +105,7 @@ def test_beside_other_pools_too_a_job_follows_its_pin(jobs: Callable[..., Placed
     made.notify("k", 1)
     wait_until(lambda: made.notes("k") == [1], 20, "it is told")
     assert fleet.workers["b"].stop(timeout=60) == 0
-    wait_until(lambda: state(made, "k") == "failing", 30, "it waits")
+    wait_until(lambda: state(made, "k") == "waiting", 30, "it waits")
     assert made.ran("k") == ["a", "b"]
     made.check()
 
@@ -157,6 +157,26 @@ def test_a_job_waits_until_a_task_of_its_key_has_ended_elsewhere(jobs: Callable[
     made.wait_at({"k": "b"})
     (end,) = [event for event in fleet.events() if event.kind is Kind.END]
     assert made.runs("k")[0].start.at > end.at
+
+
+def test_a_job_runs_on_until_the_last_task_of_its_key_has_ended(jobs: Callable[..., PlacedJobs]) -> None:
+    made = jobs("pinned")
+    fleet = made.fleet
+    fleet.up("a", "b")
+    fleet.on("a", "pin", "k", "pinned")
+    made.dispatch("k")
+    made.wait_at({"k": "a"})
+    fleet.call("k", 8.0)
+    wait_until(lambda: fleet.ran("k") == ["a"], 30, "it runs")
+    fleet.on("b", "pin", "k", "pinned", True)
+    made.notify("k", 1)
+    wait_until(lambda: made.notes("k") == [1], 20, "it is told")
+    made.wait_at({"k": "b"})
+    (end,) = [event for event in fleet.events() if event.kind is Kind.END]
+    before, after = made.runs("k")
+    assert before.ended and before.until > end.at, "it stops last"
+    assert (after.start.at - before.until) / 1e9 < 4.0
+    made.check()
 
 
 def test_a_task_of_a_key_waits_until_its_job_has_stopped_elsewhere(jobs: Callable[..., PlacedJobs]) -> None:
@@ -227,9 +247,9 @@ def test_where_unpinned_keys_are_refused_jobs_wait_for_a_pin(jobs: Callable[...,
     made.notify("k", 1)
     assert fleet.on("b", "unpin", "k", "strict")
     wait_until(lambda: not made.running(), 30, "it is stopped")
-    wait_until(lambda: state(made, "k") == "failing", 30, "and says why it waits")
+    wait_until(lambda: state(made, "k") == "waiting", 30, "and says why it waits")
     info = made.info("k")
-    assert info is not None and "is pinned by no live worker" in info.error
+    assert info is not None and "is pinned by no live worker" in info.reason
     fleet.on("a", "pin", "k", "strict")
     made.wait_at({"k": "a"})
     assert made.ran("k") == ["b", "a"]
@@ -249,7 +269,7 @@ def test_a_job_that_waits_for_a_pin_can_be_stopped(jobs: Callable[..., PlacedJob
     fleet.workers["b"].kill()
     fleet.workers["b"].wait_gone()
     fleet.wait_members("a")
-    wait_until(lambda: state(made, "k2") == "failing", 30, "it waits")
+    wait_until(lambda: state(made, "k2") == "waiting", 30, "it waits")
     made.stop("k2")
     wait_until(lambda: refused(made, "k3"), 30, "the sender has heard of it")
     made.jobs.shutdown("strict", timeout=20)
@@ -344,14 +364,14 @@ def test_a_function_that_fails_fails_the_dispatch_and_lets_a_job_wait(jobs: Call
         with pytest.raises(AssignmentFailed, match=reason):
             made.dispatch(key)
     store = open_job_store(fleet.config.broker, "broken")
-    job = NewJob("sync", "raise", job_place("raise"), "j1", b"null")
+    job = NewJob("sync", "raise", KeyPlace("raise"), "j1", b"null")
     store.admit(job, max_queued=10, outcome_ttl=60)
     store.close()
     worker.wait_for_log("jobs of keyspace broken wait: .*LookupError", 30)
     made.dispatch("fine")
     time.sleep(3.0)  # the time in which a hot loop would show
     assert worker.log.count("jobs of keyspace broken wait") <= 4
-    assert state(made, "raise") == "queued" and made.where() == {"fine": "a"}
+    assert state(made, "raise") == "waiting" and made.where() == {"fine": "a"}
     made.stop("raise")
 
 

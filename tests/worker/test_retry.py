@@ -63,7 +63,7 @@ def depth_of(app: Celery, key: str) -> Depth:
     queues = open_queues(app.connection_for_read(), prefix="sticky", socket_timeout=5.0)
     try:
         slot = Sticky.of(app).slot_for(key)
-        return queues.depth("default", [slot])[slot]
+        return queues.depths([("default", slot)])["default", slot]
     finally:
         queues.close()
 

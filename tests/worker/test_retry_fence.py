@@ -76,7 +76,7 @@ def test_a_retry_brings_its_message_to_the_main_process_and_publishes_nothing(ap
     assert datetime.fromisoformat(envelope.headers["eta"]).timestamp() == retry.sticky_due
     assert time.time() + 50 < retry.sticky_due < time.time() + 70
     assert b'["a", 2]' in envelope.body
-    assert totals(queues.depth("default", [tenure.slot])[tenure.slot]) == (0, 0, 1)
+    assert totals(queues.depths([("default", tenure.slot)])["default", tenure.slot]) == (0, 0, 1)
 
 
 def test_the_retry_of_a_worker_that_lost_the_slot_leaves_no_second_message(app: Celery, queues: SlotQueues) -> None:

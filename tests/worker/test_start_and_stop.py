@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from harness.fleet import Fleet
+from harness.refusing import FORBIDDEN, UNKNOWN, WithoutHello
 
 from celery_sticky.testing.history import Kind
 from celery_sticky.testing.servers.base import free_port
@@ -92,6 +94,20 @@ def test_a_server_that_deletes_keys_is_warned_of_at_start(
     said = worker.wait_for_log(r"WARNING.*sticky: the (\S+) \S+ has maxmemory-policy (\S+): .*noeviction")
     assert said.groups() == ("store", "allkeys-lru")
     assert "sticky: the broker" not in worker.log
+
+
+@pytest.mark.parametrize("refusal", [UNKNOWN, FORBIDDEN], ids=["unknown", "forbidden"])
+def test_a_server_that_refuses_hello_is_named_with_the_remedy(
+    fleet: Callable[..., Fleet], valkey: Callable[..., ValkeyServer], refusal: str
+) -> None:
+    with WithoutHello(valkey().url, refusal) as proxy:
+        worker = fleet(broker=proxy.url).worker("w1", ready=False)
+        worker.wait_for_log(
+            rf"WARNING.*sticky: the broker \S+ refuses HELLO \({re.escape(refusal)}\): .*Redis 6\.2 or newer.*\+hello",
+            60,
+        )
+        worker.kill(signal.SIGTERM)
+        worker.wait(30)
 
 
 def test_a_lost_connection_cancels_no_keyed_task_whatever_celery_says(

@@ -13,6 +13,7 @@ from celery import Celery, Task
 from kombu import Queue
 
 from celery_sticky.app import Sticky
+from celery_sticky.cli.verify.bad_jobs import START_TIMEOUT, STOP_TIMEOUT, WATCHDOG
 from celery_sticky.cli.verify.jobs import declare
 from celery_sticky.cli.verify.placed import NAME, make_keyspace
 from celery_sticky.cli.verify.site import Mode, Site, queue_of
@@ -73,6 +74,9 @@ def _stick(app: Celery, site: Site) -> None:
         sticky_broker_grace=site.ttl,
         sticky_loop_timeout=site.ttl,
         sticky_runtime_dir=site.folder,
+        sticky_job_start_timeout=START_TIMEOUT,
+        sticky_job_stop_timeout=STOP_TIMEOUT,
+        sticky_job_watchdog=WATCHDOG,
     )
     sticky = Sticky(app)
     if site.placed is not None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from celery_sticky.cli.verify import faketime
+from celery_sticky.cli.verify.bad_jobs import bad_keys
 from celery_sticky.cli.verify.jobs import job_keys
 from celery_sticky.cli.verify.load import load_keys
 from celery_sticky.cli.verify.options import RunOptions
@@ -207,5 +208,5 @@ def _pinned(run_options: RunOptions) -> list[str]:
     """Return the keys that workers pin, if the run uses a placed keyspace."""
     if run_options.placed is None:
         return []
-    keys = (load_keys(run_options.keys), job_keys(run_options.jobs))
+    keys = (load_keys(run_options.keys), job_keys(run_options.jobs), bad_keys() if run_options.jobs else [])
     return [key for some in keys for key in to_pin(run_options.placed, some)]

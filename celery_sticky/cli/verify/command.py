@@ -96,7 +96,7 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     type=click.IntRange(0, 1000),
     default=20,
     show_default=True,
-    help="Number of long-running jobs; none with --stock.",
+    help="Number of long-running jobs; 0: no jobs, and no bad jobs among them. None with --stock.",
 )
 @click.option(
     "--placed",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _TRIAL = """
 import sys, time
-time.sleep(0.001)
+time.sleep(0.001)  # under a library that breaks sleeping this fails or takes for ever
 off, since = time.time() - float(sys.argv[1]), time.monotonic() - float(sys.argv[2])
 sys.exit(not (3500 < off < 3700 and since < 100))
 """

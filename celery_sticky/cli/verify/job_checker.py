@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from celery_sticky.cli.verify.bad_checker import SLACK, BadFindings, reach_of_bad
+from celery_sticky.cli.verify.bad_jobs import is_bad
 from celery_sticky.cli.verify.figures import spread
-from celery_sticky.cli.verify.moves import Moves
+from celery_sticky.cli.verify.gaps import STOPPING, CpuWaits, Gap, GapsOf
+from celery_sticky.cli.verify.notes import lost_notes
 from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.site import short
-from celery_sticky.cli.verify.timeline import EVERYBODY, Done, Frozen, Timeline
+from celery_sticky.jobs.info import JobInfo
 from celery_sticky.testing.history import Event, Execution, Kind, pair
 from celery_sticky.testing.judge import Overlap, SharedEpoch, StaleStart, judge
 from celery_sticky.testing.measure import SECOND
 from celery_sticky.testing.slot_log import SlotEvent
-
-SLACK = SECOND // 2
-"""Nanoseconds by which a run's last sign of life may precede the fault that ended it."""
-DISPATCH, PIN, UNEXPLAINED = "dispatch", "pin", "unexplained"
-STOPPING = 3 * SECOND
-"""Nanoseconds within which a job leaves its worker after its key belongs elsewhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A period in which a dispatched job did not run."""
-
-    wish: Event
-    since: int
-    until: int
-    cause: str
-    allowed: int
-    """Start of the allowed time: the last pin, the end of the last server fault, or the beginning of the gap."""
-    open: bool
-    """Whether the gap has not ended."""
-
-    @property
-    def seconds(self) -> float:
-        """Length of the gap."""
-        return (self.until - self.since) / SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +36,10 @@ class JobFindings:
     stale: tuple[StaleStart, ...]
     shared: tuple[SharedEpoch, ...]
     needless: tuple[tuple[Execution, Execution], ...]
-    """Pairs of a run and the next run, where the first was in the right worker and met no fault."""
+    """Pairs of a run and the next run, where the first was in the right worker and met no fault or first offence."""
+    notes: int
+    lost_notes: tuple[Event, ...]
+    bad: BadFindings
 
     @property
     def lost(self) -> list[Gap]:
@@ -68,12 +49,13 @@ class JobFindings:
     @property
     def late(self) -> list[Gap]:
         """Jobs that did not run for too long."""
-        return [gap for gap in self.gaps if not gap.open and gap.until - gap.allowed > self.limit * SECOND]
+        return [gap for gap in self.gaps if not gap.open and gap.counted > self.limit]
 
     @property
     def ok(self) -> bool:
         """Whether every promise held."""
-        return not any((self.lost, self.late, self.overlaps, self.stale, self.shared, self.needless))
+        broken = (self.lost, self.late, self.overlaps, self.stale, self.shared, self.needless, self.lost_notes)
+        return not any((*broken, self.bad.unseen, self.bad.left))
 
     def findings(self) -> dict[str, int]:
         """Return the findings as they appear in the JSON."""
@@ -85,6 +67,9 @@ class JobFindings:
             "late": len(self.late),
             "lost": len(self.lost),
             "needless_starts": len(self.needless),
+            "notes_lost": len(self.lost_notes),
+            "bad_unseen": len(self.bad.unseen),
+            "bad_left": len(self.bad.left),
         }
 
     def figures(self) -> dict[str, Any]:
@@ -96,6 +81,11 @@ class JobFindings:
             "starts": self.starts,
             "starts_minimum": self.starts - len(self.needless),
             "limit_seconds": round(self.limit, 2),
+            "notes": self.notes,
+            "bad_jobs": self.bad.jobs,
+            "bad_starts": self.bad.starts,
+            "first_offences": len(self.bad.offences),
+            "waited_for_cpu_seconds": round(max((gap.waited for gap in self.gaps), default=0) / SECOND, 2),
             "not_running_seconds": {
                 cause: {"count": len(gaps), **spread(gaps, "max")} for cause, gaps in sorted(by_cause.items())
             },
@@ -105,11 +95,14 @@ class JobFindings:
         """Return the first `limit` cases of each broken promise, one per line."""
         return [
             *(f"job lost: {_gap(gap)}" for gap in self.lost[:limit]),
-            *(f"job late: {_gap(gap)}; at most {self.limit:g} s are allowed" for gap in self.late[:limit]),
+            *(f"job late: {_gap(gap)}; {_counted(gap)}, {self.limit:g} s are allowed" for gap in self.late[:limit]),
             *(f"job overlap: {_pair(o.first, o.second)}" for o in self.overlaps[:limit]),
             *(f"job with a stale epoch: {_start(s.start)}, after epoch {s.newest}" for s in self.stale[:limit]),
             *(f"jobs share an epoch: {s.slot}, epoch {s.epoch}: {s.workers}" for s in self.shared[:limit]),
             *(f"job started without need: {_pair(*runs)}" for runs in self.needless[:limit]),
+            *(f"note lost: {note.key} #{note.n} of {note.at / SECOND:.3f}" for note in self.lost_notes[:limit]),
+            *(f"bad job not seen: {_info(info)}" for info in self.bad.unseen[:limit]),
+            *(f"bad job not stopped: {key}" for key in self.bad.left[:limit]),
         ]
 
     def zombie_lines(self) -> list[str]:
@@ -125,66 +118,43 @@ def reach_of_jobs(outcome: VerifyRun) -> JobFindings | None:
     judged = judge(ordered, outcome.deaths)
     frozen = outcome.timeline.frozen
     zombies = tuple(one for one in judged.overlaps if any(spell.explains(one) for spell in frozen))
-    runs: dict[str, list[Execution]] = defaultdict(list)
-    for run in pair(ordered, outcome.deaths):
-        if run.start.at <= outcome.jobs_seen:  # after that the workers stop one by one, and jobs move between them
-            runs[run.start.task_id].append(run)
+    runs, bad_runs = _by_dispatch(pair(ordered, outcome.deaths), outcome.jobs_seen)
     job_workload = [event for event in ordered if event.kind is Kind.PUBLISHED]
     ends = {event.task_id: event.at for event in ordered if event.kind is Kind.WITHDRAWN}
+    needless = [pair for one in runs.values() for pair in _needless(one, outcome)]
+    bad = reach_of_bad(outcome, bad_runs, needless)
+    waits = CpuWaits.of(ordered)
+    weighs = {wish.task_id: GapsOf(runs[wish.task_id], outcome, bad, waits) for wish in job_workload}
     return JobFindings(
         wanted=len(job_workload),
         starts=sum(map(len, runs.values())),
         limit=outcome.job_limit,
-        gaps=tuple(gap for wish in job_workload for gap in _gaps(wish, ends, runs[wish.task_id], outcome)),
+        gaps=tuple(gap for wish in job_workload for gap in weighs[wish.task_id].of(wish, ends.get(wish.task_id))),
         overlaps=tuple(overlap for overlap in judged.overlaps if overlap not in zombies),
         zombies=zombies,
         stale=judged.stale,
         shared=judged.shared,
-        needless=tuple(needless for one in runs.values() for needless in _needless(one, outcome)),
+        needless=tuple(
+            (before, run)
+            for before, run in needless
+            if not (bad.explains(before) or _came_back(before.start, run.start, bad, outcome.slot_events))
+        ),
+        notes=sum(event.kind is Kind.PUBLISHED for event in outcome.note_events),
+        lost_notes=tuple(lost_notes(outcome)),
+        bad=bad,
     )
 
 
-def _gaps(wish: Event, ends: Mapping[str, int], runs: Sequence[Execution], outcome: VerifyRun) -> Iterable[Gap]:
-    last = ends.get(wish.task_id)
-    end, at = last or outcome.jobs_seen, wish.at
-    spells = sorted(spell for run in runs for spell in _spells(run, outcome.timeline.frozen))
-    for since, until in [*spells, (end, end)]:
-        if (gap_end := min(since, end)) > at:
-            cause, allowed = _cause(at, gap_end, outcome.timeline)
-            if (pinned := _pinned(wish.key, at, gap_end, outcome.moves)) is not None:
-                cause, allowed = PIN if cause == UNEXPLAINED else cause, max(allowed, pinned)
-            missing = last is None and gap_end == outcome.jobs_seen
-            if missing and _nowhere(wish.key, gap_end, outcome.moves):
-                continue  # it waits until a worker pins its key
-            yield Gap(wish, at, gap_end, DISPATCH if at == wish.at else cause, allowed, missing)
-        at = max(at, until)
-
-
-def _spells(run: Execution, frozen: Sequence[Frozen]) -> Iterable[tuple[int, int]]:
-    """Yield the periods in which a run made progress, without those in which its process was paused."""
-    at = run.start.at
-    for spell in frozen:
-        if run.start.pid in spell.pids and at < spell.until and spell.since < run.until:
-            yield at, max(at, spell.since)
-            at = spell.until
-    if at < run.until:
-        yield at, run.until
-
-
-def _cause(since: int, until: int, timeline: Timeline) -> tuple[str, int]:
-    """Return the fault that explains a gap, and the time from which the gap counts."""
-    meanwhile = [one for one in _faults(timeline) if one.since - SLACK <= until and since <= one.until]
-    whole = [one.until for one in meanwhile if EVERYBODY in one.hit]
-    return meanwhile[0].fault.name if meanwhile else UNEXPLAINED, max([since, *whole])
-
-
-def _pinned(key: str, since: int, until: int, moves: Moves | None) -> int | None:
-    return moves.pinned(key, since - STOPPING, until) if moves is not None else None
-
-
-def _nowhere(key: str, at: int, moves: Moves | None) -> bool:
-    """Return True if the key may have belonged to no worker at that time."""
-    return moves is not None and None in moves.workers(key, at, at)
+def _by_dispatch(runs: Iterable[Execution], seen: int) -> tuple[dict[str, list[Execution]], list[Execution]]:
+    """Return the runs of good jobs by the id of their dispatch, and those of bad jobs."""
+    good: dict[str, list[Execution]] = defaultdict(list)
+    bad: list[Execution] = []
+    for run in runs:
+        if is_bad(run.start.key):
+            bad.append(run)
+        elif run.start.at <= seen:  # after that the workers stop one by one, and jobs move between them
+            good[run.start.task_id].append(run)
+    return good, bad
 
 
 def _needless(runs: Sequence[Execution], outcome: VerifyRun) -> Iterable[tuple[Execution, Execution]]:
@@ -195,7 +165,7 @@ def _needless(runs: Sequence[Execution], outcome: VerifyRun) -> Iterable[tuple[E
     """
     for before, run in pairwise(runs):
         since = min(before.until, run.start.at) - SLACK
-        hit = any(one.excuses(short(before.start.worker), since, run.start.at) for one in _faults(outcome.timeline))
+        hit = any(one.excuses(short(before.start.worker), since, run.start.at) for one in outcome.timeline.faults)
         if not hit and not _moved(before, run, since, outcome):
             yield before, run
 
@@ -203,7 +173,7 @@ def _needless(runs: Sequence[Execution], outcome: VerifyRun) -> Iterable[tuple[E
 def _moved(before: Execution, run: Execution, since: int, outcome: VerifyRun) -> bool:
     if outcome.moves is not None:
         return outcome.moves.workers(run.start.key, since - STOPPING, run.start.at) != {before.start.worker}
-    change = any(one.since <= run.start.at and since <= one.until for one in _faults(outcome.timeline))
+    change = any(one.since <= run.start.at and since <= one.until for one in outcome.timeline.faults)
     return change and (
         _owner_changed_twice(before.start, run.start) or _slot_moved(before.start, run.start, outcome.slot_events)
     )
@@ -224,13 +194,38 @@ def _slot_moved(before: Event, start: Event, log: Sequence[SlotEvent]) -> bool:
     )
 
 
-def _faults(timeline: Timeline) -> Sequence[Done]:
-    return [*timeline.done, *timeline.restarts]
+def _came_back(before: Event, start: Event, bad: BadFindings, log: Sequence[SlotEvent]) -> bool:
+    """Return True if the slot went to a worker that had left because a first offence had ended its job host.
+
+    It left because the next host took long to load the app, which no fault needs to have caused.
+    """
+    held: set[int] = set()
+    left = came = 0
+    for event in sorted(log, key=lambda event: event.at):
+        if event.worker != start.worker or event.at > start.at:
+            continue
+        if event.what == "lost":
+            held.discard(event.slot)
+            left = left if held else event.at
+        else:
+            came = came if held else event.at
+            held.add(event.slot)
+    return 0 < left < came and before.at < came and bool(bad.first_offences(start.worker, 0, left))
 
 
 def _gap(gap: Gap) -> str:
     when = f"from {gap.since / SECOND:.3f} to {gap.until / SECOND:.3f}"
     return f"{gap.wish.key} ({gap.wish.task_id}) did not run for {gap.seconds:.2f} s, {when}: {gap.cause}"
+
+
+def _counted(gap: Gap) -> str:
+    waited = f" without {gap.waited / SECOND:.2f} s in which its process waited for a CPU" if gap.waited else ""
+    return f"{gap.counted:.2f} s count{waited}"
+
+
+def _info(info: JobInfo) -> str:
+    what = "quarantined" if info.quarantined else "not quarantined"
+    return f"{info.key} ({info.id}) is {info.state}, {what}, with {info.failures} failures in {info.attempt} starts"
 
 
 def _start(event: Event) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
 
 from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.app import make_app
-from celery_sticky.cli.verify.jobs import JOB, job_keys
+from celery_sticky.cli.verify.beside import Beside
+from celery_sticky.cli.verify.jobs import JOB, STEADY, job_keys
 from celery_sticky.cli.verify.site import Site
 from celery_sticky.errors import NoSuchJob, NotPinned, StickyError
-from celery_sticky.jobs.client import JobInfo
+from celery_sticky.jobs.info import JobInfo
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
 
@@ -24,8 +23,8 @@ SELDOM = (0.5, 2.0)
 """Seconds between two renewals of a job: minimum and maximum."""
 
 
-class JobWorkload:
-    """Dispatches and stops jobs, and records when each was dispatched."""
+class JobWorkload(Beside):
+    """Dispatches jobs, renews them while the block is open, and records when each was dispatched and stopped."""
 
     def __init__(self, site: Site, *, seed: int, renew: bool) -> None:
         self._keys = job_keys(site.jobs)
@@ -33,46 +32,50 @@ class JobWorkload:
         self._recorder = Recorder(site.job_history)
         self._draw = random.Random(f"wishes-{seed}")
         self._ids: dict[str, str] = {}
-        self._ended = threading.Event()
         self._error: StickyError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True) if self._keys and renew else None
+        self._renewed = [key for key in self._keys if key != STEADY]
+        super().__init__(idle=not (self._renewed and renew))
 
     def want_all(self) -> None:
         """Dispatch every job without waiting for its start."""
         for key in self._keys:
             self._want(key)
 
-    def await_running(self, right: Callable[[Collection[JobInfo]], set[str]], timeout: float) -> bool:
-        """Wait until every job runs in the right worker, as told by `right`; return False after `timeout` seconds."""
+    def await_running(
+        self,
+        right: Callable[[Collection[JobInfo]], set[str]],
+        live: Callable[[Collection[str]], bool],
+        timeout: float,
+    ) -> bool:
+        """Wait until every job runs in the right worker; return False after `timeout` seconds.
+
+        `right` returns the keys of the jobs that do according to the store, `live` whether the jobs of these ids run.
+        """
         until = time.monotonic() + timeout
-        while self._ids and right(Sticky.of(self._app).jobs.list(JOB)) != set(self._ids):
+        ids = self._ids
+        while ids and not (right(Sticky.of(self._app).jobs.list(JOB)) == set(ids) and live(ids.values())):
             if time.monotonic() > until:
                 return False
             time.sleep(0.05)  # until the next look at the jobs
         return True
 
-    def __enter__(self) -> Self:
-        """Start renewing jobs until the `with` block ends."""
-        if self._thread is not None:
-            self._thread.start()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(timeout=30)
+        """Stop renewing jobs."""
+        super().__exit__(kind, error, trace)
         if self._error is not None:
             raise StickyError(f"a job could not be dispatched again: {self._error}")
 
-    def _run(self) -> None:
-        while not self._ended.wait(self._draw.uniform(*SELDOM)):
-            try:
-                self._renew(self._draw.choice(self._keys))
-            except StickyError as error:
-                self._error = error
-                return
+    def _pause(self) -> float:
+        return self._draw.uniform(*SELDOM)
+
+    def _turn(self) -> None:
+        try:
+            self._renew(self._draw.choice(self._renewed))
+        except StickyError as error:
+            self._error = error
+            self._ended.set()
 
     def _renew(self, key: str) -> None:
         if key not in self._ids:

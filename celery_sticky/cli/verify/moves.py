@@ -12,9 +12,9 @@ from itertools import pairwise, product
 from typing import Generic, TypeVar
 
 from celery_sticky.errors import StickyError
-from celery_sticky.keys import WORKER_QUEUE
 from celery_sticky.keyspace import Keyspace, placement_of, workers_of
 from celery_sticky.ownership.view import View
+from celery_sticky.slots import WorkerQueue
 
 Value = TypeVar("Value")
 
@@ -61,7 +61,7 @@ class Moves:
             place = placement_of(self.keyspace, key, view.slots, view, workers_of(view), pin or None)
         except StickyError:
             return None
-        return view.owner[place] if isinstance(place, int) else place.removeprefix(WORKER_QUEUE)
+        return place.worker if isinstance(place, WorkerQueue) else view.owner[place]
 
 
 def _in_force(changes: Sequence[Change[Value]], since: int, until: int) -> list[Value]:

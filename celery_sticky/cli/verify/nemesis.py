@@ -7,13 +7,17 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from celery_sticky.cli.verify.cluster import Cluster
 from celery_sticky.cli.verify.faults.base import Fault
+from celery_sticky.cli.verify.jobs import STEADY
 from celery_sticky.cli.verify.observer import Observer
+from celery_sticky.cli.verify.outcome import limit_of
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.timeline import Done, Frozen
 from celery_sticky.testing import processes
+from celery_sticky.testing.history import Kind
 from celery_sticky.testing.worker import WorkerProcess
 
 GRACE = 45.0
@@ -59,6 +63,24 @@ class Nemesis:
             time.sleep(0.05)  # poll
         done.note = f"not settled within {SETTLING:.0f} s"
 
+    def steady_job(self) -> str | None:
+        """Return the worker in which the job of the key `STEADY` runs; None if it runs nowhere."""
+        return self._observer.worker_of(STEADY, self.cluster.workers)
+
+    @property
+    def beyond_job_limit(self) -> float:
+        """Twice the longest time in seconds for which a job may stand still."""
+        return 2 * limit_of(self.cluster.site.eviction_timeout, self.cluster.run_options.ttl)
+
+    def begun(self, key: str) -> bool:
+        """Wait until a task of the key has begun; return False if none has within `SETTLING` seconds."""
+        until = time.monotonic() + SETTLING
+        while time.monotonic() < until:
+            if any(event.kind is Kind.START and event.key == key for event in self._observer.events()):
+                return True
+            time.sleep(0.1)  # poll
+        return False
+
     def end(self, names: Sequence[str], done: Done) -> list[WorkerProcess]:
         """Ask all these workers to stop at once, wait until they have, and return them."""
         workers = [self.cluster.retire(name) for name in names]
@@ -66,16 +88,14 @@ class Nemesis:
         for worker in workers:
             with suppress(ProcessLookupError):  # a poison message may have killed it already
                 worker.kill(signal.SIGTERM)
+        gone = processes.wait_gone(chain(*pids), GRACE)  # of all workers at once, so that each death is seen on time
         for worker, own in zip(workers, pids, strict=True):
-            self._await_end(worker, own, done)
+            worker.deaths.update({pid: gone[pid] for pid in own if pid in gone})
+            if not worker.wait_ended(1.0):  # its main thread may be gone before the others
+                done.hit.add(worker.name)
+                done.note = f"{worker.name} was killed: it was still running {GRACE:.0f} s after SIGTERM"
+                worker.kill_all()
         return workers
-
-    def _await_end(self, worker: WorkerProcess, pids: Sequence[int], done: Done) -> None:
-        if not worker.wait_ended(GRACE):
-            done.hit.add(worker.name)
-            done.note = f"{worker.name} was killed: it was still running {GRACE:.0f} s after SIGTERM"
-            worker.kill_all()
-        worker.deaths.update(processes.wait_gone(pids, timeout=2.0))
 
     def succeed(self, gone: WorkerProcess, name: str) -> None:
         """Start the successor of a worker that has ended: itself, or a new one."""

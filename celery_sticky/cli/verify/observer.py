@@ -6,19 +6,22 @@ import json
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
+from celery_sticky.app import Sticky
 from celery_sticky.cli.session import Session
 from celery_sticky.cli.verify.app import make_app
+from celery_sticky.cli.verify.jobs import JOB
 from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.placed import make_keyspace
 from celery_sticky.cli.verify.site import Mode, Site, node
 from celery_sticky.cli.verify.witness import Witness
 from celery_sticky.drivers import open_placement_store
 from celery_sticky.errors import StickyError
-from celery_sticky.jobs.client import JobInfo
+from celery_sticky.jobs.info import JobInfo
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.first_document import write_first
 from celery_sticky.stores.placement import NO_VERSION
 from celery_sticky.testing.history import Event, Kind
+from celery_sticky.testing.processes import running
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.servers.base import Server
 from celery_sticky.testing.slot_log import SlotEvent, SlotLog
@@ -69,6 +72,23 @@ class Observer:
             holder = self._session.placement_store(self._site.keyspace).holder
             return {info.key for info in running if holder(info.key) == members.get(info.worker)}
         return set()
+
+    def live(self, ids: Collection[str]) -> bool:
+        """Return whether each of these jobs runs in a live process, according to the history.
+
+        The store tells of the end of a process only when its jobs start again.
+        """
+        pids = runs_going_on(self.job_events())
+        return all(job_id in pids and running(pids[job_id]) for job_id in ids)
+
+    def worker_of(self, key: str, names: Iterable[str]) -> str | None:
+        """Return which of these workers runs the job of a key, according to the store; None if none does."""
+        if self._session is None or not self._site.jobs:
+            return None
+        with suppress(StickyError):
+            info = Sticky.of(self._app).jobs.get(JOB, key)
+            return next((name for name in names if info is not None and node(name) == info.worker), None)
+        return None
 
     def untold(self, workers: Iterable[WorkerProcess]) -> list[Event] | None:
         """Return the pins that these workers wrongly believe to hold, each with the time of pinning.
@@ -154,4 +174,16 @@ class Observer:
         """Close the connections."""
         if self._session is not None:
             self._session.__exit__(None, None, None)
+            Sticky.of(self._app).jobs.close()
         self._app.close()
+
+
+def runs_going_on(events: Iterable[Event]) -> dict[str, int]:
+    """Return the process in which each job was last started, by the job's id, if that run has not ended."""
+    starts: dict[str, Event] = {}
+    for event in sorted(events, key=lambda event: event.at):
+        if event.kind is Kind.START:
+            starts[event.task_id] = event
+        elif event.kind is Kind.END and event.task_id in starts and starts[event.task_id].run == event.run:
+            del starts[event.task_id]
+    return {job_id: start.pid for job_id, start in starts.items()}

@@ -9,6 +9,7 @@ from celery_sticky.cli.verify.moves import Moves
 from celery_sticky.cli.verify.options import RunOptions
 from celery_sticky.cli.verify.plan import FaultPlan
 from celery_sticky.cli.verify.timeline import Timeline
+from celery_sticky.jobs.info import JobInfo
 from celery_sticky.testing.history import Event
 from celery_sticky.testing.slot_log import SlotEvent
 
@@ -16,6 +17,8 @@ BEATS = 3
 """Heartbeats in a lease."""
 STARTING_JOBS = 1.0
 """Seconds from the end of a takeover until its jobs run."""
+ROLLBACK = "store-rollback"
+"""The fault after which the store may not know jobs, their failures and notes of before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class VerifyRun:
     """Pins that workers wrongly believe to hold at the end."""
     unburied: Sequence[str] = ()
     """Malformed messages that are not buried at the end."""
+    bad_jobs: Sequence[JobInfo] = ()
+    """The bad jobs before they were stopped."""
+    bad_left: Sequence[str] = ()
+    """Keys of bad jobs that did not stop in the end."""
+    note_events: Sequence[Event] = ()
 
     @property
     def job_limit(self) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from celery_sticky.app import Sticky
 from celery_sticky.cli.verify.site import Site
 from celery_sticky.errors import NotAMember, PinnedElsewhere, StoreUnavailable
+from celery_sticky.placement.pin import Pin
 from celery_sticky.testing.history import Event, Kind
 from celery_sticky.testing.recorder import Recorder
 
@@ -33,7 +34,7 @@ class Pins:
         self._sticky, self._keyspace, self._keys, self._worker = sticky, site.keyspace, keys, worker
         self._recorder, self._calm = Recorder(site.pin_history), calm_file(site)
         self._draw = random.Random(f"pins-{site.seed}-{worker}")
-        self._held: set[str] = set()
+        self._held: dict[str, Pin] = {}
         self._most = (len(keys) + 1) // 2  # the first worker must leave keys for the others
         self._lock = threading.Lock()
         """Keeps the recorded pins consistent with the pins in the store."""
@@ -56,28 +57,30 @@ class Pins:
     def _turn(self, key: str, *, bold: bool) -> None:
         with suppress(*REFUSALS):
             if key not in self._held and len(self._held) < self._most:
-                self._sticky.pin(key, self._keyspace, take=bold)
-                self._hold(key)
+                self._hold(self._sticky.pin(key, self._keyspace, take=bold))
             elif key in self._held and bold:
-                self._let_go(key)
-                self._sticky.unpin(key, self._keyspace)
+                self._let_go(key).release()
 
     def lost(self, keys: AbstractSet[str]) -> None:
         """Handle lost pins: pin the keys again that are still held, as a receiver of `pins_lost` should."""
         with self._lock:
-            for key in keys & self._held:
+            for key in keys & self._held.keys():
                 try:
-                    self._sticky.pin(key, self._keyspace)
+                    self._held[key] = self._sticky.pin(key, self._keyspace)
                 except REFUSALS:
                     self._let_go(key)
 
-    def _hold(self, key: str) -> None:
-        self._held.add(key)
-        self._write(Kind.START, key)
+    def forgotten(self) -> None:
+        """Handle that the store may have forgotten any pin, as a receiver of `pins_forgotten` should."""
+        self.lost(frozenset(self._held))
 
-    def _let_go(self, key: str) -> None:
-        self._held.discard(key)
+    def _hold(self, pin: Pin) -> None:
+        self._held[pin.key] = pin
+        self._write(Kind.START, pin.key)
+
+    def _let_go(self, key: str) -> Pin:
         self._write(Kind.END, key)
+        return self._held.pop(key)
 
     def _write(self, kind: Kind, key: str) -> None:
         pid = os.getpid()

@@ -25,10 +25,10 @@ class Placed(StrEnum):
 
 
 def make_keyspace(placed: Placed) -> Keyspace:
-    """Return the keyspace of a run."""
+    """Return the keyspace of a run. It keeps every buried message, because the checker reads why tasks did not run."""
     if placed is Placed.JUMP:
         return Keyspace(NAME, assign=jump, pins=True)
-    return Keyspace(NAME, pins=True, unpinned=placed.value)
+    return Keyspace(NAME, pins=True, unpinned=placed.value, dead_limit=0, dead_ttl=0.0)
 
 
 def to_pin(placed: Placed, keys: Iterable[str]) -> list[str]:

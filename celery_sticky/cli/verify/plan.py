@@ -37,6 +37,7 @@ def make_plan(
     seconds: float,
     eviction_timeout: float,
     seed: int,
+    jobs: bool = False,
 ) -> FaultPlan:
     """Return the plan of a seed.
 
@@ -47,6 +48,7 @@ def make_plan(
         seconds: duration of the load. Each fault comes at least once, even if that takes longer.
         eviction_timeout: seconds after which a silent worker is evicted.
         seed: equal seeds give equal plans.
+        jobs: whether jobs run. Then `slow` also comes first, beside a job: later there may be no time for it.
     """
     draw = random.Random(seed)
     possible = [fault for fault in FAULTS if fault in wanted and fault not in impossible]
@@ -59,6 +61,8 @@ def make_plan(
     if Slow in timed:
         last = max((at for at, fault in enumerate(drafts) if fault.graceful), default=-1)
         drafts.insert(draw.randint(last + 1, len(drafts)), Slow())
+        if jobs:
+            drafts.insert(0, Slow(tasks=1, beside_job=True))
     return FaultPlan(
         _timed(drafts, room, lengths),
         tuple(fault.name for fault in possible if fault.mixed_in),

@@ -157,10 +157,15 @@ def _job_rows(findings: Mapping[str, int]) -> Iterable[tuple[str, Any, bool, str
         "stale_epoch": "a job started after another with a higher epoch",
         "late": "not running for longer than a takeover and a start take",
         "lost": "dispatched, but not running at the end",
-        "needless_starts": "started again although the slot had not moved and no fault had hit the worker",
+        "needless_starts": "started again although the slot had not moved, and neither a fault had hit the worker nor "
+        "the first offence of a bad job its process",
     }
     for name, comment in meaning.items():
         yield f"job {name.replace('_', ' ')}", findings[name], not findings[name], comment
+    yield "notes lost", findings["notes_lost"], not findings["notes_lost"], "notifications that no run of their job got"
+    unseen = "jobs that are bad on purpose, without a failure or quarantine in their records"
+    yield "bad jobs unseen", findings["bad_unseen"], not findings["bad_unseen"], unseen
+    yield "bad jobs left", findings["bad_left"], not findings["bad_left"], "not stopped although told to"
     yield "job zombie overlaps", findings["zombie_overlaps"], True, "by processes paused with jobs, fenced likewise"
 
 
@@ -187,4 +192,9 @@ def _job_figures(figures: Mapping[str, Any]) -> Iterable[RenderableType]:
         made.add_row(cause, str(one["count"]), *(dash(one[part]) for part in ("p50", "p99", "max")))
     yield made
     starts = f"{figures['starts']} starts of jobs; the minimum is {figures['starts_minimum']}"
-    yield Text(f"{starts}; a job may be not running for at most {figures['limit_seconds']:g} s")
+    wait = f"without waits for a CPU, of {figures['waited_for_cpu_seconds']:g} s at most"
+    yield Text(f"{starts}; a job may be not running for {figures['limit_seconds']:g} s, {wait}")
+    bad = f"{figures['bad_jobs']} bad jobs in {figures['bad_starts']} starts"
+    yield Text(
+        f"{bad}; {figures['first_offences']} first offences cost a process with good jobs; notes: {figures['notes']}"
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from celery_sticky.cli.verify.bad_workload import BadWorkload
 from celery_sticky.cli.verify.cast import names_of
 from celery_sticky.cli.verify.cluster import Cluster
 from celery_sticky.cli.verify.faketime import libfaketime
@@ -15,9 +17,10 @@ from celery_sticky.cli.verify.faults.cut_off import Clock, Partition
 from celery_sticky.cli.verify.faults.stores import BackendAway, StoreRollback
 from celery_sticky.cli.verify.job_workload import JobWorkload
 from celery_sticky.cli.verify.nemesis import Nemesis
+from celery_sticky.cli.verify.notes import NoteWorkload
 from celery_sticky.cli.verify.observer import Observer
 from celery_sticky.cli.verify.options import RunOptions
-from celery_sticky.cli.verify.outcome import VerifyRun, limit_of
+from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.pins import calm_file
 from celery_sticky.cli.verify.plan import FaultPlan, make_plan
 from celery_sticky.cli.verify.senders import Senders
@@ -32,7 +35,8 @@ Tell = Callable[[float, str], None]
 """Function of the seconds since the load began and a text."""
 
 STARTING = 60.0
-"""Seconds the workers may take until they share the slots."""
+"""Seconds the workers may take until they share the slots, and the jobs until they run, before the load and after it.
+Jobs that are late are found by their gaps."""
 STANDSTILL = 70.0
 """Seconds without any finished task after which the remaining tasks count as stuck. Slow tasks may have to run
 again."""
@@ -43,8 +47,9 @@ DRAINING_STOCK = 25.0
 STOPPING = 20.0
 TELLING = 15.0
 """Seconds within which a worker is told that it has lost a pin. It checks every 5 s."""
-LONGER = 1.6
-"""Maximum duration of the faults relative to the planned duration of the run. Later faults are skipped."""
+LONGER, LEAST_LONGER = 1.6, 60.0
+"""Maximum duration of the faults: relative to the planned duration of the run, and at least so many seconds more than
+it, so that a short run on a busy machine has all of its faults. Later ones are skipped."""
 
 
 def impossible(run_options: RunOptions) -> dict[type[Fault], str]:
@@ -66,6 +71,7 @@ def plan_of(run_options: RunOptions) -> FaultPlan:
         seconds=run_options.seconds,
         eviction_timeout=run_options.eviction_timeout,
         seed=run_options.seed,
+        jobs=run_options.mode is Mode.STICKY and run_options.jobs > 0,
     )
 
 
@@ -80,11 +86,15 @@ def perform(run_options: RunOptions, tell: Tell) -> VerifyRun:
         observer = Observer(cluster.site, cluster.servers.broker)
         # A store that is rolled back forgets dispatches and stops, so the recorded job workload would be wrong.
         renew = StoreRollback not in run_options.faults
-        job_workload = JobWorkload(cluster.site, seed=run_options.seed, renew=renew)
+        workloads = Workloads(
+            JobWorkload(cluster.site, seed=run_options.seed, renew=renew),
+            BadWorkload(cluster.site, seed=run_options.seed, seconds=run_options.seconds),
+            NoteWorkload(cluster.site, seed=run_options.seed),
+        )
         try:
-            return _Run(cluster, observer, job_workload, plan, tell).play()
+            return _Run(cluster, observer, workloads, plan, tell).play()
         finally:
-            job_workload.close()
+            workloads.close()
             observer.close()
 
 
@@ -100,13 +110,26 @@ def _cluster(run_options: RunOptions, plan: FaultPlan) -> Cluster:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """What keeps jobs busy in a run."""
+
+    jobs: JobWorkload
+    bad: BadWorkload
+    notes: NoteWorkload
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.jobs.close()
+        self.bad.close()
+        self.notes.close()
+
+
 class _Run:
     """The course of one run."""
 
-    def __init__(
-        self, cluster: Cluster, observer: Observer, job_workload: JobWorkload, plan: FaultPlan, tell: Tell
-    ) -> None:
-        self._cluster, self._observer, self._job_workload = cluster, observer, job_workload
+    def __init__(self, cluster: Cluster, observer: Observer, workloads: Workloads, plan: FaultPlan, tell: Tell) -> None:
+        self._cluster, self._observer, self._workloads = cluster, observer, workloads
         self._plan, self._tell, self._run_options = plan, tell, cluster.run_options
         self._witness: Witness | None = None
         self._frozen: list[Frozen] = []
@@ -119,10 +142,10 @@ class _Run:
         try:
             skipped = self._load()
             stuck = self._drain()
-            self._job_workload.await_running(
-                self._observer.right, limit_of(self._cluster.site.eviction_timeout, self._run_options.ttl)
-            )
+            bad_jobs, bad_left = self._workloads.bad.finish()
+            self._workloads.jobs.await_running(self._observer.right, self._observer.live, STARTING)
             seen = time.monotonic_ns()
+            note_events = self._workloads.notes.settled()
             untold = self._untold()
         finally:
             supervisor.close()
@@ -147,6 +170,9 @@ class _Run:
             self._witness.moves if self._witness is not None else None,
             untold,
             unburied,
+            bad_jobs,
+            bad_left,
+            note_events,
         )
 
     def _start(self) -> None:
@@ -160,8 +186,8 @@ class _Run:
             if time.monotonic() > until:
                 raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
             time.sleep(0.1)  # poll
-        self._job_workload.want_all()
-        if not self._job_workload.await_running(self._observer.right, STARTING):
+        self._workloads.jobs.want_all()
+        if not self._workloads.jobs.await_running(self._observer.right, self._observer.live, STARTING):
             raise StickyError(f"the jobs did not run within {STARTING:.0f} s")
 
     def _ready(self) -> bool:
@@ -179,7 +205,8 @@ class _Run:
     def _load(self) -> list[str]:
         """Run the senders and inject the faults; return the steps that were skipped for lack of time."""
         self._began = time.monotonic_ns()
-        with Senders(self._cluster, self._plan.kinds) as senders, self._job_workload:
+        workloads = self._workloads
+        with Senders(self._cluster, self._plan.kinds) as senders, workloads.jobs, workloads.bad, workloads.notes:
             nemesis = Nemesis(self._cluster, self._observer, senders.order)
             nemesis.prepare(self._plan.steps)
             skipped = self._steps(nemesis)
@@ -193,8 +220,9 @@ class _Run:
 
     def _steps(self, nemesis: Nemesis) -> list[str]:
         skipped: list[str] = []
+        seconds = self._run_options.seconds
         for step in self._plan.steps:
-            if self._elapsed > LONGER * self._run_options.seconds:
+            if self._elapsed > max(LONGER * seconds, seconds + LEAST_LONGER):
                 skipped.append(str(step))
                 continue
             self._wait(step.at)
@@ -233,7 +261,7 @@ class _Run:
         Raises:
             StickyError: the store did not return the pins.
         """
-        if not self._cluster.site.pinned or StoreRollback in self._run_options.faults:  # it forgets pins silently
+        if not self._cluster.site.pinned:
             return []
         until = time.monotonic() + TELLING
         while (untold := self._observer.untold(self._cluster.workers.values())) != [] and time.monotonic() < until:

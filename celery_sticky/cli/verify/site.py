@@ -88,6 +88,11 @@ class Site:
         return Path(self.folder) / "jobs.jsonl"
 
     @property
+    def note_history(self) -> Path:
+        """The file that records the notes to jobs, sent and taken."""
+        return Path(self.folder) / "notes.jsonl"
+
+    @property
     def malformed_history(self) -> Path:
         """The file in which senders record the malformed messages that they sent."""
         return Path(self.folder) / "malformed.jsonl"

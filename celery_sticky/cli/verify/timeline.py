@@ -83,3 +83,12 @@ class Timeline:
     skipped: Sequence[str] = ()
     crashes: Sequence[str] = ()
     """Workers that ended without a known reason, with the end of their log."""
+
+    @property
+    def faults(self) -> Sequence[Done]:
+        """The injected faults, and the restarts."""
+        return [*self.done, *self.restarts]
+
+    def during(self, since: int, until: int) -> Sequence[Done]:
+        """Return the faults that lasted at some time in that period."""
+        return [one for one in self.faults if one.since <= until and since <= one.until]

@@ -14,7 +14,7 @@ from celery_sticky.cli.verify.app import make_app
 from celery_sticky.cli.verify.pins import Pins
 from celery_sticky.cli.verify.site import HANG, Site
 from celery_sticky.platform.native import original, start_native_thread
-from celery_sticky.signals import pins_lost, slots_gained, slots_lost
+from celery_sticky.signals import pins_forgotten, pins_lost, slots_gained, slots_lost
 from celery_sticky.testing.slot_log import SlotLog
 
 site = Site.from_environ(os.environ)
@@ -51,4 +51,5 @@ def _pin(sender: Any, **_: Any) -> None:
     if site.pinned:
         pins = Pins(Sticky.of(app), site, str(sender.hostname), site.pinned)
         pins_lost.connect(lambda keys, **_: pins.lost(keys), weak=False)
+        pins_forgotten.connect(lambda **_: pins.forgotten(), weak=False)
         pins.start()

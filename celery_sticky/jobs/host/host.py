@@ -2,7 +2,8 @@
 
 It does not outlive what it relies on. When the trust ends, or the worker is gone while jobs run, it kills its own
 process group, which includes everything that jobs have started. `membership.deadline` does that in a thread, so it
-works while a handler blocks the loop. If all threads are blocked, the worker kills the host from outside.
+works while a handler blocks the loop. If all threads are blocked, the worker kills the host from outside. The watchdog
+tells the worker, and the log, of a job that blocks the loop.
 """
 
 from __future__ import annotations
@@ -12,13 +13,35 @@ import logging
 import os
 import signal
 from collections import Counter
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any, cast
 
 from celery_sticky.jobs.handler import JobSpecs
-from celery_sticky.jobs.host.run import Answer, HostedRun, Surroundings, begin
-from celery_sticky.jobs.wire import Ended, Failed, Message, Notify, Ready, Start, Stop, decode, encode
-from celery_sticky.membership.deadline import Deadline, Reliance
+from celery_sticky.jobs.host.end_of_trust import EndOfTrust
+from celery_sticky.jobs.host.run import begin
+from celery_sticky.jobs.host.surroundings import Answer, HostedRun, Surroundings, error_text
+from celery_sticky.jobs.host.tasks import RunTasks, WatchedCoroutine
+from celery_sticky.jobs.host.threads import HandlerThreads
+from celery_sticky.jobs.host.watchdog import WARN_AFTER, Watchdog
+from celery_sticky.jobs.inbox import Notification, call_in_loop
+from celery_sticky.jobs.marks import Marks
+from celery_sticky.jobs.saves import Saves
+from celery_sticky.jobs.wire import (
+    Ended,
+    Failed,
+    Message,
+    Notify,
+    Ping,
+    Pong,
+    Ready,
+    Saved,
+    SaveRefused,
+    Start,
+    Stop,
+    decode,
+    encode,
+)
+from celery_sticky.membership.deadline import Deadline, Reliance, TrustWatch
 from celery_sticky.membership.lease import Lease
 from celery_sticky.platform.reaper import kill_group
 
@@ -29,18 +52,40 @@ PARENT_STEP = 1.0
 
 
 def run_host(
-    specs: JobSpecs, connection: Any, lease: Lease, parent: int, *, threads: int, logger_name: str = logger.name
+    specs: JobSpecs,
+    connection: Any,
+    lease: Lease,
+    parent: int,
+    *,
+    report: int,
+    marks: Marks,
+    threads: int,
+    watchdog: float = 0.0,
+    stop_before: float = 0.0,
+    grace: float = 0.0,
+    logger_name: str = logger.name,
 ) -> None:
     """Run the jobs that the worker, process `parent`, orders over a socket; return when it hung up and nothing runs.
 
-    At most `threads` handlers that are not async run at a time. Jobs log to the logger of the given name. Call this in
-    the main thread of a process that leads its group.
+    At most `threads` calls of a kind that are not async run at a time. The worker is told over the descriptor `report`
+    of a job that blocks the loop; it kills the host after `watchdog` seconds (0: never). `marks` say what is executed.
+    Jobs are stopped `stop_before` seconds before the end of trust, and killed `grace` seconds after it.
+    Jobs log to the logger of the given name. Call this in the main thread of a process that leads its group.
     """
     leave_signals_to_worker()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    host = _Host(loop, specs, lease, parent, ThreadPoolExecutor(threads, "job"), logging.getLogger(logger_name))
-    Deadline(lease, lambda: host.relied_on, lambda _: _die(), parent=parent).start()
+    tasks, handler_threads = RunTasks(marks), HandlerThreads(threads, marks)
+    loop.set_task_factory(tasks.create)
+    job_logger = logging.getLogger(logger_name)
+
+    def surroundings(say: Callable[[Answer], None], saves: Saves) -> Surroundings:
+        return Surroundings(say, handler_threads, tasks, job_logger, saves)
+
+    host = _Host(loop, specs, lease, parent, surroundings, stop_before)
+    loop.set_exception_handler(host.take_in_error)
+    Deadline(TrustWatch(lease, lambda: host.relied_on, lambda _: _die(), grace=grace), parent=parent).start()
+    Watchdog(report, host.describe, warn_after=min(WARN_AFTER, watchdog / 2 or WARN_AFTER)).start(loop)
     loop.run_until_complete(loop.create_connection(lambda: host, sock=connection))
     while not host.over:
         try:
@@ -71,16 +116,18 @@ class _Host(asyncio.Protocol):
         specs: JobSpecs,
         lease: Lease,
         parent: int,
-        threads: Executor,
-        job_logger: logging.Logger,
+        surroundings: Callable[[Callable[[Answer], None], Saves], Surroundings],
+        stop_before: float,
     ) -> None:
         self.relied_on: tuple[Reliance, ...] = ()
         """The memberships that runs rely on. Replaced as a whole, because another thread reads it."""
         self.over = False
         self._loop, self._specs, self._lease, self._parent = loop, specs, lease, parent
-        self._surroundings = Surroundings(self._hear, threads, job_logger)
-        self._runs: dict[int, tuple[HostedRun, Reliance]] = {}
+        self._saves = Saves(self._say, lambda ref: ref in self._runs, loop)
+        self._surroundings = surroundings(self._hear, self._saves)
+        self._runs: dict[int, tuple[HostedRun, Reliance, Start]] = {}
         self._by_reliance: Counter[Reliance] = Counter()
+        self._end_of_trust = EndOfTrust(lease, self._started_runs, stop_before)
         self._rest = b""
         self._answers: list[Message] = []
 
@@ -90,6 +137,7 @@ class _Host(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._say(Ready(self._specs.names()))
         self._look_for_parent()
+        self._end_of_trust.start(self._loop)
 
     def data_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -131,9 +179,13 @@ class _Host(asyncio.Protocol):
             case Stop(ref):
                 if ref in self._runs:  # else the run ended while this message was under way
                     self._runs[ref][0].stop()
-            case Notify(ref, note, payload):
+            case Notify(ref, note, payload, delivery):
                 if ref in self._runs:
-                    self._runs[ref][0].notify(note, payload)
+                    self._runs[ref][0].notify(Notification(note, payload, delivery))
+            case Saved() | SaveRefused():
+                self._saves.answered(message)
+            case Ping():
+                self._say(Pong())
             case _:
                 raise ValueError(f"{type(message).__name__} is not a message to a host")
 
@@ -151,13 +203,33 @@ class _Host(asyncio.Protocol):
         self._rely(reliance, 1)
         if not self._lease.trusted(*reliance):
             _die()
-        self._runs[start.ref] = (begin(spec, start, self._surroundings), reliance)
+        self._runs[start.ref] = (begin(spec, start, self._surroundings), reliance, start)
+
+    def _started_runs(self) -> dict[int, tuple[HostedRun, Start]]:
+        return {ref: (run, start) for ref, (run, _, start) in self._runs.items()}
 
     def _hear(self, answer: Answer) -> None:
-        self._say(answer)
+        self._say(self._end_of_trust.answer(answer))
         if isinstance(answer, Failed | Ended):
-            _, reliance = self._runs.pop(answer.ref)
+            _, reliance, _ = self._runs.pop(answer.ref)
             self._rely(reliance, -1)
+
+    def take_in_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End a run if nobody has retrieved the error of a task that it has created. Any thread may notice that."""
+        loop.default_exception_handler(context)
+        task, error = context.get("future"), context.get("exception")
+        coroutine = task.get_coro() if isinstance(task, asyncio.Task) else None
+        if isinstance(coroutine, WatchedCoroutine) and error is not None:
+            call_in_loop(loop, self._end, coroutine.run, f"a task that it created raised {error_text(error)}")
+
+    def _end(self, ref: int, error: str) -> None:
+        if ref in self._runs:
+            self._runs[ref][0].end(error)
+
+    def describe(self, ref: int) -> tuple[str, str]:
+        """Return name and key of a run. Any thread may ask."""
+        run = self._runs.get(ref)
+        return (run[2].name, run[2].key) if run is not None else ("", "")
 
     def _rely(self, reliance: Reliance, change: int) -> None:
         self._by_reliance[reliance] += change

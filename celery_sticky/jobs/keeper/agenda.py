@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count
 
-from celery_sticky.keys import Slot
+from celery_sticky.slots import Slot
 
 
 class Agenda:

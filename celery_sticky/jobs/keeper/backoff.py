@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from celery_sticky.keys import Slot
+from celery_sticky.slots import Slot
 from celery_sticky.stores.flow import Flow, ask
 from celery_sticky.stores.jobs import JobStore
 

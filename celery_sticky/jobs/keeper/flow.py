@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from celery_sticky.errors import Fenced
+from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.keeper.backoff import Backoff
-from celery_sticky.jobs.keeper.held import JobRun, is_built_in
+from celery_sticky.jobs.keeper.held import JobRun, is_built_in, name_of
+from celery_sticky.jobs.keeper.host_flow import Blame
 from celery_sticky.jobs.keeper.poller import Poller
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
+from celery_sticky.jobs.keeper.settling import Unsettled
+from celery_sticky.jobs.keeper.strikes import Who
 from celery_sticky.jobs.wire import Message, Notify, Start
-from celery_sticky.keys import Slot
-from celery_sticky.ownership.events import Drained, Event, OpenRefused
+from celery_sticky.ownership.events import Drained, Event, HostUp, OpenRefused
+from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.stores.flow import Flow, ask
 from celery_sticky.stores.jobs import JobStore, Report, Reserved
 
@@ -34,23 +38,29 @@ AT_ONCE = 500
 class Hosting(Protocol):
     """The keeper's view of the worker's job host. No method waits."""
 
-    def say(self, number: int, messages: Sequence[Message]) -> None:
-        """Send messages to the `number`th host; do nothing if that host is gone."""
+    def place(self, who: Who, label: str, *, apart: bool, built_in: bool) -> int:
+        """Return the number of the process in which a job is to start; 0: it has to wait for one.
 
-    def kill(self, number: int, reason: str) -> None:
-        """Kill the `number`th host and everything that runs in it."""
+        `label` names the job in the log; `apart`: it must have the process for itself.
+        """
+
+    def say(self, number: int, messages: Sequence[Message]) -> None:
+        """Send messages to the process of this number; do nothing if it is gone."""
+
+    def kill(self, number: int, reason: str, blame: Blame) -> None:
+        """Kill the process of this number and everything that runs in it."""
 
 
 class Placer(Protocol):
     """The keeper's view of the placer in a placed keyspace. No method waits."""
 
-    def wanted(self, places: Collection[str]) -> None:
+    def wanted(self, places: Collection[KeyPlace]) -> None:
         """Report that there may be jobs in these places: something changed there."""
 
-    def listed(self, places: Collection[str]) -> None:
+    def listed(self, places: Collection[KeyPlace]) -> None:
         """Report that there are jobs in these places and in no others."""
 
-    def drained(self, place: str, epoch: int, *, vacant: bool) -> None:
+    def drained(self, place: KeyPlace, epoch: int, *, vacant: bool) -> None:
         """Report that nothing runs in a place held here under this epoch; `vacant`: it has no jobs any more."""
 
 
@@ -62,7 +72,7 @@ class Surroundings:
     worker: str
     hosting: Hosting
     trusted: Callable[[int], bool]
-    """Returns whether a membership, by its number, is trusted now."""
+    """Returns whether a membership, by its number, is trusted for long enough to start jobs."""
     report: Callable[[Event], None]
     """Tells the member."""
     clock: Callable[[], float]
@@ -72,28 +82,31 @@ class Surroundings:
     outcome_ttl: float
     placer: Placer | None = None
     """None: the keyspace is not a placed one."""
+    instruments: Instruments = field(default_factory=Instruments)
 
 
 class KeeperFlow:
     """The turns of one keyspace's keeper."""
 
-    def __init__(self, here: Surroundings, reconciler: JobReconciler) -> None:
-        self._here, self._reconciler = here, reconciler
+    def __init__(self, here: Surroundings, reconciler: JobReconciler, hear: Callable[[], None]) -> None:
+        """`hear` takes in what the host and the member have said meanwhile."""
+        self._here, self._reconciler, self._hear = here, reconciler, hear
         self._backoff = Backoff(here.keyspace, here.clock)
         listed = here.placer.listed if here.placer is not None else None
         self._poller = Poller(here.keyspace, reconciler, self._backoff, poll=here.poll, listed=listed)
-        self.host = 0
-        """The number of the newest job host."""
-        self._killed = 0
         self._more = False
         """True if there is more to do at once."""
         self._warned = False
         """True after the warning about jobs stored where they cannot run."""
+        self.host_is_up = False
+        """Whether there is a host for jobs, as far as it has said."""
+        self.closed = False
+        """True if slots were closed; the member may believe that this costs the host."""
 
     def heed(self, changed: Collection[Slot]) -> None:
         """Schedule a look at changed slots that are ours; tell the placer about all places with jobs."""
         self._poller.add(self._reconciler.changed(changed))
-        places = [slot for slot in changed if isinstance(slot, str)]
+        places = [slot for slot in changed if isinstance(slot, KeyPlace)]
         if places and self._here.placer is not None:
             self._here.placer.wanted(places)
 
@@ -108,36 +121,56 @@ class KeeperFlow:
         """
         self._reconciler.again(self._tend())
         yield from self._open_slots()
+        yield from self._save()
         yield from self._settle()
         yield from self._poller.look(self._here.clock())
+        self._hear()  # a slow store must not make a start look late whose end is known
         yield from self._start(self._tend())
         return self._pause()
 
     # -- without the store ---------------------------------------------------------------------
 
     def conclude(self) -> None:
-        """Kill a host that does not stop a job in time; report the slots of which nothing is left here."""
-        if self._reconciler.overdue and self._killed != self.host:
-            self._killed = self.host
-            self._here.hosting.kill(self.host, f"a job of keyspace {self._here.keyspace} did not stop in time")
+        """Kill processes that do not stop a job in time or run a lost slot; report the slots that are left empty."""
+        for number, blame in self._reconciler.take_overdue().items():
+            self._here.hosting.kill(number, self._why_killed(blame), blame)
         for drained in self._reconciler.take_drained():
             self._backoff.forget(drained.slot)
-            if isinstance(drained.slot, int):
-                self._here.report(Drained(drained.slot))
-            elif self._here.placer is not None:
-                self._here.placer.drained(drained.slot, drained.epoch, vacant=drained.vacant)
+            match drained.slot:
+                case int(slot):
+                    self._here.report(Drained(slot))
+                case KeyPlace() as place if self._here.placer is not None:
+                    self._poller.left()
+                    self._here.placer.drained(place, drained.epoch, vacant=drained.vacant)
+        if self.closed and self.host_is_up:
+            self._here.report(HostUp())
+        self.closed = False
 
     def _tend(self) -> dict[Slot, list[str]]:
         """Stop, notify and end what is due; return the starts to reserve."""
         reserves = self._reconciler.reconcile(self._here.clock(), self._here.trusted)
         self._say(self._reconciler.take_says())
-        for run, note in self._reconciler.settling.to_notify():
-            self._say([Notify(run.ref, note.id, json.loads(note.payload))])
+        notes = self._reconciler.settling.to_notify()
+        self._say(
+            (run.host, Notify(run.ref, note.id, json.loads(note.payload), note.failed + 1)) for run, note in notes
+        )
         self.conclude()
+        for fact in self._reconciler.history.take():
+            self._here.instruments.tell(fact)
         return reserves
 
-    def _say(self, messages: Sequence[Message]) -> None:
-        self._here.hosting.say(self.host, messages)
+    def _why_killed(self, blame: Blame) -> str:
+        runs = [run for run in self._reconciler.runs.all() if run.ref in blame]
+        if not runs:
+            return f"another worker has a slot of keyspace {self._here.keyspace} whose jobs run here"
+        return f"{name_of(runs[0].record)}: {blame[runs[0].ref]}"
+
+    def _say(self, messages: Iterable[tuple[int, Message]]) -> None:
+        by_process: dict[int, list[Message]] = {}
+        for number, message in messages:
+            by_process.setdefault(number, []).append(message)
+        for number, said in by_process.items():
+            self._here.hosting.say(number, said)
 
     def _pause(self) -> float:
         now = self._here.clock()
@@ -160,7 +193,7 @@ class KeeperFlow:
             yield from ask(JobStore.open, slot, epoch)
         except Fenced as fenced:
             # The store lost the document but kept the records: the member raises the epoch and opens the slot again.
-            self._reconciler.stop(slot)
+            self._reconciler.refused(slot)
             if isinstance(slot, int):
                 self._here.report(OpenRefused(slot, fenced.epoch))
             else:  # or it lost the claims: the placer claims the key again
@@ -171,21 +204,48 @@ class KeeperFlow:
 
     # -- settling ------------------------------------------------------------------------------
 
-    def _settle(self) -> Flow[JobStore, None]:
-        for slot, epoch, reports, notes in self._reconciler.settling.to_settle():
-            yield from self._backoff.attempt(slot, "settle", self._settle_slot(slot, epoch, reports, notes))
+    def _save(self) -> Flow[JobStore, None]:
+        """Store checkpoints, before the ends of the runs that sent them."""
+        for slot, epoch, count in self._reconciler.saving.to_save():
+            yield from self._backoff.attempt(slot, "save", self._save_slot(slot, epoch, count))
+        self._say(self._reconciler.saving.take_answers())
 
-    def _settle_slot(self, slot: Slot, epoch: int, reports: list[Report], notes: list[str]) -> Flow[JobStore, None]:
-        self._warn_of_misplaced(reports)
-        known, ttl = self._reconciler.revision(slot), self._here.outcome_ttl
+    def _save_slot(self, slot: Slot, epoch: int, count: int) -> Flow[JobStore, None]:
+        saving = self._reconciler.saving
         try:
-            revision = yield from ask(JobStore.settle, slot, epoch, reports, notes, outcome_ttl=ttl, known=known)
+            ids = yield from ask(JobStore.save, slot, epoch, saving.checkpoints(slot, count))
         except Fenced:
             self._reconciler.unfenced(slot)
             self._poller.add((slot,))
         else:
-            if self._reconciler.settled(slot, len(reports), len(notes), revision):
+            saving.saved(slot, count, ids)
+            self._reconciler.again((slot,))
+
+    def _settle(self) -> Flow[JobStore, None]:
+        for slot, news in self._reconciler.settling.to_settle():
+            yield from self._backoff.attempt(slot, "settle", self._settle_slot(slot, news))
+
+    def _settle_slot(self, slot: Slot, news: Unsettled) -> Flow[JobStore, None]:
+        self._warn_of_misplaced(news.reports)
+        known, ttl = self._reconciler.revision(slot), self._here.outcome_ttl
+        told = news.reports, news.noted, news.failed
+        try:
+            revision = yield from ask(JobStore.settle, slot, news.epoch, *told, outcome_ttl=ttl, known=known)
+        except Fenced:
+            self._reconciler.unfenced(slot)
+            self._poller.add((slot,))
+        else:
+            self._tell_of_dead(slot, news)
+            if self._reconciler.settled(slot, news, revision):
                 self._poller.add((slot,))  # otherwise we know everything in the slot
+
+    def _tell_of_dead(self, slot: Slot, news: Unsettled) -> None:
+        for note, failed in self._reconciler.settling.of_dead(slot, news):
+            logger.error(
+                "jobs of keyspace %s: a notification of job %r of key %r is dead after %d deliveries: %s; "
+                "see 'celery sticky jobs dead list'",
+                *(self._here.keyspace, note.name, note.key, failed.delivery, failed.error),
+            )
 
     def _warn_of_misplaced(self, reports: Sequence[Report]) -> None:
         why = misplaced.as_plain(self._here.keyspace)
@@ -207,7 +267,7 @@ class KeeperFlow:
     def _begin(self, slot: Slot, ids: list[str]) -> Flow[JobStore, None]:
         reserved = yield from self._reserve(slot, ids)
         runs = self._reconciler.reserved(slot, reserved, self._here.clock())
-        self._say([self._start_of(run, attempt) for run, attempt in runs])
+        self._say((run.host, self._start_of(run, attempt)) for run, attempt in runs)
 
     def _reserve(self, slot: Slot, ids: list[str]) -> Flow[JobStore, Reserved]:
         reserved = Reserved({job_id: 1 for job_id in ids if is_built_in(job_id)})
@@ -235,4 +295,6 @@ class KeeperFlow:
             json.loads(record.payload),
             run.membership,
             self._here.worker,
+            self._reconciler.timeouts.deliveries_of(record.name),
+            None if record.saved is None else json.loads(record.saved),
         )

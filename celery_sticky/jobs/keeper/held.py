@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import JobRecord, JobState, Note, Report
+from celery_sticky.slots import Slot
+from celery_sticky.stores.jobs import JobRecord, JobState, Report
+from celery_sticky.stores.notes import FailedDelivery, Note
 
 _BUILT_IN = "built-in:"
+NEVER = float("inf")
 
 JobKey = tuple[str, str]
 """Name and key."""
@@ -34,12 +37,52 @@ class JobRun:
     """The membership whose trust it relies on."""
     since: float
     """When the stage began."""
+    host: int = 0
+    """The number of the process in which it runs."""
+    due: float = NEVER
+    """When the call under way takes too long."""
+    start_due: float = NEVER
+    """When its start takes too long, even if the run is to be stopped meanwhile."""
+    called: bool = False
+    """The host has called its start, as far as we know."""
     stage: RunStage = RunStage.STARTING
     started: bool = False
     late: bool = False
     """It is being stopped because its start took too long."""
+    started_at: float = 0.0
+    """When its start completed; 0: it has not."""
+    ordered_at: float = 0.0
+    """When the host was told to start it."""
+    why: str = ""
+    """Why it is being stopped, for people."""
+    again: bool = False
+    """It is being stopped, but its end is not that of the job: the job is paused, or is to start again."""
+    alone: bool = False
+    """It has its process for itself."""
+    settles_at: float = NEVER
+    """When earlier failures of its job count no more, if it goes on."""
     sent: set[str] = field(default_factory=set)
     """Notifications that were handed to it."""
+    taken: dict[str, int] = field(default_factory=dict)
+    """Notifications that it handles now -> the number of the delivery."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no start of its job has completed, as far as is known."""
+        return self.record.fresh and not self.started
+
+    def is_of(self, record: JobRecord) -> bool:
+        """Return whether it is a run of this record's present generation."""
+        return record.id == self.record.id and record.generation == self.record.generation
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSave:
+    """A checkpoint of a run that is not stored yet."""
+
+    run: JobRun
+    number: int
+    saved: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +95,11 @@ class HeldSlot:
     opened: bool = False
     """The store has fenced it for this worker."""
     stopping: bool = False
-    tasks_drained: bool = False
-    """None of its tasks is left here. For a key's place, the placer handles the tasks."""
+    """Its runs must end, and none may start."""
+    given: bool = False
+    """It is stopping to be given away: report when nothing of it is left."""
+    in_order: bool = False
+    """It is ours until then, so its jobs need not all stop at once."""
     vacant: bool = False
     """It is the place of a key, and had no records at the last look."""
     idle: str = ""
@@ -65,9 +111,38 @@ class HeldSlot:
     """There are more notifications than we have seen."""
     runs: dict[JobKey, JobRun] = field(default_factory=dict)
     failures: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Id -> consecutive failures of the job here, and when it may start again."""
+    """Id -> consecutive failures of the job, and when it may start again."""
+    apart: set[str] = field(default_factory=set)
+    """Ids of jobs that must run apart, beside those whose record says so."""
     reports: list[Report] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
+    failed: list[FailedDelivery] = field(default_factory=list)
+    saves: list[PendingSave] = field(default_factory=list)
+
+    @property
+    def has_news(self) -> bool:
+        """True if there is something that the store does not have yet."""
+        return bool(self.reports or self.noted or self.failed or self.saves)
+
+    def leaving(self) -> Callable[[JobRun], bool]:
+        """Return which runs are to stop now because the slot stops.
+
+        Those in processes of their own stop first: they may take as long as a stop may take, and the others, which
+        cannot start elsewhere before all have ended, run on meanwhile.
+        """
+        if not (self.stopping and self.in_order and any(run.alone for run in self.runs.values())):
+            return lambda _: self.stopping
+        return lambda run: run.alone
+
+    def is_apart(self, record: JobRecord) -> bool:
+        """Return whether a job must have its process for itself."""
+        return record.apart or record.id in self.apart
+
+    def forgive(self, before: Mapping[JobKey, JobRecord]) -> None:
+        """Forget the failures of jobs that are of another generation than before: they start at once."""
+        for job in self.wanted.keys() & before.keys() if self.failures else ():
+            if self.wanted[job].generation != before[job].generation:
+                self.failures.pop(self.wanted[job].id, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +163,13 @@ class JobTimeouts:
     start_timeout: float
     stop_timeout: float
     max_attempts: int
+    max_deliveries: int = 5
+    own_max_deliveries: Mapping[str, int] = field(default_factory=dict)
+    """Name of a job -> its own maximum number of deliveries of a notification."""
+
+    def deliveries_of(self, name: str) -> int:
+        """Return how often a job gets a notification that it cannot handle."""
+        return self.own_max_deliveries.get(name, self.max_deliveries)
 
 
 def built_in_job(name: str, slot: int) -> JobRecord:
@@ -98,6 +180,11 @@ def built_in_job(name: str, slot: int) -> JobRecord:
 def is_built_in(job_id: str) -> bool:
     """True if this is the id of a built-in job."""
     return job_id.startswith(_BUILT_IN)
+
+
+def name_of(record: JobRecord) -> str:
+    """Return how a job is named in the log."""
+    return f"job {record.name!r} of key {record.key!r}"
 
 
 def job_key(record: JobRecord) -> JobKey:

@@ -1,6 +1,7 @@
 """The keeper of one keyspace's jobs in a worker: it runs the job reconciler against the store and the job host.
 
-It has its own operating system thread and its own client, like the member, so that no task and no broker can delay it.
+A thread runs it beside the keepers of other keyspaces: one of the operating system, like that of the members, so that
+no task and no broker delays it.
 """
 
 from __future__ import annotations
@@ -8,21 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from functools import partial
 from typing import Any
 
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.jobs.keeper.flow import KeeperFlow, Surroundings
+from celery_sticky.jobs.keeper.held import JobRun
+from celery_sticky.jobs.keeper.host_flow import Blame
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.wire import Message
-from celery_sticky.keys import Slot
-from celery_sticky.membership.deadline import Reliance
 from celery_sticky.ownership.events import HostDown, HostUp
-from celery_sticky.platform.native import start_native_thread
+from celery_sticky.platform.flow_thread import FlowThread
 from celery_sticky.platform.outage import Outage
-from celery_sticky.stores.flow import Flow, serve
+from celery_sticky.platform.seat import Seat
+from celery_sticky.slots import Slot
+from celery_sticky.stores.flow import Flow, Pause, Request, Watch
 from celery_sticky.stores.jobs import JobStore
+from celery_sticky.stores.shared import SharedClient
 
 logger = logging.getLogger("celery_sticky.jobs")
 
@@ -34,54 +38,58 @@ WITHOUT_STORE = "Running jobs continue while the lease is trusted; no job is sta
 class Keeper:
     """The jobs of one keyspace. Any thread may call the public methods; they do not wait."""
 
-    def __init__(self, here: Surroundings, reconciler: JobReconciler, open_store: Callable[[], JobStore]) -> None:
+    def __init__(self, here: Surroundings, reconciler: JobReconciler, thread: FlowThread[JobStore]) -> None:
         self.keyspace = here.keyspace
-        self._here, self._reconciler, self._open_store = here, reconciler, open_store
-        self._flow = KeeperFlow(here, reconciler)
+        self._here, self._reconciler, self._thread = here, reconciler, thread
+        self._flow = KeeperFlow(here, reconciler, self._hear)
         self._inbox: deque[Callable[[], None]] = deque()
-        self._store: JobStore | None = None
-        self._outage = Outage(logger, f"jobs of keyspace {here.keyspace}", lambda _: WITHOUT_STORE)
-        self._running = True
-        self._ended = True  # no thread yet
+        self._routine = KeeperRoutine(self, here.clock)
+        self._seat: Seat[JobStore] | None = None
 
     def start(self) -> None:
-        """Start the thread."""
-        self._ended = False
-        start_native_thread(self._run)
+        """Start the turns."""
+        self._seat = self._thread.seat(self._routine)
+        self._thread.add(self._seat)
 
     def finish(self, timeout: float) -> None:
-        """Stop the thread; wait for it at most `timeout` seconds. The host ends what still runs."""
-        self._running = False
-        self.wake()
+        """Stop the turns; wait for their end at most `timeout` seconds. The host ends what still runs."""
+        if self._seat is None:
+            return
+        self._seat.stop()
         deadline = time.monotonic() + timeout
-        while not self._ended and time.monotonic() < deadline:
-            time.sleep(0.005)
+        while not self._seat.ended and time.monotonic() < deadline:
+            time.sleep(0.005)  # until its last turn has ended
 
     def wake(self) -> None:
         """Schedule a turn: there is something to do."""
-        if (store := self._store) is not None:
-            store.wake()
+        if self._seat is not None:
+            self._seat.wake()
 
     def open(self, slot: Slot, epoch: int, membership: int, idle: str = "") -> None:
         """Open the slot under this epoch, in this membership; `idle`: why no job may start in it, or empty."""
         self._post(partial(self._reconciler.open, slot, epoch, membership, idle))
 
     def stop(self, slot: Slot) -> None:
-        """Stop the jobs of a slot; reports when neither jobs nor tasks of it are left."""
+        """Stop the jobs of a slot; reports when none of them is left."""
         self._post(partial(self._reconciler.stop, slot))
-
-    def tasks_drained(self, slot: int) -> None:
-        """Note that no tasks of the slot are left."""
-        self._post(partial(self._reconciler.tasks_drained, slot))
 
     def close(self, slot: Slot) -> None:
         """Close the slot: another worker already has it."""
+        if self._reconciler.has_runs(slot):
+            # Their process will be killed. The member must know that before it joins again: otherwise it gets slots
+            # whose jobs run well elsewhere, and they wait here for the next process.
+            self._here.report(HostDown())
 
         def take_in() -> None:
             self._flow.forget(slot)
             self._reconciler.close(slot)
+            self._flow.closed = True
 
         self._post(take_in)
+
+    def runs(self) -> list[JobRun]:
+        """Return what runs in the host."""
+        return self._reconciler.runs.all()
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the runs, as `inspect sticky_jobs` shows them."""
@@ -102,28 +110,22 @@ class Keeper:
 
     # -- for the host --------------------------------------------------------------------------
 
-    def host_started(self, number: int) -> None:
-        """Note that the `number`th job host has started."""
+    def hosts_up(self, *, up: bool) -> None:
+        """See `hosts.Listener`."""
+        self._flow.host_is_up = up
+        self._here.report(HostUp() if up else HostDown())
 
-        def take_in() -> None:
-            self._flow.host = number
-            self._reconciler.host_started()
+    def host_started(self) -> None:
+        """See `hosts.Listener`."""
+        self._post(self._reconciler.hosts_changed)
 
-        self._post(take_in)
-        self._here.report(HostUp())
-
-    def host_ended(self) -> None:
-        """Note that the job host is gone."""
-        self._here.report(HostDown())
-        self._post(lambda: self._reconciler.host_ended(self._here.clock()))
+    def host_ended(self, number: int, blame: Blame) -> None:
+        """See `hosts.Listener`."""
+        self._post(lambda: self._reconciler.host_ended(number, blame, self._here.clock()))
 
     def heard(self, message: Message) -> None:
         """Take in a message from the host about a run, perhaps of another keyspace."""
         self._post(lambda: self._reconciler.runs.heard(message, self._here.clock()))
-
-    def relied_on(self) -> set[Reliance]:
-        """Return the memberships whose trust the runs rely on."""
-        return {(self.keyspace, membership) for membership in self._reconciler.runs.memberships()}
 
     # -- in the keeper's thread ----------------------------------------------------------------
 
@@ -134,39 +136,54 @@ class Keeper:
     def turn(self) -> Flow[JobStore, float]:
         """Do all work that is due; return the seconds until there may be more if nothing is heard before."""
         self.take_in()
-        pause = yield from self._flow.turn()
-        return 0.0 if self._inbox else pause
+        return (yield from self._flow.turn())
 
     def take_in(self) -> None:
         """Do what was posted, as far as it needs no store."""
-        while self._inbox:
-            self._inbox.popleft()()
+        self._hear()
         self._flow.conclude()
 
-    def _run(self) -> None:
-        try:
-            while self._running:
-                try:
-                    if self._store is None:
-                        self._store = self._open_store()
-                        self._store.watch(0.0)  # subscribes first, so no change after our first look is missed
-                    self._work(self._store)
-                except StoreUnavailable as error:
-                    self._outage.failed(error, self._here.clock())
-                    self.take_in()
-                    time.sleep(BROKEN_PAUSE)
-                except Exception:
-                    logger.exception(
-                        "jobs of keyspace %s: unexpected error in the keeper; it tries again in 1 s", self.keyspace
-                    )
-                    time.sleep(BROKEN_PAUSE * 10)
-        finally:
-            if self._store is not None:
-                self._store.close()
-            self._ended = True
+    def _hear(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
 
-    def _work(self, store: JobStore) -> None:
-        pause = serve(self.turn(), store)
-        # After an outage do not wait: it counts as over only when the subscription works again.
-        self.heed(store.watch(0.0 if self._outage.lasts else pause))
-        self._outage.over(self._here.clock())
+
+class KeeperRoutine:
+    """A keeper in the thread of the keepers; see `platform.seat.Routine`."""
+
+    def __init__(self, keeper: Keeper, clock: Callable[[], float]) -> None:
+        self._keeper, self._clock = keeper, clock
+        self._outage = Outage(logger, f"jobs of keyspace {keeper.keyspace}", lambda _: WITHOUT_STORE)
+        self._begun = False
+
+    def open(self, client: SharedClient) -> JobStore:
+        """See `Routine.open`."""
+        return client.job_store(self._keeper.keyspace)
+
+    def turn(self) -> Generator[Request[JobStore] | Watch | Pause, Any, None]:
+        """See `Routine.turn`."""
+        try:
+            if not self._begun:
+                self._begun = True  # even if the store does not answer, because some work needs no store
+                yield Watch(0.0)  # so no change after the first look is missed
+            pause = yield from self._keeper.turn()
+            # After an outage do not wait: it counts as over only when the subscription works again.
+            self._keeper.heed((yield Watch(0.0 if self._outage.lasts else pause)))
+            self._outage.over(self._clock())
+        except StoreUnavailable as error:
+            self._outage.failed(error, self._clock())
+            self._keeper.take_in()
+            yield Pause(BROKEN_PAUSE)
+
+    def perform(self, request: Request[JobStore], store: JobStore) -> object:
+        """See `Routine.perform`."""
+        return request(store)
+
+    def failed(self) -> None:
+        """See `Routine.failed`."""
+        logger.exception(
+            "jobs of keyspace %s: unexpected error in the keeper; it tries again in 1 s", self._keeper.keyspace
+        )
+
+    def ended(self) -> None:
+        """See `Routine.ended`."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.keeper.backoff import Backoff
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
-from celery_sticky.keys import Slot
+from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.stores.flow import Flow, ask
 from celery_sticky.stores.jobs import SEEN_RECORDS, JobStore, SlotJobs
 
@@ -27,7 +27,7 @@ class Poller:
         backoff: Backoff,
         *,
         poll: float,
-        listed: Callable[[Collection[str]], None] | None,
+        listed: Callable[[Collection[KeyPlace]], None] | None,
     ) -> None:
         """`listed` receives the key places that have jobs; None: the keyspace is not a placed one."""
         self._keyspace, self._reconciler, self._backoff = keyspace, reconciler, backoff
@@ -44,6 +44,13 @@ class Poller:
     def add(self, slots: Iterable[Slot]) -> None:
         """Note that something changed in these slots."""
         self._due.update(dict.fromkeys(slots))
+
+    def left(self) -> None:
+        """Note that a place was given up here, so that what the store listed before is no longer what is known.
+
+        If the store goes back to that, it must list the place again.
+        """
+        self._places_revision = 0
 
     def next_at(self, now: float) -> float:
         """Return when to look again."""
@@ -87,7 +94,7 @@ class Poller:
         for slot, revision in known.items():
             if slot in found:
                 self._reconciler.seen(slot, found[slot])
-            elif isinstance(slot, str) and not revision:
+            elif isinstance(slot, KeyPlace) and not revision:
                 self._reconciler.seen(slot, NOTHING)
 
     def _list_places(self) -> Flow[JobStore, None]:
@@ -102,7 +109,7 @@ class Poller:
 
     def _warn_of_places(self) -> Flow[JobStore, None]:
         if (listed := (yield from ask(JobStore.places, 0))) is not None and listed.revisions:
-            logger.error("jobs: %s", misplaced.as_placed(self._keyspace, len(listed.revisions)))
+            logger.error("jobs: %s", misplaced.as_placed(self._keyspace))
 
 
 def _left(asked: Sequence[Slot], found: Mapping[Slot, SlotJobs]) -> set[Slot]:

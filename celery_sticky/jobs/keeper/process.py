@@ -11,8 +11,10 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from celery_sticky.jobs.marks import ReadMarks
 from celery_sticky.jobs.wire import Message, decode, encode
 from celery_sticky.platform.native import original, start_native_thread
 from celery_sticky.platform.reaper import FAREWELL, hire, kill_group
@@ -20,8 +22,10 @@ from celery_sticky.platform.spawn import reap, spawn
 
 logger = logging.getLogger("celery_sticky.jobs")
 
-CONNECTION, LEASE = 3, 4
-"""The host's descriptors: the socket to its worker, and the memory of `membership.lease`."""
+CONNECTION, LEASE, REPORT, MARKS = 3, 4, 5, 6
+"""The host's descriptors: the socket to its worker, the memory of `membership.lease`, a socket
+for its watchdog, because its event loop owns the first one, and the memory of `jobs.marks`.
+"""
 
 _CHUNK = 1 << 18
 _HANG_UP = b""
@@ -30,35 +34,53 @@ _HANG_UP = b""
 class HostProcess:
     """A job host, from its start to its death. Any thread may call the methods.
 
-    `on_message` is called with each message from the host. `on_exit` is called last, with the exit status (negative:
-    the signal that ended it). Each is called in an operating system thread.
+    From `listen` on, `on_message` is called with each message from the host. `on_exit` is called last, with the exit
+    status (negative: the signal that ended it). Each is called in an operating system thread.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         lease: int,
+        threads: int,
         on_message: Callable[[Message], None],
         on_exit: Callable[[int], None],
     ) -> None:
+        """`threads` is the number of threads in which the host calls handlers."""
+        self.executed = frozenset[int]()
+        """The runs that the host executed when it ended: known when its exit is reported."""
         self._on_message, self._on_exit = on_message, on_exit
         self._guard, self._dead = _lock(), _lock()
         self._dead.acquire()
         self._is_there = True
         self._says: _queue.SimpleQueue[bytes] = _queue.SimpleQueue()
         self._connection, theirs = _socket.socketpair()
+        self._reports, reports = _socket.socketpair()
         self._reaper, self._orders = hire()
+        self._marks = ReadMarks(threads)
+        theirs_at = {CONNECTION: theirs.fileno(), LEASE: lease, REPORT: reports.fileno()}
         try:
-            self.pid = spawn(command, {CONNECTION: theirs.fileno(), LEASE: lease})
+            self.pid = spawn(command, {**theirs_at, MARKS: self._marks.descriptor})
         except OSError:
+            self._marks.close()
             self._connection.close()
+            self._reports.close()
             os.close(self._orders)  # a reaper that was told of no process just ends
             reap(self._reaper, _nothing)
             raise
         finally:
             theirs.close()
+            reports.close()
         self._tell_reaper(str(self.pid))
-        self._threads = [_start(self._read), _start(self._write)]
+        self._threads: list[Any] = []
+
+    def listen(self) -> None:
+        """Begin to call `on_message` and `on_exit`, and to send."""
+        self._threads = [
+            _start(partial(self._read, self._connection)),
+            _start(partial(self._read, self._reports)),
+            _start(self._write),
+        ]
         start_native_thread(self._bury)
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -85,10 +107,10 @@ class HostProcess:
 
     # -- threads -------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read(self, connection: _socket.socket) -> None:
         rest = b""
         with suppress(OSError):
-            while data := self._connection.recv(_CHUNK):
+            while data := connection.recv(_CHUNK):
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     self._hear(line)
@@ -107,13 +129,17 @@ class HostProcess:
 
     def _bury(self) -> None:
         status = reap(self.pid, self._kill_rest)
-        # A process that a job forked and moved out of the group may still hold the host's end of the socket.
-        with suppress(OSError):
-            self._connection.shutdown(_socket.SHUT_RDWR)
+        # A process that a job forked and moved out of the group may still hold the host's ends of the sockets.
+        for connection in (self._connection, self._reports):
+            with suppress(OSError):
+                connection.shutdown(_socket.SHUT_RDWR)
         self._says.put(_HANG_UP)
         for ended in self._threads:
             ended.acquire()  # so that every message it sent is handled
         self._connection.close()
+        self._reports.close()
+        self.executed = self._marks.executed()
+        self._marks.close()
         self._tell_reaper(FAREWELL)
         os.close(self._orders)
         reap(self._reaper, _nothing)

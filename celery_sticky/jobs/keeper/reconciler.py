@@ -21,15 +21,18 @@ from celery_sticky.jobs.keeper.held import (
     RunStage,
     job_key,
 )
+from celery_sticky.jobs.keeper.history import BACK, History, why_stopped
+from celery_sticky.jobs.keeper.host_flow import Blame
 from celery_sticky.jobs.keeper.runs import Runs
-from celery_sticky.jobs.keeper.settling import Settling
-from celery_sticky.jobs.keeper.starts import Starts
-from celery_sticky.jobs.keeper.suspects import Suspects
+from celery_sticky.jobs.keeper.saving import Saving
+from celery_sticky.jobs.keeper.settling import Settling, Unsettled
+from celery_sticky.jobs.keeper.starts import Place, Starts
+from celery_sticky.jobs.retry import DEFAULT_RETRY, Retry
 from celery_sticky.jobs.wire import Message, Stop
-from celery_sticky.keys import Slot
-from celery_sticky.stores.jobs import JobRecord, JobState, Reserved, RunResult, SlotJobs
+from celery_sticky.slots import KeyPlace, Slot
+from celery_sticky.stores.jobs import UNWANTED, JobRecord, JobState, Report, Reserved, RunResult, SlotJobs
 
-STARTED = (JobState.RUNNING, JobState.STOPPING)
+STARTED = UNWANTED | {JobState.RUNNING}
 """States of a job that has started and is not to start again."""
 
 
@@ -40,29 +43,35 @@ class JobReconciler:
         self,
         timeouts: JobTimeouts,
         *,
+        place: Place,
         keyspace: str = "",
-        suspects: Suspects | None = None,
+        worker: str = "",
+        retry_of: Callable[[str], Retry] = lambda _: DEFAULT_RETRY,
         refs: Iterator[int] | None = None,
         built_in: Mapping[int, Sequence[JobRecord]] | None = None,
         placed: bool = False,
     ) -> None:
-        suspects = suspects or Suspects()
-        self._timeouts = timeouts
+        """`place` finds the process for a start, `retry_of` the retry policy of the jobs of a name."""
+        self.timeouts = timeouts
         self._built_in = built_in or {}
         self._held: dict[Slot, HeldSlot] = {}
         self._agenda = Agenda()
-        self.settling = Settling(self._held)
-        self.runs = Runs(keyspace, timeouts, suspects, refs or count(1), self._held, self.settling, self._agenda)
+        self.settling, self.saving = Settling(self._held), Saving(self._held)
+        self.history = History(worker, keyspace)
+        stored = self._held, self.settling, self.saving
+        self.runs = Runs(timeouts, retry_of, refs or count(1), *stored, self._agenda, self.history)
         why = misplaced.as_plain(keyspace) if placed else ""
-        self._starts = Starts(timeouts, suspects, self.runs, self.settling, self._agenda, why)
+        self._starts = Starts(timeouts, place, self.runs, self.settling, self._agenda, why)
         self._unopened: dict[Slot, None] = {}
-        self._says: list[Message] = []
+        self._says: list[tuple[int, Message]] = []
         self._drained: list[DrainedSlot] = []
-        self.host_up = False
         self.waiting = False
         """True if starts wait for trust."""
-        self.overdue = False
-        """True if a run did not stop in time, or another worker has its slot: the host must be killed."""
+        self._overdue: dict[int, dict[int, str]] = {}
+        """The processes to kill, because a run did not stop in time, or another worker has its slot.
+
+        For each, which runs are to blame, with their errors.
+        """
 
     # -- orders of the member ------------------------------------------------------------------
 
@@ -72,9 +81,8 @@ class JobReconciler:
         if held is None:
             held = self._held[slot] = HeldSlot(epoch, membership, wanted=self._with_built_in(slot, ()))
         elif held.epoch != epoch or held.stopping:
-            held.epoch, held.opened, held.stopping, held.tasks_drained = epoch, False, False, False
+            held.epoch, held.opened, held.stopping, held.given = epoch, False, False, False
             held.membership, held.vacant = membership, False
-        held.tasks_drained |= isinstance(slot, str)
         held.idle = idle
         self._unopened[slot] = None
         self._agenda.add(slot)
@@ -83,28 +91,32 @@ class JobReconciler:
         """Give the slot away: stop its runs. `take_drained` returns it when nothing is left."""
         held = self._held.get(slot)
         if held is not None:
-            held.stopping = True
+            held.stopping = held.given = held.in_order = True
             self._agenda.add(slot)
-
-    def tasks_drained(self, slot: int) -> None:
-        """Note that none of the slot's tasks is left here."""
-        held = self._held.get(slot)
-        if held is None:
+        elif isinstance(slot, int):
             self._drained.append(DrainedSlot(slot))
-        else:
-            held.tasks_drained = True
-            self._agenda.add(slot)
 
     def close(self, slot: Slot) -> None:
         """Drop the slot, which another worker already has: none of its runs may continue."""
         held = self._held.pop(slot, None)
         self._drained = [drained for drained in self._drained if drained.slot != slot]
         if held is not None and held.runs:
+            for run in held.runs.values():
+                self._overdue.setdefault(run.host, {})
             self.runs.drop(held)
-            self.overdue = True
+
+    def has_runs(self, slot: Slot) -> bool:
+        """Return whether jobs of the slot run here. Any thread may call this."""
+        held = self._held.get(slot)
+        return held is not None and bool(held.runs)
+
+    def take_overdue(self) -> dict[int, dict[int, str]]:
+        """Return, once, the processes to kill, each with the runs to blame and their errors."""
+        overdue, self._overdue = self._overdue, {}
+        return overdue
 
     def take_drained(self) -> list[DrainedSlot]:
-        """Return, once, the slots that have neither tasks nor jobs left, and the key places without records."""
+        """Return, once, the slots given away that have no jobs left, and the key places without records."""
         drained, self._drained = self._drained, []
         return drained
 
@@ -121,6 +133,16 @@ class JobReconciler:
         """Note that the slot's records are fenced for our epoch."""
         self._held[slot].opened = True
         self._held[slot].revision = 0
+        self._agenda.add(slot)
+
+    def refused(self, slot: Slot) -> None:
+        """Note that the slot's records are fenced for a later epoch: stop its runs until it is opened again.
+
+        The place of a key is given away: the placer must claim the key again.
+        """
+        held = self._held[slot]
+        held.stopping, held.in_order = True, False
+        held.given = held.given or isinstance(slot, KeyPlace)
         self._agenda.add(slot)
 
     def unfenced(self, slot: Slot) -> None:
@@ -146,19 +168,20 @@ class JobReconciler:
         """Return the numbered slots that are held here, without key places."""
         return [slot for slot in self._held if isinstance(slot, int)]
 
-    def behind(self, revisions: Mapping[str, int]) -> list[Slot]:
+    def behind(self, revisions: Mapping[KeyPlace, int]) -> list[Slot]:
         """Return the key places held here whose known revision differs from this one (absent: 0)."""
         held = self._held.items()
-        return [slot for slot, p in held if isinstance(slot, str) and p.revision != revisions.get(slot, 0)]
+        return [slot for slot, p in held if isinstance(slot, KeyPlace) and p.revision != revisions.get(slot, 0)]
 
     def seen(self, slot: Slot, found: SlotJobs) -> None:
         """Take in the stored records and notes of a slot."""
         held = self._held.get(slot)
         if held is not None:
             held.revision = found.revision
-            held.wanted = self._with_built_in(slot, found.records)
+            before, held.wanted = held.wanted, self._with_built_in(slot, found.records)
+            held.forgive(before)
             held.notes, held.more = found.notes, found.more
-            held.vacant = isinstance(slot, str) and not found.records
+            held.vacant = isinstance(slot, KeyPlace) and not found.records
             self._forget_old(held)
             self._tell_again(held)
             self.settling.look(slot)
@@ -170,9 +193,9 @@ class JobReconciler:
             return  # the records are older than these
         for job, run in held.runs.items():
             record = held.wanted.get(job)
-            lost = record is not None and record.id == run.record.id and (record.fresh or record.state not in STARTED)
+            lost = record is not None and run.is_of(record) and (record.fresh or record.state not in STARTED)
             if lost and run.stage is RunStage.RUNNING:
-                self.runs.report(run, RunResult.STARTED)
+                self.runs.report(run, Report(run.record.id, RunResult.STARTED))
 
     def _with_built_in(self, slot: Slot, records: Sequence[JobRecord]) -> dict[JobKey, JobRecord]:
         built_in = self._built_in.get(slot, ()) if isinstance(slot, int) else ()
@@ -190,24 +213,23 @@ class JobReconciler:
 
     # -- messages of the host ------------------------------------------------------------------
 
-    def host_started(self) -> None:
-        """Note that the host has started and nothing runs in it."""
-        self.host_up = True
-        self._agenda.update(self._held)
+    def hosts_changed(self) -> None:
+        """Note that there may be a process for starts that had to wait."""
+        self._starts.hosts_changed()
 
-    def host_ended(self, now: float) -> None:
-        """Take in the end of the host and of all its runs. Wanted jobs start again in the next host."""
-        self.host_up = self.overdue = False
-        self._says.clear()
-        self.runs.host_ended(now)
+    def host_ended(self, number: int, blame: Blame, now: float) -> None:
+        """Take in the end of a process and of all its runs. Wanted jobs start again in another one."""
+        self._overdue.pop(number, None)
+        self.runs.host_ended(number, blame, now)
+        self._starts.hosts_changed()
 
-    def settled(self, slot: Slot, reports: int, notes: int, revision: int) -> bool:
-        """Take in that reports and notes were stored; see `Settling.settled`."""
+    def settled(self, slot: Slot, news: Unsettled, revision: int) -> bool:
+        """Take in that news was stored; see `Settling.settled`."""
         held = self._held.get(slot)
         if held is None:
             return False
         self._agenda.add(slot)
-        return self.settling.settled(held, reports, notes, revision)
+        return self.settling.settled(held, news, revision)
 
     # -- actions -------------------------------------------------------------------------------
 
@@ -216,7 +238,6 @@ class JobReconciler:
 
         `may_start` returns whether a membership is trusted. Return slots that could not be reserved with `again`.
         """
-        self._starts.take_kept_back()
         reserves: dict[Slot, list[str]] = {}
         for slot in self._agenda.take(now):
             held = self._held.get(slot)
@@ -244,42 +265,51 @@ class JobReconciler:
         held = self._held.get(slot)
         return [] if held is None or held.stopping else self._starts.reserved(slot, held, reserved, now)
 
-    def take_says(self) -> list[Message]:
-        """Return, once, the messages to send to the host."""
+    def take_says(self) -> list[tuple[int, Message]]:
+        """Return, once, the messages to send, each with the number of the process it is for."""
         says, self._says = self._says, []
         return says
 
     def wake_at(self) -> float | None:
         """Return when to reconcile again, unless something happens before."""
-        at = min(self._agenda.next_at, self._starts.ask_at)
+        at = self._agenda.next_at
         return None if at == float("inf") else at
 
     def _reconcile(self, slot: Slot, held: HeldSlot, now: float) -> list[str]:
+        leaves = held.leaving()
         for job, run in held.runs.items():
-            self._look_after(held, run, held.wanted.get(job), now)
+            self._look_after(held, run, held.wanted.get(job), now, leaves=leaves(run))
         if held.stopping or held.vacant:
             self._end(slot, held)
             return []
-        if held.reports or self.overdue or not (held.opened and self.host_up):
+        if held.reports or held.saves or not held.opened:
             return []  # some reports are not stored yet, so the records are older than our knowledge
         return self._starts.due(slot, held, now)
 
-    def _look_after(self, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float) -> None:
-        limit = {RunStage.STARTING: self._timeouts.start_timeout, RunStage.STOPPING: self._timeouts.stop_timeout}.get(
-            run.stage
-        )
-        timed_out = limit is not None and now >= run.since + limit
+    def _look_after(self, held: HeldSlot, run: JobRun, record: JobRecord | None, now: float, *, leaves: bool) -> None:
+        timed_out = now >= run.due
         if run.stage is RunStage.STOPPING:
-            self.overdue |= timed_out
+            if timed_out:
+                error = f"its stop took longer than {self.timeouts.stop_timeout:g} s"
+                self._overdue.setdefault(run.host, {})[run.ref] = error
             return
-        wanted = record is not None and record.id == run.record.id and record.state is not JobState.STOPPING
-        if timed_out or held.stopping or held.epoch != run.epoch or not wanted:
-            run.late = timed_out
-            run.stage, run.since = RunStage.STOPPING, now
-            self._says.append(Stop(run.ref))
-            self._agenda.add_at(now + self._timeouts.stop_timeout, run.slot)
+        wanted = record is not None and run.is_of(record) and record.state not in UNWANTED
+        if timed_out or leaves or held.epoch != run.epoch or not wanted:
+            run.again = record is not None and record.id == run.record.id and record.state is not JobState.STOPPING
+            run.late = timed_out and run.called
+            self._stop(run, why_stopped(held, run, record, timed_out=timed_out), now)
+        elif now >= run.settles_at:
+            self.runs.settle(held, run)
+            if run.alone:  # others may need a process for themselves
+                run.again = True
+                self._stop(run, BACK, now)
+
+    def _stop(self, run: JobRun, why: str, now: float) -> None:
+        run.why = why
+        self.runs.clocks.stop_ordered(run, now)
+        self._says.append((run.host, Stop(run.ref)))
 
     def _end(self, slot: Slot, held: HeldSlot) -> None:
-        if held.tasks_drained and not held.runs and not (held.opened and (held.reports or held.noted)):
+        if (held.given or held.vacant) and not held.runs and not (held.opened and held.has_news):
             del self._held[slot]
             self._drained.append(DrainedSlot(slot, held.epoch, held.vacant))

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.keys import SlotId
 from celery_sticky.membership.flow import Slots
-from celery_sticky.ownership.events import Drained, Event, Opened
+from celery_sticky.ownership.events import Drained, Event, Opened, TasksDrained
 
 
 class SharedSlots:
-    """Passes the member's orders to courier and keeper, and reports to the member when both have carried them out.
+    """Passes the member's orders to courier and keeper, and their reports to the member.
 
-    Jobs start when the slot is open for tasks, so a slot has one moment at which this worker gets it. A slot is drained
-    when neither tasks nor jobs are left.
+    Jobs start when the slot is open for tasks, so a slot has one moment at which this worker gets it. They stop when
+    its last task has ended: a task may take long, and nobody else can run them before.
     """
 
     def __init__(
@@ -31,12 +31,15 @@ class SharedSlots:
         self._courier.open(slot, epoch, incarnation)
 
     def stop(self, slot: SlotId) -> None:
-        """See `Slots.stop`. The courier comes first: after this call it no longer reports the slot as opened."""
+        """See `Slots.stop`; reports `TasksDrained`."""
         self._courier.stop(slot)
+
+    def stop_jobs(self, slot: SlotId) -> None:
+        """See `JobSlots.stop_jobs`."""
         self._keeper.stop(_number(slot))
 
     def close(self, slot: SlotId) -> None:
-        """See `Slots.close`. The courier comes first, for the same reason."""
+        """See `Slots.close`. The courier comes first: after this call it no longer reports the slot as opened."""
         self._courier.close(slot)
         self._keeper.close(_number(slot))
 
@@ -44,8 +47,7 @@ class SharedSlots:
         """Pass on the courier's reports; must not wait."""
         match event:
             case Drained(int(slot)):
-                self._keeper.tasks_drained(slot)
-                return
+                event = TasksDrained(slot)
             case Opened(int(slot), epoch):
                 self._keeper.open(slot, epoch, self._memberships[slot])
         self._post(event)

@@ -11,6 +11,7 @@ import redis
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.findings import Finding, note, wrong
 from celery_sticky.queues.redis.access import access_findings as access_findings
+from celery_sticky.queues.redis.hello import celery_needs_it, meaning, refusal_of_hello
 from celery_sticky.queues.redis.standing import queue_findings as queue_findings
 from celery_sticky.queues.redis.standing import slots as slots
 from celery_sticky.redis_clients import (
@@ -30,14 +31,17 @@ KEEPS = ("noeviction", None)
 
 
 def warning(connection: Any, *, socket_timeout: float) -> str | None:
-    """Warn of a server that deletes keys when it runs out of memory."""
+    """Warn of a server that deletes keys when it runs out of memory, or that refuses RESP3."""
+    found = []
+    if (said := refusal_of_hello(connection, socket_timeout=socket_timeout)) is not None:
+        found.append(f"{connection.as_uri()} {meaning(said)}")
     policy = eviction_policy(connection, socket_timeout=socket_timeout)
-    if policy is None or policy in KEEPS:
-        return None
-    return (
-        f"{connection.as_uri()} has maxmemory-policy {policy}: when its memory is short {harm_of(policy)}; "
-        "set it to noeviction"
-    )
+    if policy not in KEEPS:
+        found.append(
+            f"{connection.as_uri()} has maxmemory-policy {policy}: when its memory is short {harm_of(policy)}; "
+            "set it to noeviction"
+        )
+    return ". ".join(found) or None
 
 
 def facts(connection: Any, *, socket_timeout: float) -> dict[str, Any]:
@@ -54,8 +58,10 @@ def facts(connection: Any, *, socket_timeout: float) -> dict[str, Any]:
             config = _config(client)
     finally:
         close_client(client)
+    hello = refusal_of_hello(connection, socket_timeout=socket_timeout)
+    wakes = hello is None and _wakes(connection, socket_timeout)
     if "run_id" not in info:
-        return {"untold": "INFO", "wakes_clients": _wakes(connection, socket_timeout)}
+        return {"untold": "INFO", "wakes_clients": wakes, "hello_refused": hello}
     name = "Valkey" if "valkey_version" in info else "Redis"
     return {
         "server": f"{name} {info.get('valkey_version') or info['redis_version']}",
@@ -71,7 +77,8 @@ def facts(connection: Any, *, socket_timeout: float) -> dict[str, Any]:
         "replicas": info.get("connected_slaves"),
         "min_replicas_to_write": _number(config.get("min-replicas-to-write")),
         "min_replicas_max_lag": _number(config.get("min-replicas-max-lag")),
-        "wakes_clients": _wakes(connection, socket_timeout),
+        "wakes_clients": wakes,
+        "hello_refused": hello,
     }
 
 
@@ -105,6 +112,8 @@ def _wakes(connection: Any, socket_timeout: float) -> bool:
 
 def findings(what: str, facts: Facts, *, trust: float) -> Iterable[Finding]:
     """Yield the findings about one server's facts."""
+    if facts["hello_refused"] is not None:
+        yield (wrong if celery_needs_it() else note)(f"{what}: the server {meaning(facts['hello_refused'])}")
     if "untold" in facts:
         yield wrong(
             f"{what}: the command INFO is refused. Workers need it to detect a restarted server and do not join; allow "
@@ -128,7 +137,7 @@ def findings(what: str, facts: Facts, *, trust: float) -> Iterable[Finding]:
         yield wrong(f"{what}: this server is a replica; connect to the primary")
     if facts["replicas"]:
         yield from _replication(what, facts, trust)
-    if not facts["wakes_clients"]:
+    if not facts["wakes_clients"] and facts["hello_refused"] is None:
         yield note(f"{what}: client tracking is refused: idle workers poll for messages instead")
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 from celery_sticky.errors import SlotBroken
-from celery_sticky.keys import Slot
 from celery_sticky.queues.inspection import Dead
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
 from celery_sticky.redis_resp import Argument, pack
+from celery_sticky.slots import Slot
 
 PAGE = 200
 TRIM_STEP = 100
@@ -62,10 +62,17 @@ class DeadQueue:
         body = self._bodies.read(cast(bytes, value).partition(b":")[2])
         return Dead(dead_id, cast(bytes, info).decode(), body)
 
-    def count(self, keyspace: str) -> int:
-        """See `SlotQueues.dead_count`."""
-        with self._about(keyspace):
-            return cast(int, self._server.ask(pack("ZCARD", f"{self._layout.dead(keyspace)}:order"))[0])
+    def counts(self, keyspaces: Collection[str]) -> dict[str, int | SlotBroken]:
+        """See `SlotQueues.dead_counts`."""
+        asked = [pack("ZCARD", f"{self._layout.dead(keyspace)}:order") for keyspace in keyspaces]
+        found: dict[str, int | SlotBroken] = {}
+        for keyspace, reply in zip(keyspaces, self._server.wire.call(*asked), strict=True):
+            try:
+                with self._about(keyspace):
+                    found[keyspace] = cast(int, self._server.answered(reply))
+            except SlotBroken as broken:
+                found[keyspace] = broken
+        return found
 
     def requeue(self, keyspace: str, dead_id: str, slot: Slot) -> bool:
         """See `SlotQueues.requeue`."""

@@ -17,19 +17,19 @@ from typing import cast
 import redis
 
 from celery_sticky.errors import SlotBroken
-from celery_sticky.keys import Slot, SlotId
+from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tenure, Want
 from celery_sticky.queues.guarantees import FULL
-from celery_sticky.queues.inspection import Dead, Depth, dead_slot, sent_at
+from celery_sticky.queues.inspection import Dead, Depth, dead_slot
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.dead_queue import DeadQueue
+from celery_sticky.queues.redis.depths import Depths
 from celery_sticky.queues.redis.empty_slots import EmptySlots
 from celery_sticky.queues.redis.exchange import REQUEST_DISPOSITIONS, Answer, arguments, arrange, read, split
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.openings import Openings
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
-from celery_sticky.redis_resp import Argument, pack
 from celery_sticky.redis_wire import Wire
 
 SWEEP_SECONDS = 2.0
@@ -37,9 +37,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 """Seconds between two polls of a server that does not push: the first pause and the longest."""
 LOOKED_AT = 4
 """Up to this many slots are checked in the request that fetches from them: only then are they likely to be empty."""
-DEPTH_CHUNK = 64
-SMALL = 64 * 1024
-"""Messages up to this many bytes are read to find their age."""
 
 
 class RedisQueues:
@@ -61,7 +58,8 @@ class RedisQueues:
         self._bodies = Bodies(self._server, layout)
         self._dead = DeadQueue(self._server, layout, self._bodies)
         self._openings = Openings(self._server, layout, self._empty)
-        self._fetch, self._depth = Script.load("fetch"), Script.load("depth")
+        self._depths = Depths(self._server, layout)
+        self._fetch = Script.load("fetch")
 
     @property
     def pushed(self) -> bool:
@@ -85,7 +83,9 @@ class RedisQueues:
             answers.append(self._trip(wants if last else [], left[:count], now))
             left = [*answers[-1].later, *left[count:]]
             wants = [] if last else wants
-        fetched = self._together(answers)
+        fetched = answers[0].fetched
+        for answer in answers[1:]:
+            fetched.add(answer.fetched)
         if upload:
             self._bodies.uploaded(upload, fetched)
         self._bodies.read_all(fetched.deliveries)
@@ -111,16 +111,6 @@ class RedisQueues:
         if counts == [0]:
             self._empty.unchecked.difference_update(slots)
         return answer
-
-    @staticmethod
-    def _together(answers: Sequence[Answer]) -> Fetched:
-        fetched = answers[0].fetched
-        for answer in answers[1:]:
-            for name in ("deliveries", "confirmed", "refused", "failed"):
-                getattr(fetched, name).extend(getattr(answer.fetched, name))
-            for name in ("counted_starts", "drained", "lost", "broken", "due"):
-                getattr(fetched, name).update(getattr(answer.fetched, name))
-        return fetched
 
     def _set_aside(self, tenure: Tenure, name: str, fetched: Fetched) -> None:
         """Set one message aside per round trip; the others are requested again."""
@@ -164,29 +154,9 @@ class RedisQueues:
         for tenure in tenures:
             self._empty.release((tenure.keyspace, tenure.slot), tenure)
 
-    def depth(self, keyspace: str, slots: Collection[Slot]) -> Mapping[Slot, Depth]:
-        """See `SlotQueues.depth`."""
-        numbers, depths = list(slots), dict[Slot, Depth]()
-        for start in range(0, len(numbers), DEPTH_CHUNK):
-            chunk = numbers[start : start + DEPTH_CHUNK]
-            keys = [self._layout.queue(keyspace, slot) for slot in chunk]
-            said: list[Argument] = [self._layout.separator, self._layout.steps_json, SMALL]
-            reply = self._server.run(self._depth, keys, said)
-            fronts = self._fronts(cast(list[bytes], reply[3::5]))
-            for i, slot in enumerate(chunk):
-                waiting, deferred, in_flight = cast(list[int], reply[5 * i : 5 * i + 3])
-                front, error = cast(list[bytes], reply[5 * i + 3 : 5 * i + 5])
-                oldest = sent_at(fronts.get(front))
-                depths[slot] = Depth(waiting, deferred, in_flight, oldest, error.decode(errors="replace"))
-        return depths
-
-    def _fronts(self, lists: Sequence[bytes]) -> dict[bytes, bytes | None]:
-        """Return the next message of each of these lists."""
-        named = [name for name in lists if name]
-        if not named:
-            return {}
-        fronts = cast(list[bytes | None], self._server.ask(*[pack("LINDEX", name, -1) for name in named]))
-        return dict(zip(named, fronts, strict=True))
+    def depths(self, slots: Collection[SlotId]) -> Mapping[SlotId, Depth]:
+        """See `SlotQueues.depths`."""
+        return self._depths.read(slots)
 
     def dead(self, keyspace: str, *, after: str = "", limit: int | None = None) -> Sequence[Dead]:
         """See `SlotQueues.dead`."""
@@ -196,9 +166,9 @@ class RedisQueues:
         """See `SlotQueues.dead_message`."""
         return self._dead.read(keyspace, dead_id)
 
-    def dead_count(self, keyspace: str) -> int:
-        """See `SlotQueues.dead_count`."""
-        return self._dead.count(keyspace)
+    def dead_counts(self, keyspaces: Collection[str]) -> Mapping[str, int | SlotBroken]:
+        """See `SlotQueues.dead_counts`."""
+        return self._dead.counts(keyspaces)
 
     def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
         """See `SlotQueues.trim_dead`."""

@@ -30,8 +30,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from celery_sticky.errors import InvalidSettings
-from celery_sticky.keys import DEFAULT_PREFIX, Slot, queue_name
+from celery_sticky.keys import DEFAULT_PREFIX, queue_name
 from celery_sticky.redis_clients import key_prefix
+from celery_sticky.slots import Slot
 
 if TYPE_CHECKING:
     from kombu import Connection

@@ -8,7 +8,7 @@ from typing import cast
 from celery_sticky.errors import BrokerUnavailable, SlotBroken
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.redis_errors import describe
-from celery_sticky.redis_resp import Argument, ServerError
+from celery_sticky.redis_resp import Argument, ServerError, is_unknown_script
 from celery_sticky.redis_wire import Wire
 
 
@@ -36,7 +36,7 @@ class Server:
     ) -> list[object]:
         """Return the replies to a script and to the requests `after` it; only its own if it had to be sent again."""
         replies = self.wire.call(script.request(keys, said), *after)
-        if _is_unknown(replies[0]):
+        if is_unknown_script(replies[0]):
             replies = self.wire.call(script.full_request(keys, said))
         return [self.answered(reply) for reply in replies]
 
@@ -49,7 +49,7 @@ class Server:
             BrokerUnavailable: no answer, or the server refused one of the calls: each may have been carried out or not.
         """
         replies = self.wire.call(*[script.request(*call) for call in calls])
-        again = [i for i, reply in enumerate(replies) if _is_unknown(reply)]
+        again = [i for i, reply in enumerate(replies) if is_unknown_script(reply)]
         if again:  # the first one carries the script, and the server then has it for the others
             requests = [script.full_request(*calls[again[0]]), *(script.request(*calls[i]) for i in again[1:])]
             for i, reply in zip(again, self.wire.call(*requests), strict=True):
@@ -74,8 +74,3 @@ class Server:
             self.wire.drop()  # the server may be a replica now: a new connection asks Sentinel again
             raise BrokerUnavailable(f"Redis: {describe(str(reply))}")
         return reply
-
-
-def _is_unknown(reply: object) -> bool:
-    """Return whether the server does not have the script that a request names by its digest."""
-    return isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT")

@@ -6,30 +6,34 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from celery_sticky.errors import Fenced
-from celery_sticky.keys import Slot
+from celery_sticky.errors import Fenced, StickyError
+from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.stores.in_process import Client, Server
 from celery_sticky.stores.jobs import (
-    SEEN_NOTES,
     SEEN_RECORDS,
     STOPPED,
+    UNWANTED,
     Admission,
+    Checkpoint,
     DispatchOutcome,
-    Fate,
+    JobAddress,
+    JobCounts,
     JobPlaces,
     JobRecord,
     JobState,
     NewJob,
-    Note,
     Report,
     Reserved,
     SlotJobs,
+    digest,
 )
-from celery_sticky.stores.memory.job_records import Keyspace, SlotRecords
+from celery_sticky.stores.memory.job_records import Keyspace, seen
+from celery_sticky.stores.notes import MAX_DEAD, DeadNote, FailedDelivery, Fate, Note
+from celery_sticky.stores.ticks import Tick, milliseconds
 
 Keyspaces = defaultdict[str, Keyspace]
 
@@ -60,7 +64,8 @@ class MemoryJobs(Client[Keyspaces, Slot]):
                 return Admission.CLOSED, None
             space.forget()
             if (known := space.dispatches.get(job.id)) is not None:
-                same = replace(known.job, slot=job.slot) == job  # the slot only follows from the key
+                # The slot only follows from the key, and who waits for the start may differ.
+                same = replace(known.job, slot=job.slot, durable=job.durable) == job
                 return (Admission.REPEATED, known.outcome) if same else (Admission.CONFLICT, None)
             old = space.find(job.slot, job.name, job.key)
             if old is not None and old.state is not JobState.STOPPING:
@@ -70,7 +75,7 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             if old is not None:
                 space.remove(old, STOPPED)
                 space.at(job.slot).drop_notes()
-            space.add(job, outcome_ttl)
+            space.add(job, outcome_ttl, old)
             self._server.signal(self._keyspace, job.slot)
             return Admission.ADMITTED, None
 
@@ -84,17 +89,51 @@ class MemoryJobs(Client[Keyspaces, Slot]):
         with self._server.changed:
             return self._server.changed.wait_for(known, timeout)
 
-    def stop(self, slot: Slot, name: str, key: str) -> bool:
+    def stop(self, slot: Slot, name: str, key: str) -> str | None:
         """See `JobStore.stop`."""
         with self._server.changed:
             space = self._space()
             record = space.find(slot, name, key)
             if record is None:
-                return False
+                return None
             space.stop(record)
             space.forget_vacant(slot)
             self._server.signal(self._keyspace, slot)
-            return True
+            return record.id
+
+    def update(self, slot: Slot, name: str, key: str, payload: bytes | None, *, restart: bool) -> str | None:
+        """See `JobStore.update`."""
+        return self._change(slot, name, key, lambda record: self._space().update(record, payload, restart=restart))
+
+    def pause(self, slot: Slot, name: str, key: str) -> str | None:
+        """See `JobStore.pause`."""
+        return self._change(slot, name, key, lambda record: self._space().pause(record))
+
+    def resume(self, slot: Slot, name: str, key: str) -> str | None:
+        """See `JobStore.resume`."""
+        return self._change(slot, name, key, lambda record: self._space().resume(record))
+
+    def _change(self, slot: Slot, name: str, key: str, change: Callable[[JobRecord], JobRecord]) -> str | None:
+        with self._server.changed:
+            record = self._space().find(slot, name, key)
+            if record is None or record.state is JobState.STOPPING:
+                return None
+            if (changed := change(record)) != record:
+                self._space().put(changed)
+                self._server.signal(self._keyspace, slot)
+            return record.id
+
+    def ending(self) -> int:
+        """See `JobStore.ending`."""
+        with self._server.changed:
+            found = self._space().records.values()
+            return sum(record.state is JobState.STOPPING or record.replaces for record in found)
+
+    def stop_error(self, job_id: str) -> str:
+        """See `JobStore.stop_error`."""
+        with self._server.changed:
+            error, until = self._space().stop_errors.get(job_id, ("", 0.0))
+            return error if until > time.monotonic() else ""
 
     def notify(self, slot: Slot, name: str, key: str, payload: bytes, *, limit: int) -> Fate:
         """See `JobStore.notify`."""
@@ -110,6 +149,51 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             self._server.signal(self._keyspace, slot)
             return Fate.SENT
 
+    def dead_notes(self, *, after: str = "", limit: int = MAX_DEAD) -> Sequence[DeadNote]:
+        """See `DeadNoteStore.dead_notes`."""
+        with self._server.changed:
+            return self._space().dead.page(after, limit)
+
+    def dead_note(self, dead_id: str) -> DeadNote | None:
+        """See `DeadNoteStore.dead_note`."""
+        with self._server.changed:
+            return self._space().dead.find(dead_id)
+
+    def requeue_note(self, dead_id: str, *, limit: int) -> Fate:
+        """See `DeadNoteStore.requeue_note`."""
+        with self._server.changed:
+            dead = self._space().dead.find(dead_id)
+            if dead is None:
+                return Fate.GONE
+            fate = self.notify(dead.slot, dead.name, dead.key, dead.payload or b"", limit=limit)
+            if fate is Fate.SENT:
+                self._space().dead.drop(dead_id)
+            return fate
+
+    def drop_note(self, dead_id: str) -> bool:
+        """See `DeadNoteStore.drop_note`."""
+        with self._server.changed:
+            return self._space().dead.drop(dead_id)
+
+    def admit_each(
+        self, jobs: Sequence[NewJob], *, max_queued: int, outcome_ttl: float
+    ) -> Sequence[Admission | StickyError]:
+        """See `JobStore.admit_each`."""
+        return [self.admit(job, max_queued=max_queued, outcome_ttl=outcome_ttl)[0] for job in jobs]
+
+    def stop_each(self, jobs: Sequence[JobAddress]) -> Sequence[str | StickyError | None]:
+        """See `JobStore.stop_each`."""
+        return [self.stop(*job) for job in jobs]
+
+    def notify_each(self, notes: Sequence[tuple[JobAddress, bytes]], *, limit: int) -> Sequence[Fate | StickyError]:
+        """See `JobStore.notify_each`."""
+        return [self.notify(*job, payload, limit=limit) for job, payload in notes]
+
+    def find(self, slot: Slot, name: str, key: str) -> JobRecord | None:
+        """See `JobStore.find`."""
+        with self._server.changed:
+            return self._space().find(slot, name, key)
+
     def records(self, name: str | None = None, key: str | None = None, slot: Slot | None = None) -> Sequence[JobRecord]:
         """See `JobStore.records`."""
         with self._server.changed:
@@ -119,9 +203,15 @@ class MemoryJobs(Client[Keyspaces, Slot]):
                 if name in (None, record.name) and key in (None, record.key) and slot in (None, record.slot)
             ]
 
-    def keys(self, name: str) -> Collection[str]:
+    def counts(self) -> JobCounts:
+        """See `JobStore.counts`."""
+        with self._server.changed:
+            return self._space().counts()
+
+    def keys(self, name: str) -> Mapping[str, str]:
         """See `JobStore.keys`."""
-        return {record.key for record in self.records(name) if record.state is not JobState.STOPPING}
+        found = [record for record in self.records(name) if record.state is not JobState.STOPPING]
+        return {record.key: digest(name, record.key, record.payload) for record in found}
 
     def close_keyspace(self, *, closed: bool) -> None:
         """See `JobStore.close_keyspace`."""
@@ -133,14 +223,15 @@ class MemoryJobs(Client[Keyspaces, Slot]):
                 space.forget_vacant(record.slot)
                 self._server.signal(self._keyspace, record.slot)
 
-    def claim_tick(self, name: str, number: int) -> bool:
+    def forget_places(self) -> int:
+        """See `JobStore.forget_places`."""
+        with self._server.changed:
+            return self._space().forget_places()
+
+    def claim_tick(self, name: str, every: float) -> Tick:
         """See `JobStore.claim_tick`."""
         with self._server.changed:
-            ticks = self._space().ticks
-            if name in ticks and number <= ticks[name]:
-                return False
-            ticks[name] = number
-            return True
+            return self._space().claim_tick(name, milliseconds(every))
 
     def open(self, slot: Slot, epoch: int) -> None:
         """See `JobStore.open`."""
@@ -155,11 +246,11 @@ class MemoryJobs(Client[Keyspaces, Slot]):
         with self._server.changed:
             space = self._space()
             found: dict[Slot, SlotJobs] = {}
-            seen = 0
+            count = 0
             for slot, revision in known.items():
-                if seen < SEEN_RECORDS and (written := space.at(slot)).revision != revision:
-                    found[slot] = _seen(space, written)
-                    seen += len(written.ids)
+                if count < SEEN_RECORDS and (written := space.at(slot)).revision != revision:
+                    found[slot] = seen(space, written)
+                    count += len(written.ids)
             return found
 
     def places(self, known: int) -> JobPlaces | None:
@@ -169,7 +260,7 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             if space.places_revision == known:
                 return None
             places = space.slots.items()
-            return JobPlaces(space.places_revision, {p: at.revision for p, at in places if isinstance(p, str)})
+            return JobPlaces(space.places_revision, {p: at.revision for p, at in places if isinstance(p, KeyPlace)})
 
     def reserve(self, slot: Slot, epoch: int, worker: str, ids: Collection[str], *, known: int = 0) -> Reserved:
         """See `JobStore.reserve`."""
@@ -177,12 +268,24 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             space = self._fenced(slot, epoch)
             before = space.at(slot).revision
             wanted = [space.records[i] for i in ids if i in space.records and space.records[i].slot == slot]
-            wanted = [record for record in wanted if record.state is not JobState.STOPPING]
+            wanted = [record for record in wanted if record.state not in UNWANTED]
             for record in wanted:
                 attempt = record.attempt + 1
                 space.put(replace(record, state=JobState.STARTING, attempt=attempt, epoch=epoch, worker=worker))
             attempts = {record.id: record.attempt + 1 for record in wanted}
             return Reserved(attempts, space.at(slot).revision if before == known else 0)
+
+    def save(self, slot: Slot, epoch: int, checkpoints: Sequence[Checkpoint]) -> Collection[str]:
+        """See `JobStore.save`."""
+        with self._server.changed:
+            space = self._fenced(slot, epoch)
+            found: dict[str, None] = {}
+            for checkpoint in checkpoints:
+                record = space.records.get(checkpoint.id)
+                if record is not None and record.slot == slot:
+                    space.save(record, checkpoint)
+                    found[record.id] = None
+            return found
 
     def settle(
         self,
@@ -190,6 +293,7 @@ class MemoryJobs(Client[Keyspaces, Slot]):
         epoch: int,
         reports: Sequence[Report],
         notes: Collection[str],
+        failed: Sequence[FailedDelivery] = (),
         *,
         outcome_ttl: float,
         known: int = 0,
@@ -202,8 +306,11 @@ class MemoryJobs(Client[Keyspaces, Slot]):
             if any(note.id in dropped for note in written.notes):
                 written.notes = [note for note in written.notes if note.id not in dropped]
                 space.revise(slot)
+            space.fail_deliveries(slot, failed)
             for report in reports:
                 record = space.records.get(report.id)
+                if record is None or record.slot == slot:
+                    space.keep_stop_error(report, outcome_ttl)
                 if record is not None and record.slot == slot:
                     space.settle(record, report, outcome_ttl)
             written.drop_notes()
@@ -224,14 +331,3 @@ class MemoryJobs(Client[Keyspaces, Slot]):
         if written.epoch != epoch and (isinstance(slot, int) or written.ids):
             raise Fenced(written.epoch, "")
         return space
-
-
-def _seen(space: Keyspace, written: SlotRecords) -> SlotJobs:
-    records = tuple(space.records[job_id] for job_id in written.ids.values())
-    count = Counter((note.name, note.key) for note in written.notes)
-    share, seen, notes = max(1, SEEN_NOTES // max(1, len(count))), Counter[tuple[str, str]](), []
-    for note in written.notes:
-        seen[note.name, note.key] += 1
-        if seen[note.name, note.key] <= share:
-            notes.append(note)
-    return SlotJobs(written.revision, records, tuple(notes), len(notes) < len(written.notes))

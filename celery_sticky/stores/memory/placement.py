@@ -9,7 +9,19 @@ from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.stores.in_process import Client
 from celery_sticky.stores.memory.store import Heard, PlacementRecords, Records, parsed
-from celery_sticky.stores.placement import NO_VERSION, Answer, Claims, Look, PinMoved, Said, Version, Wish
+from celery_sticky.stores.placement import (
+    NO_VERSION,
+    START,
+    Answer,
+    Claims,
+    Look,
+    PinMoved,
+    Pinned,
+    PinRecord,
+    Said,
+    Version,
+    Wish,
+)
 
 
 class MemoryPlacementStore(Client[Records, Heard]):
@@ -47,9 +59,9 @@ class MemoryPlacementStore(Client[Records, Heard]):
         holder = self._holder(wish.key)
         if holder != incarnation and self._lives(holder):
             return Answer(Said.HELD, by=holder)
-        book.token = max(book.token + 1, int(self._server.clock() * 1000))
-        book.claims[wish.key] = (book.token, incarnation)
-        return Answer(Said.GRANTED, token=book.token)
+        token = self._next_token()
+        book.claims[wish.key] = (token, incarnation)
+        return Answer(Said.GRANTED, token=token)
 
     def release(self, incarnation: str, call: int, keys: Collection[str]) -> None:
         """See `PlacementStore.release`."""
@@ -66,7 +78,7 @@ class MemoryPlacementStore(Client[Records, Heard]):
             holder = self._holder(key)
             return holder if self._lives(holder) else ""
 
-    def pin(self, worker: str, key: str, *, take: bool) -> str | None:
+    def pin(self, worker: str, key: str, *, take: bool) -> Pinned:
         """See `PlacementStore.pin`."""
         with self._server.changed:
             book = self._book()
@@ -75,27 +87,50 @@ class MemoryPlacementStore(Client[Records, Heard]):
                 raise NotAMember(f"worker {worker!r} is not a live member of keyspace {self._keyspace!r} now")
             pinned = self._pin(key)
             if pinned and pinned != incarnation and not take:
-                return book.pins[key][1]
-            former, other = book.pins.get(key, (incarnation, worker))
+                return Pinned(by=book.pins[key][1])
+            former, other, token = book.pins.get(key, (incarnation, worker, 0))
             if other != worker:
-                book.lost.setdefault(former, set()).add(key)
-            book.lost.get(incarnation, set()).discard(key)
-            book.pins[key] = (incarnation, worker)
+                book.lost.setdefault(former, {})[key] = token
+            book.lost.get(incarnation, {}).pop(key, None)
+            made = Pinned(self._next_token(), incarnation)
+            book.pins[key] = (incarnation, worker, made.token)
             if pinned != incarnation:
                 self._tell(key, {pinned, self._holder(key)})
-            return None
+            return made
 
-    def unpin(self, worker: str, key: str) -> bool:
+    def unpin(self, worker: str, key: str, pinned: Pinned | None = None) -> bool:
         """See `PlacementStore.unpin`."""
         with self._server.changed:
             book = self._book()
-            incarnation = book.enlisted.get(worker, "")
-            book.lost.get(incarnation, set()).discard(key)
-            mine = book.pins.get(key) == (incarnation, worker)
+            incarnation = book.enlisted.get(worker, "") if pinned is None else pinned.incarnation
+            lost = book.lost.get(incarnation, {})
+            if pinned is None or lost.get(key) == pinned.token:
+                lost.pop(key, None)
+            by, _, token = book.pins.get(key, ("", "", 0))
+            mine = bool(by) and by == incarnation and (pinned is None or token == pinned.token)
             if mine:
                 del book.pins[key]
                 self._tell(key, {self._holder(key)})
             return mine
+
+    def revoke(self, key: str, token: int | None = None) -> str:
+        """See `PlacementStore.revoke`."""
+        with self._server.changed:
+            book = self._book()
+            incarnation, worker, current = book.pins.get(key, ("", "", 0))
+            if not self._lives(incarnation) or token not in (None, current):
+                return ""
+            del book.pins[key]
+            book.lost.setdefault(incarnation, {})[key] = current
+            self._tell(key, {incarnation, self._holder(key)})
+            return worker
+
+    def pins(self, start: str = START) -> tuple[str, Sequence[PinRecord]]:
+        """See `PlacementStore.pins`. One call returns all."""
+        with self._server.changed:
+            now, pins = int(self._server.clock() * 1000), self._book().pins.items()
+            living = [(key, pin) for key, pin in pins if self._lives(pin[0])]
+            return START, [PinRecord.made(key, worker, by, token, now) for key, (by, worker, token) in living]
 
     def enlist(self, worker: str, incarnation: str) -> None:
         """See `PlacementStore.enlist`."""
@@ -119,10 +154,10 @@ class MemoryPlacementStore(Client[Records, Heard]):
         with self._server.changed:
             book = self._book()
             book.claims = {key: claim for key, claim in book.claims.items() if self._lives(claim[1])}
-            for key, (incarnation, _) in list(book.pins.items()):
+            for key, (incarnation, _, token) in list(book.pins.items()):
                 if not self._lives(incarnation):
                     del book.pins[key]
-                    book.lost.setdefault(incarnation, set()).add(key)
+                    book.lost.setdefault(incarnation, {})[key] = token
             book.calls = {name: call for name, call in book.calls.items() if self._lives(name)}
             return "0"
 
@@ -137,7 +172,14 @@ class MemoryPlacementStore(Client[Records, Heard]):
         """See `PlacementStore.forget`."""
         with self._server.changed:
             for incarnation in incarnations:
-                self._book().lost.get(incarnation, set()).difference_update(keys)
+                lost = self._book().lost.get(incarnation, {})
+                for key in keys:
+                    lost.pop(key, None)
+
+    def _next_token(self) -> int:
+        book = self._book()
+        book.token = max(book.token + 1, int(self._server.clock() * 1000))
+        return book.token
 
     def _holder(self, key: str) -> str:
         return self._book().claims.get(key, (0, ""))[1]
@@ -172,5 +214,5 @@ class MemoryPlacementStore(Client[Records, Heard]):
         return in_turn
 
     def _pin(self, key: str) -> str:
-        incarnation = self._book().pins.get(key, ("", ""))[0]
+        incarnation = self._book().pins.get(key, ("", "", 0))[0]
         return incarnation if self._lives(incarnation) else ""

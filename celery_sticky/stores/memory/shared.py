@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from threading import Event
 from typing import Any, TypeVar
 
-from celery_sticky.errors import StoreUnavailable
+from celery_sticky.errors import StickyError, StoreUnavailable
+from celery_sticky.stores.base import Reading, Store
 from celery_sticky.stores.in_process import Client
+from celery_sticky.stores.jobs import JobCounts, JobStore
 from celery_sticky.stores.memory.jobs import MemoryJobs, memory_job_server
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.memory.store import MemoryStore, memory_server
+from celery_sticky.stores.placement import PlacementStore
+from celery_sticky.stores.shared import each
 
 Opened = TypeVar("Opened", bound=Client[Any, Any])
 
@@ -40,6 +44,18 @@ class MemoryShared:
         store.on_signal = self._ready.set
         self._stores.append(store)
         return store
+
+    def read_each(self, stores: Sequence[Store]) -> Sequence[Reading | StickyError]:
+        """See `SharedClient.read_each`."""
+        return each(stores, lambda store: store.read())
+
+    def enlisted_each(self, stores: Sequence[PlacementStore]) -> Sequence[Mapping[str, str] | StickyError]:
+        """See `SharedClient.enlisted_each`."""
+        return each(stores, lambda store: store.enlisted())
+
+    def job_counts_each(self, stores: Sequence[JobStore]) -> Sequence[JobCounts | StickyError]:
+        """See `SharedClient.job_counts_each`."""
+        return each(stores, lambda store: store.counts())
 
     def watch(self, timeout: float) -> Mapping[Any, Sequence[Any]]:
         """See `SharedClient.watch`."""

@@ -22,13 +22,14 @@ class PlacementRecords:
 
     claims: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Key -> token and incarnation."""
-    pins: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Key -> incarnation and name."""
+    pins: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    """Key -> incarnation, name and token."""
     enlisted: dict[str, str] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, set[str]] = field(default_factory=dict)
-    """Incarnation -> keys whose pins it has lost; never expires here."""
+    lost: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Incarnation -> keys whose pins it has lost, and their tokens; never expires here."""
     token: int = 0
+    """The last token of a claim or pin."""
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class Records:
 
     documents: dict[str, bytes] = field(default_factory=dict)
     heartbeats: dict[str, dict[str, int]] = field(default_factory=dict)
+    heard: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Keyspace -> incarnation -> when it joined or sent its last heartbeat."""
     revoked: dict[str, float] = field(default_factory=dict)
     """Task id -> when it expires; the newest is the last."""
     placement_stores: dict[str, PlacementRecords] = field(default_factory=dict)
@@ -76,16 +79,20 @@ class MemoryStore(Client[Records, Heard]):
             records = self._records()
             document = records.documents.get(self._keyspace)
             view = None if document is None else parsed(document)
-            return Reading(
-                view, dict(records.heartbeats.get(self._keyspace, {})), self._server.run_id, self._server.clock()
-            )
+            heartbeats, now = dict(records.heartbeats.get(self._keyspace, {})), self._server.clock()
+            silent = {incarnation: now - at for incarnation, at in records.heard.get(self._keyspace, {}).items()}
+            return Reading(view, heartbeats, self._server.run_id, now, silent)
 
-    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+    def swap(
+        self, old: View | None, new: View, guard: Mapping[str, int] | None = None, until: float | None = None
+    ) -> bool:
         """See `Store.swap`."""
         with self._server.changed:
             records = self._records()
             heartbeats = records.heartbeats.get(self._keyspace, {})
             if new.store_id != self._server.run_id or self._version() != (old and (old.version, old.generation)):
+                return False
+            if until is not None and self._server.clock() > until:
                 return False
             if any(heartbeats.get(incarnation) != counter for incarnation, counter in (guard or {}).items()):
                 return False
@@ -94,6 +101,8 @@ class MemoryStore(Client[Records, Heard]):
             records.heartbeats[self._keyspace] = {
                 incarnation: heartbeats.get(incarnation, 0) for incarnation in incarnations
             }
+            heard, now = records.heard.get(self._keyspace, {}), self._server.clock()
+            records.heard[self._keyspace] = {incarnation: heard.get(incarnation, now) for incarnation in incarnations}
             self._server.signal(self._keyspace, ViewChanged(new.version))
             return True
 
@@ -105,6 +114,7 @@ class MemoryStore(Client[Records, Heard]):
             alive = written is not None and incarnation in heartbeats
             if alive:
                 heartbeats[incarnation] += 1
+                self._records().heard.setdefault(self._keyspace, {})[incarnation] = self._server.clock()
                 if announce:
                     heard = HeartbeatHeard(incarnation, heartbeats[incarnation])
                     self._server.signal(self._keyspace, heard, sender=self._subscription)

@@ -6,24 +6,28 @@ Rule: a verb is one script, and a script is sent once. The stores of one `Server
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from celery_sticky.errors import RecordUnusable, StoreRefused, StoreUnavailable
+from celery_sticky.errors import RecordUnusable, StickyError, StoreRefused, StoreUnavailable
 from celery_sticky.redis_clients import client_from_connection, key_prefix
 from celery_sticky.redis_errors import Cure, describe, refusal_of
-from celery_sticky.redis_resp import Argument, ServerError, pack
+from celery_sticky.redis_resp import Argument, ServerError, is_unknown_script, pack
 from celery_sticky.redis_wire import HELLO, Wire
 from celery_sticky.stores.redis.subscription import Subscription
+from celery_sticky.stores.shared import each
 
 if TYPE_CHECKING:
     from kombu import Connection
 
 Heard = TypeVar("Heard")
 """A signal."""
+Answer = TypeVar("Answer")
+AT_ONCE = 500
+"""Number of requests in one round trip: their replies must fit into the buffers between us and the server."""
 Types = Mapping[str, str]
 """The keys that might hold foreign data, each with the type it should have."""
 
@@ -53,9 +57,30 @@ class Server:
         with self.asking(types):
             self.wire.listen()
             [reply] = self.wire.call(pack("EVALSHA", _digest(text), len(keys), *keys, *args))
-            if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):
+            if is_unknown_script(reply):
                 [reply] = self.wire.call(pack("EVAL", text, len(keys), *keys, *args))
             return self.accepted(reply)
+
+    def run_each(self, text: str, calls: Sequence[Sequence[str]], args: Sequence[Argument]) -> Sequence[object]:
+        """Run a script once for each sequence of keys, in one round trip; return the replies, refusals too."""
+        with self.asking({}):
+            self.wire.listen()
+            replies = self.wire.call(*[pack("EVALSHA", _digest(text), len(keys), *keys, *args) for keys in calls])
+            if any(is_unknown_script(reply) for reply in replies):
+                replies = self.wire.call(*[pack("EVAL", text, len(keys), *keys, *args) for keys in calls])
+            return replies
+
+    def run_many(
+        self, text: str, keys: Sequence[str], calls: Sequence[Sequence[Argument]], types: Types
+    ) -> list[object]:
+        """Run a script once for each sequence of arguments, in one round trip; return the replies, refusals too."""
+        with self.asking(types):
+            self.wire.listen()
+            replies = self.wire.call(*[pack("EVALSHA", _digest(text), len(keys), *keys, *args) for args in calls])
+            for i, reply in enumerate(replies):
+                if is_unknown_script(reply):
+                    [replies[i]] = self.wire.call(pack("EVAL", text, len(keys), *keys, *calls[i]))
+            return replies
 
     def accepted(self, reply: object) -> object:
         """Return the reply, unless it is a refusal."""
@@ -100,8 +125,11 @@ class Server:
 class Client(Generic[Heard]):
     """A store: runs scripts by their verb, and listens on `<root>:signals:<db>`: databases share their channels."""
 
-    def __init__(self, server: Server, root: str, scripts: Mapping[str, str], types: Types) -> None:
-        self._server, self._types, self._scripts = server, types, scripts
+    def __init__(
+        self, server: Server, root: str, scripts: Mapping[str, str], types: Types, keys: Sequence[str] = ()
+    ) -> None:
+        """`keys` are those of the verbs that `each` runs."""
+        self._server, self._types, self._scripts, self._keys = server, types, scripts, keys
         self._channel = f"{root}:signals:{server.database}"
 
     def watch(self, timeout: float) -> Sequence[Heard]:
@@ -129,6 +157,31 @@ class Client(Generic[Heard]):
 
     def _run(self, verb: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
         return self._server.run(self._scripts[verb], keys, args, self._types)
+
+    def _run_many(self, verb: str, keys: Sequence[str], calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run a verb for each sequence of arguments; return the replies, each perhaps the `StickyError` that it is."""
+        replies: list[object] = []
+        for first in range(0, len(calls), AT_ONCE):
+            replies += self._server.run_many(self._scripts[verb], keys, calls[first : first + AT_ONCE], self._types)
+        return each(replies, self._accepted)
+
+    @classmethod
+    def each(
+        cls, stores: Sequence[Self], verb: str, read: Callable[[Self, Any], Answer], args: Sequence[Argument] = ()
+    ) -> Sequence[Answer | StickyError]:
+        """Run a verb of several stores of one server, with the same arguments; see `SharedClient.read_each`."""
+        if not stores:
+            return []
+        try:
+            script = stores[0]._scripts[verb]
+            replies = stores[0]._server.run_each(script, [store._keys for store in stores], args)
+        except StoreRefused as error:
+            return [error] * len(stores)
+        return each(zip(stores, replies, strict=True), lambda pair: read(pair[0], pair[0]._accepted(pair[1])))
+
+    def _accepted(self, reply: object) -> Any:
+        with self._server.asking(self._types):
+            return self._server.accepted(reply)
 
 
 @cache

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from celery_sticky.stores.base import Store
-from celery_sticky.stores.jobs import JobStore
+from celery_sticky.errors import StickyError
+from celery_sticky.stores.base import Reading, Store
+from celery_sticky.stores.jobs import JobCounts, JobStore
 from celery_sticky.stores.placement import PlacementStore
 from celery_sticky.stores.redis.client import Server
 
@@ -31,6 +32,26 @@ class RedisShared(Server):
         from celery_sticky.stores.redis.jobs import RedisJobs
 
         return RedisJobs(self, keyspace)
+
+    def read_each(self, stores: Sequence[Store]) -> Sequence[Reading | StickyError]:
+        """See `SharedClient.read_each`."""
+        from celery_sticky.stores.redis.store import RedisStore
+
+        return RedisStore.each(cast(Sequence[RedisStore], stores), "read", RedisStore.reading)
+
+    def enlisted_each(self, stores: Sequence[PlacementStore]) -> Sequence[Mapping[str, str] | StickyError]:
+        """See `SharedClient.enlisted_each`."""
+        from celery_sticky.stores.redis.placement import RedisPlacementStore
+
+        return RedisPlacementStore.each(
+            cast(Sequence[RedisPlacementStore], stores), "enlisted", RedisPlacementStore.names
+        )
+
+    def job_counts_each(self, stores: Sequence[JobStore]) -> Sequence[JobCounts | StickyError]:
+        """See `SharedClient.job_counts_each`."""
+        from celery_sticky.stores.redis.jobs.store import FIRST_PAGE, RedisJobs
+
+        return RedisJobs.each(cast(Sequence[RedisJobs], stores), "counts", RedisJobs.counted, FIRST_PAGE)
 
     def watch(self, timeout: float) -> Mapping[Any, Sequence[Any]]:
         """See `SharedClient.watch`."""

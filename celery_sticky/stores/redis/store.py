@@ -1,13 +1,14 @@
-"""The view of a keyspace in Redis: one hash for the document, one for the heartbeat counters, a script per verb.
+"""The view of a keyspace in Redis: one hash for the document, two for the heartbeats, a script per verb.
 
-Keys, all prefixed with the app's `global_keyprefix`: `<prefix>:<keyspace>:view`, `<prefix>:<keyspace>:beats`, the
-channel `<prefix>:<keyspace>:signals:<db>`, and `<prefix>:revoked`.
+Keys, all prefixed with the app's `global_keyprefix`: `<prefix>:<keyspace>:view`, `:beats` and `:heard`, the channel
+`<prefix>:<keyspace>:signals:<db>`, and `<prefix>:revoked`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from typing import Any
 
 from celery_sticky.errors import RecordUnusable, StickyError
 from celery_sticky.ownership.events import HeartbeatHeard, ViewChanged
@@ -24,36 +25,47 @@ class RedisStore(Client[Signal]):
     def __init__(self, server: Server, keyspace: str) -> None:
         root = f"{server.prefix}:{keyspace}"
         self._view, self._heartbeats, self._revoked = f"{root}:view", f"{root}:beats", f"{server.prefix}:revoked"
+        heard = f"{root}:heard"
         self._own: set[str] = set()
         scripts = {verb: script(__package__, "run_id", verb) for verb in ("read", "swap", "heartbeat")}
         scripts |= {verb: script(__package__, verb) for verb in ("revoke", "revoked")}
-        types = {self._view: "hash", self._heartbeats: "hash", self._revoked: "zset"}
-        super().__init__(server, root, scripts, types)
+        types = {self._view: "hash", self._heartbeats: "hash", heard: "hash", self._revoked: "zset"}
+        super().__init__(server, root, scripts, types, keys=[self._view, self._heartbeats, heard])
 
     def read(self) -> Reading:
         """See `Store.read`."""
-        document, heartbeats, run_id, seconds, micros = self._run("read", [self._view, self._heartbeats])
+        return self.reading(self._run("read", self._keys))
+
+    def reading(self, reply: list[Any]) -> Reading:
+        """Return what the script `read` has replied."""
+        document, heartbeats, run_id, seconds, micros, heard = reply
+        now = int(seconds) + int(micros) / 1e6
         return Reading(
             view=None if document is None else self._read_view(document),
             heartbeats=self._counters(heartbeats),
             store_id=run_id.decode(),
-            clock=int(seconds) + int(micros) / 1e6,
+            clock=now,
+            silent={incarnation: now - at / 1000 for incarnation, at in self._counters(heard).items()},
         )
 
-    def swap(self, old: View | None, new: View, guard: Mapping[str, int] | None = None) -> bool:
+    def swap(
+        self, old: View | None, new: View, guard: Mapping[str, int] | None = None, until: float | None = None
+    ) -> bool:
         """See `Store.swap`."""
         guard = guard or {}
         expected = (old.version, old.generation) if old else ("", "")
         guards = [part for pair in guard.items() for part in pair]
         incarnations = [member.incarnation for member in new.members.values()]
-        args = [self._channel, new.store_id, *expected, new.version, new.generation, new.to_bytes(), len(guard)]
-        return bool(self._run("swap", [self._view, self._heartbeats], [*args, *guards, *incarnations]) == 1)
+        limit = "" if until is None else int(until * 1e6)
+        document = [new.version, new.generation, new.to_bytes()]
+        args = [self._channel, new.store_id, limit, *expected, *document, len(guard)]
+        return bool(self._run("swap", self._keys, [*args, *guards, *incarnations]) == 1)
 
     def heartbeat(self, incarnation: str, *, announce: bool = True) -> Heartbeat:
         """See `Store.beat`."""
         self._own.add(incarnation)
         args = [self._channel, incarnation, int(announce)]
-        counter, version, generation, run_id, heartbeats = self._run("heartbeat", [self._view, self._heartbeats], args)
+        counter, version, generation, run_id, heartbeats = self._run("heartbeat", self._keys, args)
         return Heartbeat(
             counter > 0, int(version), int(generation), run_id.decode(), self._counters(heartbeats), counter
         )

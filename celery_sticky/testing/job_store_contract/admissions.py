@@ -10,8 +10,9 @@ from functools import partial
 
 import pytest
 
-from celery_sticky.keys import job_place
-from celery_sticky.stores.jobs import Admission, Fate, JobRecord, JobState, JobStore, NewJob
+from celery_sticky.slots import KeyPlace
+from celery_sticky.stores.jobs import Admission, JobRecord, JobState, JobStore, NewJob
+from celery_sticky.stores.notes import Fate
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import SLOT, SUCCESS, OpenJobs
 from celery_sticky.testing.store_contract.server import Opening
@@ -168,8 +169,8 @@ class AdmissionContract(Opening[JobStore]):
         assert apart.outcome("d1", 0) is None
         assert not apart.stop(SLOT, "feed", "k")
         assert steps.note(apart) is Fate.NO_JOB
-        assert apart.claim_tick("t", 1)
-        assert store.claim_tick("t", 1)
+        assert apart.claim_tick("t", steps.DECADES).claimed
+        assert store.claim_tick("t", steps.DECADES).claimed
         apart.open(SLOT, 99)
         apart.close_keyspace(closed=True)
         apart.close_keyspace(closed=False)
@@ -193,25 +194,12 @@ class AdmissionContract(Opening[JobStore]):
         for number, key in enumerate(ODD):
             steps.queued(store, steps.job(f"d{number}", key=key, slot=number))
             steps.queued(store, steps.job(f"e{number}", "f", key=f"eed{key}", slot=number))
-        steps.queued(store, steps.job("placed", key="placed", slot=job_place("placed")))
+        steps.queued(store, steps.job("placed", key="placed", slot=KeyPlace("placed")))
         for make in (steps.starting, steps.running, steps.failing, steps.stopping):
             make(store, steps.job(make.__name__, key=make.__name__))
         assert set(store.keys("feed")) == {*ODD, "placed", "starting", "running", "failing"}
         assert set(store.keys("f")) == {f"eed{key}" for key in ODD}
         assert set(store.keys("fee")) == set(store.keys("")) == set()
-
-    def test_a_tick_is_claimed_once_and_never_after_a_later_one(self, store: JobStore, other: JobStore) -> None:
-        assert store.claim_tick("t", 5)
-        assert not other.claim_tick("t", 5)
-        assert not other.claim_tick("t", 4)
-        assert other.claim_tick("t", 10)
-        assert store.claim_tick("t:2", 5)
-        assert store.claim_tick("negative", -5)
-        assert store.claim_tick("negative", 0)
-
-    def test_of_claims_of_one_tick_at_once_exactly_one_succeeds(self, open_store: OpenJobs) -> None:
-        claims = steps.at_once(open_store, [lambda client: client.claim_tick("t", 1)] * 10)
-        assert claims.count(True) == 1
 
     def test_a_repeat_is_told_the_same_as_the_first(self, store: JobStore, other: JobStore) -> None:
         new = steps.queued(store)

@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 
-from celery_sticky.stores.jobs import Fate, JobStore, NewJob, Note
+from celery_sticky.stores.jobs import JobStore, NewJob
+from celery_sticky.stores.notes import Fate, Note
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import SLOT, OpenJobs
 from celery_sticky.testing.store_contract.server import Opening

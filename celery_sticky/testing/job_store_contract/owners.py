@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_sticky.errors import Fenced
-from celery_sticky.keys import Slot
+from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.stores.jobs import JobState, JobStore, NewJob
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import EPOCH, SLOT, OpenJobs
@@ -103,7 +103,7 @@ class OwnerContract(Opening[JobStore]):
         store.open(SLOT, EPOCH)
         assert store.look({SLOT: 0}) == before
 
-    @pytest.mark.parametrize("slot", [SLOT, "=k"])
+    @pytest.mark.parametrize("slot", [SLOT, KeyPlace("k")])
     def test_an_owner_is_told_what_revision_its_own_changes_make(self, store: JobStore, slot: Slot) -> None:
         steps.queued(store, steps.job(slot=slot))
         store.open(slot, EPOCH)
@@ -116,7 +116,7 @@ class OwnerContract(Opening[JobStore]):
         assert store.settle(slot, EPOCH, [], [], outcome_ttl=60, known=settled) == settled
         assert store.look({slot: settled}) == {}
 
-    @pytest.mark.parametrize("slot", [SLOT, "=k"])
+    @pytest.mark.parametrize("slot", [SLOT, KeyPlace("k")])
     def test_but_not_where_another_change_has_come_between(self, store: JobStore, other: JobStore, slot: Slot) -> None:
         steps.queued(store, steps.job(slot=slot))
         store.open(slot, EPOCH)

@@ -7,19 +7,20 @@ from __future__ import annotations
 import pytest
 
 from celery_sticky.errors import Fenced
-from celery_sticky.keys import job_place
-from celery_sticky.stores.jobs import Fate, JobState, JobStore, NewJob
+from celery_sticky.slots import KeyPlace
+from celery_sticky.stores.jobs import STOPPED, DispatchOutcome, JobState, JobStore, NewJob
+from celery_sticky.stores.notes import Fate
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import EPOCH, OpenJobs
 from celery_sticky.testing.store_contract.server import Opening, hear
 
 KEY = "k:notes é"
-PLACE = job_place(KEY)
+PLACE = KeyPlace(KEY)
 
 
 def placed(id: str = "d1", name: str = "feed", key: str = KEY) -> NewJob:  # noqa: A002
     """Return a job in the place of its key."""
-    return steps.job(id, name, key, job_place(key))
+    return steps.job(id, name, key, KeyPlace(key))
 
 
 def there(store: JobStore) -> set[str]:
@@ -54,7 +55,7 @@ class PlaceContract(Opening[JobStore]):
         steps.queued(store, steps.job("d4"))
         found = store.places(0)
         assert found is not None
-        assert found.revisions == {"=a": steps.revision(store, "=a"), "=b": steps.revision(store, "=b")}
+        assert found.revisions == {place: steps.revision(store, place) for place in map(KeyPlace, "ab")}
         assert store.places(found.revision) is None
         steps.queued(store, steps.job("d5", key="k2"))
         assert store.places(found.revision) is None, "a slot is not a place"
@@ -131,3 +132,15 @@ class PlaceContract(Opening[JobStore]):
     def test_places_stay_in_their_keyspace(self, store: JobStore, open_store: OpenJobs) -> None:
         steps.queued(open_store("elsewhere"), placed())
         assert store.places(0) is None
+
+    def test_places_are_forgotten_and_slots_are_not(self, store: JobStore, other: JobStore) -> None:
+        steps.running(store, steps.job("d1", key=KEY, slot=PLACE))
+        steps.queued(store, steps.job("d2", name="other", key=KEY, slot=PLACE))
+        steps.running(store, steps.job("d3"))
+        steps.note(store, to=steps.job(key=KEY, slot=PLACE))
+        assert (other.forget_places(), other.forget_places()) == (2, 0)
+        assert steps.ids(store) == {"d3"}
+        assert store.outcome("d2", 0) == DispatchOutcome(STOPPED)
+        listed = store.places(0)
+        assert listed is not None and not listed.revisions
+        store.open(PLACE, EPOCH - 1)

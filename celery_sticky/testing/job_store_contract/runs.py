@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sticky.stores.jobs import DispatchOutcome, JobState, JobStore, Report
+from celery_sticky.stores.jobs import DispatchOutcome, JobState, JobStore, Report, RunResult
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import SLOT, SUCCESS
 from celery_sticky.testing.store_contract.server import Opening
@@ -50,12 +50,18 @@ class RunContract(Opening[JobStore]):
         steps.settle(store, steps.failed())
         assert (steps.record(store).state, steps.record(store).error) == (JobState.FAILING, "boom")
 
-    def test_a_start_that_succeeds_again_forgets_the_error(self, store: JobStore) -> None:
+    def test_the_error_and_the_counts_stay_until_the_job_has_run_well_for_a_while(self, store: JobStore) -> None:
         steps.failing(store)
+        steps.settle(store, Report("d1", RunResult.FAILED, "bang", failures=2, strikes=3, apart=True))
         steps.reserved(store, "d1")
-        assert steps.record(store).error == "boom"
         steps.settle(store, steps.started())
-        assert (steps.record(store).state, steps.record(store).error) == (JobState.RUNNING, "")
+        found = steps.record(store)
+        assert (found.state, found.error, found.failures) == (JobState.RUNNING, "bang", 2)
+        assert (found.strikes, found.apart) == (3, True)
+        steps.settle(store, Report("d1", RunResult.SETTLED))
+        found = steps.record(store)
+        assert (found.state, found.error, found.failures) == (JobState.RUNNING, "", 0)
+        assert (found.strikes, found.apart) == (3, False), "so that the next strike weighs more"
 
     @pytest.mark.parametrize("fresh", [True, False])
     def test_a_start_of_a_job_that_is_to_stop_leaves_it_so(self, store: JobStore, fresh: bool) -> None:

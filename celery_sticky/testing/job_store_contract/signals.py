@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_sticky.errors import Fenced, StoreUnavailable
-from celery_sticky.keys import Slot
+from celery_sticky.slots import Slot
 from celery_sticky.stores.jobs import SEEN_RECORDS, DispatchOutcome, JobState, JobStore
 from celery_sticky.testing.job_store_contract import steps
 from celery_sticky.testing.job_store_contract.steps import EPOCH, SLOT, OpenJobs
@@ -192,7 +192,7 @@ class JobFaultContract(Opening[JobStore]):
             lambda: steps.note(store),
             store.records,
             lambda: store.close_keyspace(closed=True),
-            lambda: store.claim_tick("t", 1),
+            lambda: store.claim_tick("t", 60),
             lambda: store.open(SLOT, EPOCH),
             lambda: store.look({SLOT: 0}),
             lambda: store.reserve(SLOT, EPOCH, "w1", ["d1"]),
@@ -210,14 +210,14 @@ class JobFaultContract(Opening[JobStore]):
         steps.starting(store, steps.job("d2", key="k2", slot=FAR))
         steps.settle(store, steps.failed("d2"), slot=FAR)
         steps.note(store)
-        assert store.claim_tick("t", 1)
+        assert store.claim_tick("t", steps.DECADES).claimed
         before = store.look({SLOT: 0, FAR: 0})
         server.restart()
         revived(store.records)
         revived(other.records)
         assert store.look({SLOT: 0, FAR: 0}) == before
         assert other.outcome("d2", 0) == DispatchOutcome("boom")
-        assert not store.claim_tick("t", 1)
+        assert not store.claim_tick("t", steps.DECADES).claimed
         steps.reserved(store, "d1")
         assert steps.record(store).attempt == 2
         assert steps.notes(store) == [b"{}"]

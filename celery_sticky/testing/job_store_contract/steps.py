@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from celery_sticky.keys import Slot
+from celery_sticky.slots import Slot
 from celery_sticky.stores.jobs import (
     Admission,
     DispatchOutcome,
-    Fate,
     JobRecord,
     JobState,
     JobStore,
@@ -19,6 +18,7 @@ from celery_sticky.stores.jobs import (
     Report,
     RunResult,
 )
+from celery_sticky.stores.notes import FailedDelivery, Fate
 from celery_sticky.testing.store_contract.server import TIMEOUT
 
 OpenJobs = Callable[..., JobStore]
@@ -27,6 +27,8 @@ T = TypeVar("T")
 SLOT, EPOCH = 3, 7
 """The slot of jobs and the epoch of its owner, unless a test says otherwise."""
 SUCCESS = DispatchOutcome()
+DECADES = 1e9
+"""A period, in seconds, that no test sees end: one begins in 2001, the next in 2033."""
 
 
 def job(id: str = "d1", name: str = "feed", key: str = "k", slot: Slot = SLOT, payload: bytes = b'{"n":1}') -> NewJob:  # noqa: A002
@@ -65,12 +67,13 @@ def settle(
     store: JobStore,
     *reports: Report,
     notes: Collection[str] = (),
+    failed: Sequence[FailedDelivery] = (),
     slot: Slot = SLOT,
     epoch: int = EPOCH,
     ttl: float = 60,
 ) -> None:
     """Report on runs."""
-    store.settle(slot, epoch, reports, notes, outcome_ttl=ttl)
+    store.settle(slot, epoch, reports, notes, failed, outcome_ttl=ttl)
 
 
 def started(job_id: str = "d1") -> Report:

@@ -13,6 +13,7 @@ from celery_sticky.ownership import changes
 from celery_sticky.ownership.view import Member, View
 from celery_sticky.stores.base import Store
 from celery_sticky.testing.store_contract.server import TIMEOUT, Opening, OpenStore, first_view, joined
+from celery_sticky.testing.waiting import wait_until
 
 
 class DocumentContract(Opening[Store]):
@@ -36,6 +37,13 @@ class DocumentContract(Opening[Store]):
         view = first_view(store)
         assert not other.swap(None, replace(view, generation=2))
         assert other.read().view == view
+
+    def test_a_first_document_that_arrives_too_late_is_refused(self, store: Store) -> None:
+        reading = store.read()
+        view = changes.fresh(slots=8, hash="h", generation=1, version=1, store_id=reading.store_id)
+        assert not store.swap(None, view, None, reading.clock - 0.001)
+        assert store.read().view is None
+        assert store.swap(None, view, None, reading.clock + 60.0)
 
     def test_nothing_is_swapped_for_a_document_that_is_not_there(self, store: Store) -> None:
         view = changes.fresh(slots=8, hash="h", generation=1, version=1, store_id=store.read().store_id)
@@ -107,6 +115,22 @@ class DocumentContract(Opening[Store]):
         view = joined(store, view, "b")
         assert store.heartbeat("a-1", announce=False).heartbeats == {"a-1": 2, "b-1": 0} == store.read().heartbeats
         assert store.heartbeat("nobody", announce=False).heartbeats == {}
+
+    def test_a_reading_tells_how_long_each_member_has_been_silent(self, store: Store) -> None:
+        view = joined(store, first_view(store), "a")
+        assert -1 < store.read().silent["a-1"] < 60
+
+        def heard() -> float:
+            reading = store.read()
+            return reading.clock - reading.silent["a-1"]
+
+        before = heard()
+        assert abs(heard() - before) < 0.0005, "no heartbeat"
+        assert wait_until(lambda: store.heartbeat("a-1").alive and heard() > before + 0.001, TIMEOUT, "it is heard")
+        view = joined(store, view, "b")
+        assert store.read().silent.keys() == {"a-1", "b-1"}
+        assert store.swap(view, changes.evict(view, "a"))
+        assert store.read().silent.keys() == {"b-1"}
 
     def test_who_is_gone_stays_gone(self, store: Store) -> None:
         view = joined(store, first_view(store), "a")

@@ -55,6 +55,10 @@ class StoreServer(Generic[AnyStore]):
         """Bring the server back with its data; stop it first if it runs."""
         pytest.skip("these tests may not restart this server")
 
+    def set_clock(self, ahead: float) -> None:
+        """Set the server's clock so many seconds ahead of the true time."""
+        pytest.skip("these tests may not set this server's clock")
+
     def wipe(self) -> None:
         """Make the server lose all its data and continue."""
         pytest.skip("these tests may not wipe this server")

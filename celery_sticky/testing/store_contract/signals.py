@@ -56,9 +56,10 @@ class SignalContract(WatchContract[Store]):
     def test_signals_stay_in_their_keyspace(self, store: Store, other: Store, open_store: OpenStore) -> None:
         elsewhere = open_store("elsewhere")
         other.watch(0)
-        first_view(elsewhere)
+        joined(elsewhere, joined(elsewhere, first_view(elsewhere), "x"), "y")  # version 3
+        elsewhere.heartbeat("x-1")
         view = joined(store, first_view(store), "a")
-        assert hear(other, ViewChanged(view.version)) == [ViewChanged(1), ViewChanged(view.version)]
+        assert set(hear(other, ViewChanged(view.version))) <= {ViewChanged(1), ViewChanged(view.version)}
 
     def test_a_watch_under_way_is_ended_by_a_signal(self, store: Store, other: Store) -> None:
         store.watch(0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from celery_sticky.cli.verify.app import POISON, RECORD
 from celery_sticky.cli.verify.faults.base import Fault
+from celery_sticky.cli.verify.jobs import STEADY
 from celery_sticky.cli.verify.malformed import MALFORMED
 
 if TYPE_CHECKING:
@@ -77,21 +79,47 @@ class Burst(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(Order):
-    """A few slow tasks."""
+    """A few slow tasks; or one in the slot of a job, whose worker then stops and starts again."""
 
     name: ClassVar[str] = "slow"
 
     tasks: int = 3
+    beside_job: bool = False
+    key: str = ""
+    """The key of the tasks; empty: each has an ordinary key."""
+    seconds: float = SLOW
 
     @classmethod
     def draft(cls, cast: Cast) -> Self:
         """There is nothing to choose."""
         return cls()
 
+    @property
+    def detail(self) -> Mapping[str, Any]:
+        """What differs from an ordinary occurrence."""
+        own = {"beside_job": True, "key": self.key, "seconds": self.seconds} if self.beside_job else {}
+        return {"tasks": self.tasks, **own}
+
+    def __str__(self) -> str:
+        """Return the line of the timeline."""
+        return f"{self.name} {self.tasks}" + (" beside a job" if self.beside_job else "")
+
+    def do(self, nemesis: Nemesis, done: Done) -> None:
+        """Give the order; beside a job, also have the slot handed over while the task runs."""
+        if not self.beside_job:
+            nemesis.order(self)
+        elif (name := nemesis.steady_job()) is not None:
+            nemesis.order(replace(self, key=STEADY, seconds=nemesis.beyond_job_limit))
+            if nemesis.begun(STEADY):
+                (worker,) = nemesis.end([name], done)
+                nemesis.succeed(worker, name)
+                nemesis.ready(name)
+                nemesis.settle(done)
+
     def send(self, sender: Sender) -> None:
         """Send the slow tasks."""
         for _ in range(self.tasks):
-            sender.send(RECORD, sender.any_key(), SLOW)
+            sender.send(RECORD, self.key or sender.any_key(), self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

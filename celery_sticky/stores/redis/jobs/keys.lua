@@ -1,17 +1,15 @@
--- The keys that have a job of a name, except jobs that are stopping.
+-- The keys in a page that have a job of a name, except jobs that are stopping.
 --
 -- KEYS  root
--- ARGV  name
--- Reply the keys
+-- ARGV  name, then the page, see `pages.lua`
+-- Reply the page, then key and digest of each
 
-local reply, ahead = {}, place_of(ARGV[1], '')
-for _, slot in ipairs(used_slots()) do
-    local places = redis.call('HGETALL', slot_key(slot))
-    for i = 1, #places, 2 do
-        local ours = string.sub(places[i], 1, #ahead) == ahead
-        if ours and redis.call('HGET', job_key(places[i + 1]), 'state') ~= 'stopping' then
-            reply[#reply + 1] = string.sub(places[i], #ahead + 1)
-        end
+local name, reply = ARGV[1], {}
+local cursor, left = each_record(2, function(_, id)
+    local job = redis.call('HMGET', job_key(id), 'name', 'key', 'state', 'digest', 'identity')
+    if job[1] == name and job[3] ~= 'stopping' then
+        reply[#reply + 1] = job[2]
+        reply[#reply + 1] = job[4] or job[5]
     end
-end
-return reply
+end)
+return {cursor, left, reply}

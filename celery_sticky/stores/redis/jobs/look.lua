@@ -3,7 +3,7 @@
 -- KEYS  root
 -- ARGV  maximum number of notes of a slot, number of records that are enough, the slots, then as many known revisions
 -- Reply for each such slot, flat: slot, revision, records, and notes: for each job that has some its id, their number,
---       and the oldest of them
+--       the oldest of them, and flat the entries with failed deliveries and how many
 
 local CHUNK = 1000 -- Lua cannot unpack many thousand arguments at once
 local enough, first = tonumber(ARGV[2]), 3
@@ -23,6 +23,7 @@ local function notes(slot)
     local share = math.max(1, math.floor(ARGV[1] / #found))
     for _, one in ipairs(found) do
         one[3] = redis.call('XRANGE', notes_key(one[1]), '-', '+', 'COUNT', share)
+        one[4] = redis.call('HGETALL', failed_key(one[1]))
     end
     return found
 end
@@ -30,7 +31,10 @@ end
 local function say(slot, revision)
     reply[#reply + 1] = slot
     reply[#reply + 1] = revision
-    local records = read(slot, {})
+    local records = {}
+    for _, id in ipairs(redis.call('HVALS', slot_key(slot))) do
+        records[#records + 1] = fields(id)
+    end
     seen = seen + #records
     reply[#reply + 1] = records
     reply[#reply + 1] = notes(slot)

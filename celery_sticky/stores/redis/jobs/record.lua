@@ -1,14 +1,18 @@
 -- Prepended to every script: the layout of the keys, and the changes of a record.
 --
 -- <root>:<slot>         hash    place -> id: the records of the slot
--- <root>:job:<id>       hash    a record, with the identity and the outcome_ttl (milliseconds) of its dispatch
+-- <root>:job:<id>       hash    a record, with the identity and the outcome_ttl (milliseconds) of its dispatch; with
+--                               attempt and number of the last checkpoint; digest: of a payload that was updated
 -- <root>:outcome:<id>   stream  one entry: error, identity. Many can wait for it, and it expires.
+-- <root>:unclean:<id>   string  the error that the stop of a job raised. It expires.
 -- <root>:notes:<id>     stream  payload: the notes that wait for a job. An entry is named by the slot revision it made.
+-- <root>:failed:<id>    hash    entry of a note that waits for a job -> its failed deliveries, if there are any
 -- <root>:queued         set     ids of the fresh records
+-- <root>:ending         set     ids of the records that are stopping, or that replace a job of which a run may be left
 -- <root>:revisions      hash    number of a slot -> revision, of every slot that was ever used
 -- <root>:places         hash    place of a key -> revision, of those that have records; '' -> the highest one ever
 -- <root>:fences         hash    slot -> epoch
--- <root>:ticks          hash    ticker -> last number
+-- <root>:ticks          hash    ticker -> start of the last claimed period (milliseconds, by TIME)
 -- <root>:closed                 exists while the keyspace is closed
 
 local root = KEYS[1]
@@ -21,8 +25,16 @@ local function notes_key(id)
     return root .. ':notes:' .. id
 end
 
+local function failed_key(id)
+    return root .. ':failed:' .. id
+end
+
 local function job_key(id)
     return root .. ':job:' .. id
+end
+
+local function unclean_key(id)
+    return root .. ':unclean:' .. id
 end
 
 local function outcome_key(id)
@@ -98,8 +110,9 @@ end
 local gone = {}
 local function remove(slot, id, error, ttl)
     local job = redis.call('HMGET', job_key(id), 'name', 'key', 'fresh', 'identity', 'outcome_ttl')
-    redis.call('DEL', job_key(id), notes_key(id))
+    redis.call('DEL', job_key(id), notes_key(id), failed_key(id))
     redis.call('HDEL', slot_key(slot), place_of(job[1], job[2]))
+    redis.call('SREM', root .. ':ending', id)
     if job[3] == '1' then
         tell(id, job[4], error, ttl or job[5])
     end
@@ -117,31 +130,30 @@ local function forget_vacant()
     end
 end
 
--- Mark a job as no longer wanted, or remove it if it is queued. Call `forget_vacant` next.
+-- Whether a job in this state must not run.
+local function unwanted(state)
+    return state == 'stopping' or state == 'pausing' or state == 'paused' or state == 'failed'
+end
+
+-- Mark a job as no longer wanted, or remove it if nothing of it can run. Call `forget_vacant` next.
 local function stop(slot, id)
-    local state = redis.call('HGET', job_key(id), 'state')
-    if state == 'queued' then
+    local job = redis.call('HMGET', job_key(id), 'state', 'epoch')
+    local state, vacant = job[1], job[2] == '0'
+    if state == 'failed' or (vacant and (state == 'queued' or state == 'paused')) then
         remove(slot, id, 'stopped before it started')
-    elseif state ~= 'stopping' then
+        return
+    end
+    if state ~= 'stopping' then
         redis.call('HSET', job_key(id), 'version', revise(slot), 'state', 'stopping')
     end
+    redis.call('SREM', root .. ':ending', id) -- first: a full server accepts the write then
+    redis.call('SADD', root .. ':ending', id)
 end
 
--- Return every slot and every place of a key that may have records.
-local function used_slots()
-    local slots = redis.call('HKEYS', root .. ':revisions')
-    for _, place in ipairs(redis.call('HKEYS', root .. ':places')) do
-        slots[#slots + 1] = place ~= '' and place or nil
-    end
-    return slots
-end
-
--- Add the records of a slot to a reply, each as a list of its fields in the order of `JobRecord`.
-local function read(slot, reply)
-    for _, id in ipairs(redis.call('HVALS', slot_key(slot))) do
-        reply[#reply + 1] = redis.call('HMGET', job_key(id), 'name', 'key', 'slot', 'id', 'payload', 'state', 'fresh',
-            'attempt', 'epoch', 'worker', 'error', 'created', 'version')
-    end
-    return reply
+-- Return the fields of a record, in the order of `JobRecord`.
+local function fields(id)
+    return redis.call('HMGET', job_key(id), 'name', 'key', 'slot', 'id', 'payload', 'state', 'fresh', 'attempt',
+        'epoch', 'worker', 'error', 'created', 'version', 'generation', 'saved', 'durable', 'failures', 'strikes',
+        'apart', 'retry_at')
 end
 

@@ -11,8 +11,9 @@ local reply = {fence, '0'}
 for i = 5, fence and 0 or #ARGV do
     local id = ARGV[i]
     local job = redis.call('HMGET', job_key(id), 'slot', 'state')
-    if job[1] == slot and job[2] ~= 'stopping' then
+    if job[1] == slot and not unwanted(job[2]) then
         redis.call('HSET', job_key(id), 'version', revise(slot), 'state', 'starting', 'epoch', epoch, 'worker', worker)
+        redis.call('SREM', root .. ':ending', id) -- its owner starts it, so nothing is left of a job that it replaced
         reply[#reply + 1] = id
         reply[#reply + 1] = redis.call('HINCRBY', job_key(id), 'attempt', 1)
     end

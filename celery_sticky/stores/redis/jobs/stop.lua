@@ -2,14 +2,14 @@
 --
 -- KEYS  root
 -- ARGV  channel, slot, name, key
--- Reply 1, or 0 if there is no such job
+-- Reply its id; nil: there is no such job
 
 local channel, slot, name, key = unpack(ARGV)
 local id = redis.call('HGET', slot_key(slot), place_of(name, key))
 if not id then
-    return 0
+    return false
 end
 stop(slot, id)
 forget_vacant()
 redis.call('PUBLISH', channel, slot)
-return 1
+return id

@@ -14,8 +14,7 @@ if changed then
   return {'changed', document}
 end
 
-local time = redis.call('TIME')
-local token = math.max(tonumber(redis.call('HGET', CALLS, '') or 0), time[1] * 1000 + math.floor(time[2] / 1000))
+local token = last_token()
 local reply = {'done'}
 local function say(said, value)
   reply[#reply + 1] = said
@@ -33,10 +32,9 @@ for i = 6, #ARGV, 3 do
     say('held', held_by)
   else
     token = token + 1
-    local written = string.format('%.0f', token)
-    redis.call('HSET', CLAIMS, key, written .. ' ' .. incarnation)
-    say('granted', written)
+    redis.call('HSET', CLAIMS, key, written(token) .. ' ' .. incarnation)
+    say('granted', written(token))
   end
 end
-redis.call('HSET', CALLS, '', string.format('%.0f', token))
+redis.call('HSET', CALLS, '', written(token))
 return reply

@@ -2,10 +2,11 @@
 --   <root>:view       hash  the ownership document: version, generation, store_id, document
 --   <root>:beats      hash  incarnation -> heartbeat counter: an incarnation with a counter is live
 --   <root>:claims     hash  key -> '<token> <incarnation>' that may run it
---   <root>:pins       hash  key -> '<incarnation> <worker>' that pinned it
+--   <root>:pins       hash  key -> '<incarnation> <worker>\n<token>' that pinned it; without '\n<token>': token 0
 --   <root>:enlisted   hash  worker -> its last incarnation
---   <root>:calls      hash  incarnation -> number of its last call; '' -> the last token
---   <root>:lost:<incarnation>  set  keys whose pins another worker or a sweep took from it; kept for a day
+--   <root>:calls      hash  incarnation -> number of its last call; '' -> the last token of a claim or pin
+--   <root>:lost:<incarnation>         set   keys whose pins others or a sweep took from it; kept for a day
+--   <root>:lost:<incarnation>:tokens  hash  key -> token of that pin
 local VIEW, BEATS, CLAIMS, PINS, ENLISTED, CALLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local LOST, KEPT = KEYS[7] .. ':', 86400
 
@@ -13,9 +14,15 @@ local function lives(incarnation)
   return redis.call('HEXISTS', BEATS, incarnation) == 1
 end
 
--- The recorded incarnation and worker that pinned a key, live or not.
+-- The incarnation, worker and token in a record of a pin.
+local function parsed(pin)
+  local incarnation, worker, token = string.match(pin or '', '^(%S+) ([^\n]*)\n?(%d*)$')
+  return incarnation, worker, token == '' and '0' or token
+end
+
+-- The recorded incarnation, worker and token that pinned a key, live or not.
 local function pinner(key)
-  return string.match(redis.call('HGET', PINS, key) or '', '^(%S+) (.*)$')
+  return parsed(redis.call('HGET', PINS, key))
 end
 
 -- The incarnation and worker that pinned a key; '' if no live one has.
@@ -25,6 +32,20 @@ local function pinned(key)
     return incarnation, worker
   end
   return '', ''
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- The last token, or the time if that is higher: the next token is one more. Tokens grow even if the store is lost.
+local function last_token()
+  return math.max(tonumber(redis.call('HGET', CALLS, '') or 0), now_ms())
+end
+
+local function written(token)
+  return string.format('%.0f', token)
 end
 
 local function holder(key)
@@ -57,9 +78,17 @@ local function tell(channel, key, held_by, former)
   redis.call('PUBLISH', channel, 'pin:' .. table.concat(concerned, ',') .. ':' .. key)
 end
 
-local function note_lost(incarnation, key)
-  redis.call('SADD', LOST .. incarnation, key)
-  redis.call('EXPIRE', LOST .. incarnation, KEPT)
+local function note_lost(incarnation, key, token)
+  local lost = LOST .. incarnation
+  redis.call('SADD', lost, key)
+  redis.call('EXPIRE', lost, KEPT)
+  redis.call('HSET', lost .. ':tokens', key, token)
+  redis.call('EXPIRE', lost .. ':tokens', KEPT)
+end
+
+local function forget_lost(incarnation, key)
+  redis.call('SREM', LOST .. incarnation, key)
+  redis.call('HDEL', LOST .. incarnation .. ':tokens', key)
 end
 
 -- Write a field of a hash. A server that is out of memory refuses writes that grow data until the script has freed

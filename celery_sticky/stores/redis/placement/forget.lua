@@ -3,7 +3,7 @@
 local first_key = 2 + tonumber(ARGV[1])
 for i = 2, first_key - 1 do
   for k = first_key, #ARGV do
-    redis.call('SREM', LOST .. ARGV[i], ARGV[k])
+    forget_lost(ARGV[i], ARGV[k])
   end
 end
 return 1

@@ -9,7 +9,7 @@ from typing import Any
 from celery_sticky.errors import NotAMember
 from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
-from celery_sticky.stores.placement import Answer, Claims, Look, PinMoved, Said, Version, Wish
+from celery_sticky.stores.placement import START, Answer, Claims, Look, PinMoved, Pinned, PinRecord, Said, Version, Wish
 from celery_sticky.stores.redis.client import Client, Server, script
 
 VERBS = (
@@ -19,6 +19,8 @@ VERBS = (
     "holder",
     "pin",
     "unpin",
+    "revoke",
+    "pins",
     "enlist",
     "enlisted",
     "strike",
@@ -36,11 +38,10 @@ class RedisPlacementStore(Client[ViewChanged | PinMoved]):
     def __init__(self, server: Server, keyspace: str) -> None:
         self._keyspace = keyspace
         root = f"{server.prefix}:{keyspace}"
-        self._keys = [f"{root}:{name}" for name in ("view", "beats", "claims", "pins", "enlisted", "calls", "lost")]
+        keys = [f"{root}:{name}" for name in ("view", "beats", "claims", "pins", "enlisted", "calls", "lost")]
         ahead = script("celery_sticky.stores.redis", "run_id") + script(__package__, "entry")
         scripts = {verb: ahead + script(__package__, verb) for verb in VERBS}
-        types = dict.fromkeys(self._keys[:-1], "hash")
-        super().__init__(server, root, scripts, types)
+        super().__init__(server, root, scripts, dict.fromkeys(keys[:-1], "hash"), keys)
 
     def look(self, known: Version, keys: Collection[str]) -> Look:
         """See `PlacementStore.look`."""
@@ -69,16 +70,31 @@ class RedisPlacementStore(Client[ViewChanged | PinMoved]):
         """See `PlacementStore.holder`."""
         return str(self._ask("holder", key).decode())
 
-    def pin(self, worker: str, key: str, *, take: bool) -> str | None:
+    def pin(self, worker: str, key: str, *, take: bool) -> Pinned:
         """See `PlacementStore.pin`."""
         what, *rest = self._ask("pin", self._channel, worker, key, int(take))
-        if what == b"gone":
-            raise NotAMember(f"worker {worker!r} is not a live member of keyspace {self._keyspace!r} now")
-        return rest[0].decode() if what == b"held" else None
+        match what:
+            case b"gone":
+                raise NotAMember(f"worker {worker!r} is not a live member of keyspace {self._keyspace!r} now")
+            case b"held":
+                return Pinned(by=rest[0].decode())
+        token, incarnation = rest
+        return Pinned(int(token), incarnation.decode())
 
-    def unpin(self, worker: str, key: str) -> bool:
+    def unpin(self, worker: str, key: str, pinned: Pinned | None = None) -> bool:
         """See `PlacementStore.unpin`."""
-        return bool(self._ask("unpin", self._channel, worker, key) == 1)
+        which = ("", "") if pinned is None else (pinned.token, pinned.incarnation)
+        return bool(self._ask("unpin", self._channel, worker, key, *which) == 1)
+
+    def revoke(self, key: str, token: int | None = None) -> str:
+        """See `PlacementStore.revoke`."""
+        return str(self._ask("revoke", self._channel, key, "" if token is None else token).decode())
+
+    def pins(self, start: str = START) -> tuple[str, Sequence[PinRecord]]:
+        """See `PlacementStore.pins`."""
+        cursor, now, *flat = (part.decode() for part in self._ask("pins", start, AT_ONCE))
+        four = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+        return cursor, [PinRecord.made(key, worker, by, int(token), int(now)) for key, worker, by, token in four]
 
     def enlist(self, worker: str, incarnation: str) -> None:
         """See `PlacementStore.enlist`."""
@@ -86,7 +102,11 @@ class RedisPlacementStore(Client[ViewChanged | PinMoved]):
 
     def enlisted(self) -> Mapping[str, str]:
         """See `PlacementStore.enlisted`."""
-        flat = [part.decode() for part in self._ask("enlisted")]
+        return self.names(self._ask("enlisted"))
+
+    def names(self, reply: Sequence[bytes]) -> Mapping[str, str]:
+        """Return what the script `enlisted` has replied."""
+        flat = [part.decode() for part in reply]
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     def strike(self, worker: str, incarnation: str) -> None:

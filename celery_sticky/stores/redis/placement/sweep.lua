@@ -8,7 +8,7 @@ local function sweep(hash, start, count, incarnation_of, note)
     if incarnation ~= '' and not lives(incarnation) then
       redis.call('HDEL', hash, page[2][i])
       if note then
-        note(incarnation, page[2][i])
+        note(incarnation, page[2][i], page[2][i + 1])
       end
     end
   end
@@ -21,7 +21,14 @@ if which ~= 'p' then
   local on = sweep(CLAIMS, start, ARGV[2], function(_, value) return string.match(value, '^%S+ (.*)$') end)
   return on == '0' and 'p0' or on
 end
-local on = sweep(PINS, start, ARGV[2], function(_, value) return string.match(value, '^%S+') end, note_lost)
+local function pin_of(_, value)
+  return string.match(value, '^%S+')
+end
+local function note_pin(incarnation, key, value)
+  local _, _, token = parsed(value)
+  note_lost(incarnation, key, token)
+end
+local on = sweep(PINS, start, ARGV[2], pin_of, note_pin)
 if on == '0' then
   sweep(CALLS, '0', 100000, function(incarnation) return incarnation end)
   return '0'

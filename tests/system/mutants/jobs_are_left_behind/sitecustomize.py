@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 if "-m" in sys.orig_argv:  # the workers, and the command that starts them
+    from celery_sticky.jobs.keeper.held import DrainedSlot
     from celery_sticky.jobs.keeper.reconciler import JobReconciler
 
     def stop(reconciler: JobReconciler, slot: int) -> None:
@@ -15,7 +16,6 @@ if "-m" in sys.orig_argv:  # the workers, and the command that starts them
         held = reconciler._held.pop(slot, None)
         for run in held.runs.values() if held else ():
             reconciler.runs._runs.pop(run.ref, None)
-        if held is not None and held.tasks_drained:
-            reconciler.tasks_drained(slot)  # of a slot that is not held: it counts as drained
+        reconciler._drained.append(DrainedSlot(slot))
 
     JobReconciler.stop = stop  # type: ignore[method-assign,assignment]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 if "-m" in sys.orig_argv:  # the workers, and the command that starts them
-    from celery_sticky.keys import Slot
     from celery_sticky.placement.rules import KeyPlan
+    from celery_sticky.slots import Slot
 
     def here(plan: KeyPlan, slot: Slot, mine: Slot) -> bool:
         """Whether it is in our own queue is enough."""

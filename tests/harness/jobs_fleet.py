@@ -21,6 +21,9 @@ from harness.keyed_fleet import KeyedFleet, node
 JOB_CONF = {"sticky_job_poll": 1.0, "sticky_job_stop_timeout": 3.0}
 
 
+SCHEDULES = "the job host of schedules and tickers"
+
+
 class JobsFleet(KeyedFleet):
     """Workers with the jobs of `jobs_app`."""
 

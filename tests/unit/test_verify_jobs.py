@@ -13,7 +13,7 @@ from rich.console import Console
 
 from celery_sticky.cli.verify.checker import reach
 from celery_sticky.cli.verify.job_checker import JobFindings, reach_of_jobs
-from celery_sticky.cli.verify.observer import runs_going_on
+from celery_sticky.cli.verify.observer import all_ran_at
 from celery_sticky.cli.verify.report import draw, facts
 from celery_sticky.cli.verify.site import node
 from celery_sticky.cli.verify.timeline import EVERYBODY, Done, Frozen
@@ -112,13 +112,28 @@ def test_what_starts_while_the_workers_are_ended_is_not_counted() -> None:
     assert found.ok and found.starts == 1
 
 
-def test_a_run_goes_on_until_it_ends_or_another_one_starts() -> None:
+def last_seen(*groups: Sequence[Event], ids: Sequence[str] = ("j1-0",)) -> float:
+    return all_ran_at([event for group in groups for event in group], ids) / SECOND
+
+
+def test_a_job_runs_until_its_end_or_another_run_as_far_as_signs_of_life_prove_it() -> None:
     first, second = runs(0, 0, 5), runs(0, 6, None, pid=20)
-    assert runs_going_on([want(), first[0], alive(4)]) == {"j1-0": 10}
-    assert runs_going_on([want(), *first]) == {}
-    assert runs_going_on([*second, *first]) == {"j1-0": 20}
+    assert last_seen([want(), first[0], alive(4)]) == 4
+    assert last_seen([want(), first[0]]) == 0, "its process may have died at once"
+    assert last_seen([want(), alive(4)], first) == 0
+    assert last_seen(second, first, [alive(7), alive(4)]) == 0, "of the old process"
+    assert last_seen(second, [alive(5, 20)]) == 0, "of the time before the start"
     overlapping = runs(0, 0, 7)
-    assert runs_going_on([*overlapping, *second]) == {"j1-0": 20}, "a zombie's end does not end the newer run"
+    assert last_seen(overlapping, second, [alive(8, 20)]) == 8, "a zombie's end does not end the newer run"
+    assert last_seen([first[0], alive(4)], runs(1, 1, None, pid=20), [alive(3, 20)], ids=["j1-0", "j1-1"]) == 3
+    assert last_seen([first[0], alive(4)], ids=["j1-0", "j1-1"]) == 0
+
+
+def test_a_process_that_dies_right_after_the_last_look_at_its_jobs_loses_none() -> None:
+    events = [want(), *runs(0, 0.1, None), alive(END - 0.1), alive(END)]
+    seen = last_seen(events)
+    found = reach_of_jobs(outcome(job_events=events, jobs_seen=seen))
+    assert found is not None and found.ok and seen == END
 
 
 def test_a_job_may_be_missing_while_a_server_is() -> None:

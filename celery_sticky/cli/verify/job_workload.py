@@ -44,20 +44,23 @@ class JobWorkload(Beside):
     def await_running(
         self,
         right: Callable[[Collection[JobInfo]], set[str]],
-        live: Callable[[Collection[str]], bool],
+        all_ran_at: Callable[[Collection[str]], int],
         timeout: float,
-    ) -> bool:
-        """Wait until every job runs in the right worker; return False after `timeout` seconds.
+    ) -> int | None:
+        """Wait until every job runs in the right worker; return a time, since the call, at which all ran.
 
-        `right` returns the keys of the jobs that do according to the store, `live` whether the jobs of these ids run.
+        `right` returns the keys of the jobs that do according to the store, `all_ran_at` the last time at which the
+        jobs of all these ids ran. None: not within `timeout` seconds.
         """
-        until = time.monotonic() + timeout
+        began, until = time.monotonic_ns(), time.monotonic() + timeout
         ids = self._ids
-        while ids and not (right(Sticky.of(self._app).jobs.list(JOB)) == set(ids) and live(ids.values())):
+        while ids:
+            if right(Sticky.of(self._app).jobs.list(JOB)) == set(ids) and (at := all_ran_at(ids.values())) >= began:
+                return at
             if time.monotonic() > until:
-                return False
+                return None
             time.sleep(0.05)  # until the next look at the jobs
-        return True
+        return began
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -21,7 +21,6 @@ from celery_sticky.ownership.view import View
 from celery_sticky.stores.first_document import write_first
 from celery_sticky.stores.placement import NO_VERSION
 from celery_sticky.testing.history import Event, Kind
-from celery_sticky.testing.processes import running
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.servers.base import Server
 from celery_sticky.testing.slot_log import SlotEvent, SlotLog
@@ -73,13 +72,12 @@ class Observer:
             return {info.key for info in running if holder(info.key) == members.get(info.worker)}
         return set()
 
-    def live(self, ids: Collection[str]) -> bool:
-        """Return whether each of these jobs runs in a live process, according to the history.
+    def all_ran_at(self, ids: Collection[str]) -> int:
+        """Return a time at which each of these jobs ran, the last that the history proves; 0 if there is none.
 
         The store tells of the end of a process only when its jobs start again.
         """
-        pids = runs_going_on(self.job_events())
-        return all(job_id in pids and running(pids[job_id]) for job_id in ids)
+        return all_ran_at(self.job_events(), ids)
 
     def worker_of(self, key: str, names: Iterable[str]) -> str | None:
         """Return which of these workers runs the job of a key, according to the store; None if none does."""
@@ -178,12 +176,19 @@ class Observer:
         self._app.close()
 
 
-def runs_going_on(events: Iterable[Event]) -> dict[str, int]:
-    """Return the process in which each job was last started, by the job's id, if that run has not ended."""
-    starts: dict[str, Event] = {}
+def all_ran_at(events: Iterable[Event], ids: Collection[str]) -> int:
+    """Return the last time at which the jobs of all these ids surely ran, if none of their runs has ended; else 0.
+
+    A process may be killed just after it was seen: only its next sign of life proves that it ran until then.
+    """
+    starts, signs = dict[str, Event](), dict[int, int]()
     for event in sorted(events, key=lambda event: event.at):
         if event.kind is Kind.START:
             starts[event.task_id] = event
+        elif event.kind is Kind.ALIVE:
+            signs[event.pid] = event.at
         elif event.kind is Kind.END and event.task_id in starts and starts[event.task_id].run == event.run:
             del starts[event.task_id]
-    return {job_id: start.pid for job_id, start in starts.items()}
+    runs = [starts.get(job_id) for job_id in ids]
+    at = min((signs.get(run.pid, 0) if run is not None else 0 for run in runs), default=0)
+    return at if all(run is not None and run.at <= at for run in runs) else 0

@@ -38,7 +38,7 @@ class VerifyRun:
     slots: int
     eviction_timeout: float
     jobs_seen: int
-    """Time of the last check that all jobs run. Jobs may end after it."""
+    """Time at the end at which all jobs ran, or were given up. Jobs may end after it."""
     moves: Moves | None = None
     """The changes of placement; None if the run does not use a placed keyspace."""
     untold: Sequence[Event] = ()

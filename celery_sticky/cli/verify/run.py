@@ -143,8 +143,7 @@ class _Run:
             skipped = self._load()
             stuck = self._drain()
             bad_jobs, bad_left = self._workloads.bad.finish()
-            self._workloads.jobs.await_running(self._observer.right, self._observer.live, STARTING)
-            seen = time.monotonic_ns()
+            seen = self._jobs_run() or time.monotonic_ns()
             note_events = self._workloads.notes.settled()
             untold = self._untold()
         finally:
@@ -187,8 +186,11 @@ class _Run:
                 raise StickyError(f"the workers were not ready within {STARTING:.0f} s")
             time.sleep(0.1)  # poll
         self._workloads.jobs.want_all()
-        if not self._workloads.jobs.await_running(self._observer.right, self._observer.live, STARTING):
+        if self._jobs_run() is None:
             raise StickyError(f"the jobs did not run within {STARTING:.0f} s")
+
+    def _jobs_run(self) -> int | None:
+        return self._workloads.jobs.await_running(self._observer.right, self._observer.all_ran_at, STARTING)
 
     def _ready(self) -> bool:
         if self._run_options.mode is Mode.STICKY:

@@ -119,6 +119,7 @@ class Sticky:
         retry_backoff_max: float = 60.0,
         max_notes: int | None = None,
         max_deliveries: int | None = None,
+        isolated: bool = False,
     ) -> Callable[[_Handler], _Handler]:
         """Declare a job: a coroutine function that takes a `Job`, a `def` that takes a `ThreadJob`, or a `JobHandler`.
 
@@ -129,15 +130,15 @@ class Sticky:
 
         At most `max_notes` notifications wait for a job (None: the sender's setting `sticky_job_max_notes`). A
         notification that the job cannot handle is delivered at most `max_deliveries` times (None: the setting
-        `sticky_job_max_deliveries`), and is then dead.
+        `sticky_job_max_deliveries`), and is then dead. `isolated`: each job has a process of its own.
 
         Raises:
-            InvalidJob: the handler is none of these, the name is taken, empty or too long, or a number is out of range.
+            InvalidJob: the handler is none of these, the name is taken, empty or too long, or an option is invalid.
         """
         retry = Retry(max_starts, retry_backoff, retry_backoff_max)
 
         def declare(handler: _Handler) -> _Handler:
-            options = {"retry": retry, "max_notes": max_notes, "max_deliveries": max_deliveries}
+            options = {"retry": retry, "max_notes": max_notes, "max_deliveries": max_deliveries, "isolated": isolated}
             self._declared.job(name, keyspace, handler, **options)
             return handler
 
@@ -279,11 +280,9 @@ class Sticky:
 def _take_part(app: Any) -> None:
     """Add our bootsteps and options to the app's workers, by name: other processes must not import worker code."""
     app.steps["worker"].add("celery_sticky.bootsteps.membership:Membership")
-    app.steps["consumer"].add("celery_sticky.bootsteps.delivery:Delivery")
-    app.steps["consumer"].add("celery_sticky.bootsteps.loop_check:LoopCheck")
-    app.steps["consumer"].add("celery_sticky.bootsteps.handover:Handover")
-    app.user_options["worker"].add(_KEYSPACES_OPTION)
-    app.user_options["worker"].add(_WITHOUT_OPTION)
+    for step in ("delivery:Delivery", "loop_check:LoopCheck", "handover:Handover"):
+        app.steps["consumer"].add(f"celery_sticky.bootsteps.{step}")
+    app.user_options["worker"] |= {_KEYSPACES_OPTION, _WITHOUT_OPTION}
 
 
 _KEYSPACES_OPTION = CeleryOption(

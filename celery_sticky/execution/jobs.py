@@ -17,7 +17,8 @@ from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.jobs.host.threads import KINDS
 from celery_sticky.jobs.keeper.ending import Ending
 from celery_sticky.jobs.keeper.flow import Surroundings
-from celery_sticky.jobs.keeper.held import JobTimeouts, is_built_in, name_of
+from celery_sticky.jobs.keeper.held import JobTimeouts, name_of
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import REMEDY
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.process import HostProcess
@@ -151,6 +152,7 @@ def _make_keeper(
         settings.max_attempts,
         settings.job_max_deliveries,
         wiring.declared.max_deliveries(keyspace),
+        wiring.declared.isolated(keyspace),
     )
     built_in = wiring.declared.built_in(keyspace, around.keyspaces[keyspace])
     placer = around.placers.get(keyspace)
@@ -182,6 +184,5 @@ def _make_keeper(
     return keeper
 
 
-def _place(supervisor: Supervisor, keyspace: str, record: JobRecord, apart: bool) -> int:
-    who = keyspace, record.id
-    return supervisor.place(who, name_of(record), apart=apart, built_in=is_built_in(record.id))
+def _place(supervisor: Supervisor, keyspace: str, record: JobRecord, home: Home) -> int:
+    return supervisor.place((keyspace, record.id), name_of(record), home)

@@ -100,6 +100,10 @@ class DeclaredJobs:
         limits = {spec.name: spec.max_deliveries for spec in self._jobs if spec.keyspace == keyspace}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
+    def isolated(self, keyspace: str) -> frozenset[str]:
+        """Return the jobs of a keyspace of which each runs in a process of its own."""
+        return frozenset(spec.name for spec in self._jobs if spec.keyspace == keyspace and spec.isolated)
+
     @property
     def keyspaces(self) -> frozenset[str]:
         """The keyspaces of all declarations."""

@@ -187,6 +187,8 @@ class JobSpec:
     """How many notifications may wait for a job; None: as the settings say."""
     max_deliveries: int | None = None
     """How often a job gets a notification that it cannot handle; None: as the settings say."""
+    isolated: bool = False
+    """Whether each job of this name runs in a process of its own."""
 
     def __post_init__(self) -> None:
         check_name(self.name.replace(MARK, "") if isinstance(self.name, str) else self.name)
@@ -198,6 +200,8 @@ class JobSpec:
             value = getattr(self, option)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidJob(f"job {self.name!r}: {option} is {value!r}, it must be a whole number, at least 1")
+        if not isinstance(self.isolated, bool):
+            raise InvalidJob(f"job {self.name!r}: isolated is {self.isolated!r}, it must be True or False")
         if wrong := self.retry.wrong():
             raise InvalidJob(f"job {self.name!r}: {wrong}")
         self._check_handler()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import Blame
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.strikes import Who
@@ -71,8 +72,8 @@ class FakeHost:
         self.keeper.hosts_up(up=True)
         self.keeper.host_started()
 
-    def place(self, who: Who, label: str, *, apart: bool, built_in: bool) -> int:
-        self.apart += [who[1]] if apart else []
+    def place(self, who: Who, label: str, home: Home) -> int:
+        self.apart += [who[1]] if home.alone else []
         return self.number if self.up else 0
 
     def say(self, number: int, messages: Sequence[Message]) -> None:

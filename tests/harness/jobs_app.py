@@ -126,6 +126,18 @@ def register(app: Celery, history: Path) -> Sticky:
                 raise RuntimeError("as told")
             note(job, payload)
 
+    @sticky.job("isolated", isolated=True, retry_backoff=0.2)
+    async def isolated(job: Job) -> None:
+        """Do what the payload says: raise, end the process, block its loop; or run."""
+        if "block" in (job.payload or {}):
+            with recorded(job):
+                time.sleep(job.payload["block"])
+        await sync(job)
+
+    @sticky.job("isolated-poll", isolated=True, retry_backoff=0.2)
+    class IsolatedPoll(Poll):
+        """The same as `poll`."""
+
     @sticky.job("limited", max_starts=3, retry_backoff=0.1)
     async def limited(job: Job) -> None:
         """Raise what the payload says, or run."""

@@ -78,9 +78,10 @@ def outcome(
     bad_jobs: Sequence[JobInfo] = (),
     bad_left: Sequence[str] = (),
     note_events: Sequence[Event] = (),
+    isolated: bool = False,
 ) -> VerifyRun:
     return VerifyRun(
-        run_options=RunOptions(mode=mode, placed=Placed.JUMP if moves is not None else None),
+        run_options=RunOptions(mode=mode, placed=Placed.JUMP if moves is not None else None, isolated=isolated),
         plan=FaultPlan((), ("eta",), {"clock": "libfaketime is not installed"}),
         timeline=Timeline(0, done, frozen, (), crashes=crashes),
         events=[event for group in groups for event in group],

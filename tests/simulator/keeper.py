@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.keeper import Keeper, KeeperRoutine
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.slots import SharedSlots
@@ -112,8 +113,8 @@ class ProcessJobs:
             self.slots.report(event)
         return of_slot
 
-    def _place(self, record: JobRecord, apart: bool) -> int:
-        return self.supervisor.place((KEYSPACE, record.id), record.key, apart=apart, built_in=False)
+    def _place(self, record: JobRecord, home: Home) -> int:
+        return self.supervisor.place((KEYSPACE, record.id), record.key, home)
 
     def _report(self, event: Event) -> None:
         if isinstance(event, Drained):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import Begin, Blame, Flow, HostFlow
 from celery_sticky.jobs.keeper.host_watch import STEP
 from celery_sticky.jobs.keeper.hosts import JobHosts
@@ -60,7 +61,7 @@ class SteppedSupervisor:
     @property
     def delays_starts(self) -> bool:
         """Whether jobs may wait for a process of their own, because one has died."""
-        return bool(self._hosts._apart or self._hosts._trial)
+        return self._hosts.any_single
 
     # -- what the flows want -------------------------------------------------------------------
 
@@ -104,9 +105,9 @@ class SteppedSupervisor:
 
     # -- for the keeper ------------------------------------------------------------------------
 
-    def place(self, who: Who, label: str, *, apart: bool, built_in: bool) -> int:
+    def place(self, who: Who, label: str, home: Home) -> int:
         """See `Hosting.place`."""
-        return self._hosts.place(who, label, apart=apart, built_in=built_in)
+        return self._hosts.place(who, label, home)
 
     def say(self, number: int, messages: Sequence[Message]) -> None:
         """See `Hosting.say`."""

@@ -121,6 +121,11 @@ def test_a_long_error_is_cut(message: str) -> None:
     assert len(error_text(ValueError(message))) == 2000
 
 
+def test_isolated_is_true_or_false() -> None:
+    with pytest.raises(InvalidJob, match="job 'crm': isolated is 'no', it must be True or False"):
+        JobSpec("crm", "default", sync_crm, isolated="no")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("option", ["max_notes", "max_deliveries"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "3", True])
 def test_an_option_that_is_no_number_is_refused(option: str, value: Any) -> None:

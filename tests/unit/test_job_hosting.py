@@ -11,6 +11,7 @@ import pytest
 
 from celery_sticky.flows import run_flow
 from celery_sticky.jobs.keeper import host_flow
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import (
     GRACE,
     LOADED_LAST,
@@ -388,7 +389,7 @@ def test_what_is_said_in_answer_to_the_first_message_of_a_process_reaches_it() -
 
     class Starting(FakeKeeper):
         def host_started(self) -> None:
-            supervisor.say(supervisor.place(WHO, "", apart=False, built_in=False), [Stop(7)])
+            supervisor.say(supervisor.place(WHO, "", Home.SHARED), [Stop(7)])
 
     def spawn(name: str, on_message: Callable[[Message], None], on_exit: Callable[[int], None]) -> FakeHost:
         host.on_listen = lambda: on_message(Ready(("default/sync",)))

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.jobs.keeper.host_flow import RETRY_FIRST, Begin, Blame, Flow, HostFlow
-from celery_sticky.jobs.keeper.hosts import IDLE, JobHosts
+from celery_sticky.jobs.keeper.home import Home
+from celery_sticky.jobs.keeper.host_flow import RETRY_FIRST, RETRY_LAST, Begin, Blame, Flow, HostFlow
+from celery_sticky.jobs.keeper.hosts import IDLE, LOADING, JobHosts
 from celery_sticky.jobs.keeper.strikes import FORGET, Strikes
 from celery_sticky.jobs.wire import Ended, Message, Ready, Start
 from celery_sticky.stores.flow import Pause
@@ -87,12 +88,12 @@ class Bench:
 
     # -- what the test does --------------------------------------------------------------------
 
-    def place(self, job: str, *, apart: bool = False, built_in: bool = False) -> int:
-        return self.hosts.place(("ks", job), f"job {job}", apart=apart, built_in=built_in)
+    def place(self, job: str, home: Home = Home.SHARED) -> int:
+        return self.hosts.place(("ks", job), f"job {job}", home)
 
-    def start(self, ref: int, *, apart: bool = False) -> int:
+    def start(self, ref: int, home: Home = Home.SHARED) -> int:
         """Start the job of this number; return in which process."""
-        number = self.place(str(ref), apart=apart)
+        number = self.place(str(ref), home)
         self.hosts.say(number, [Start(ref, "job", str(ref), "ks", str(ref), 1, 1, None, 1)])
         return number
 
@@ -143,43 +144,81 @@ def test_a_job_waits_for_its_own_host_and_the_keepers_hear_when_it_is_back() -> 
 
 def test_schedules_have_a_lasting_process_of_their_own() -> None:
     bench = Bench()
-    first = bench.place("schedule:x", built_in=True)
-    first = first or bench.place("schedule:x", built_in=True)
-    assert first != bench.place("job") and first == bench.place("ticker:y", built_in=True)
+    first = bench.place("schedule:x", Home.BUILT_IN)
+    first = first or bench.place("schedule:x", Home.BUILT_IN)
+    assert first != bench.place("job") and first == bench.place("ticker:y", Home.BUILT_IN)
     bench.dies(first)
-    assert bench.place("schedule:x", built_in=True) > first
+    assert bench.place("schedule:x", Home.BUILT_IN) > first
 
 
 def test_a_job_apart_has_a_process_for_itself_for_as_long_as_it_runs() -> None:
     bench = Bench()
-    number = bench.start(7, apart=True)
-    assert number and number != bench.place("7") and number == bench.place("7", apart=True)
+    number = bench.start(7, Home.QUARANTINE)
+    assert number and number != bench.place("7") and number == bench.place("7", Home.QUARANTINE)
     host, process = bench.processes[number]
     host.heard(Ended(7))
     assert process.closed
-    assert bench.place("7", apart=True) != number, "the next start has a new one"
+    assert bench.place("7", Home.QUARANTINE) != number, "the next start has a new one"
 
 
 def test_only_so_many_jobs_run_apart_at_a_time_and_the_next_one_hears_when_there_is_room() -> None:
     bench = Bench(quarantine=2)
-    assert bench.start(1, apart=True) and bench.start(2, apart=True)
-    assert bench.place("3", apart=True) == 0
+    assert bench.start(1, Home.QUARANTINE) and bench.start(2, Home.QUARANTINE)
+    assert bench.place("3", Home.QUARANTINE) == 0
     before = bench.changes
-    bench.processes[bench.place("1", apart=True)][0].heard(Ended(1))
+    bench.processes[bench.place("1", Home.QUARANTINE)][0].heard(Ended(1))
     assert bench.changes > before
-    assert bench.place("3", apart=True)
+    assert bench.place("3", Home.QUARANTINE)
+
+
+def test_isolated_jobs_have_a_process_each_however_many_they_are_and_are_to_blame_for_its_end() -> None:
+    bench = Bench(quarantine=1)
+    numbers = [bench.start(ref, Home.ISOLATED) for ref in range(5)]
+    assert len({bench.place("shared"), *numbers, bench.start(7, Home.QUARANTINE)}) == 7
+    assert bench.dies(numbers[2]) == {2: "its process ended"}
+    assert bench.place("1", Home.ISOLATED) == numbers[1] and bench.place("2", Home.ISOLATED) not in numbers
+
+
+def test_processes_of_single_jobs_load_the_app_one_after_the_other() -> None:
+    bench = Bench(quarantine=9)
+    bench.loads = False
+    wanted = [("a", Home.ISOLATED), ("b", Home.QUARANTINE), ("c", Home.ISOLATED)]
+    for loaded in range(3):
+        assert [bool(bench.place(*one)) for one in wanted] == [number < loaded for number in range(3)]
+        assert len(bench.processes) == 2 + loaded, "the shared host, and one that loads"
+        before = bench.changes
+        bench.processes[max(bench.processes)][0].heard(Ready(()))
+        assert bench.changes == before + 1, "the keepers hear that the next one may load"
+    assert all(bench.place(*one) for one in wanted)
+
+
+def test_a_process_that_does_not_load_the_app_or_takes_long_does_not_keep_the_next_one_from_it() -> None:
+    bench = Bench(quarantine=9)
+    bench.loads = False
+    assert not bench.place("a", Home.ISOLATED) and not bench.place("b", Home.ISOLATED)
+    bench.dies(max(bench.processes))
+    bench.place("b", Home.ISOLATED)
+    assert len(bench.processes) == 2
+    bench.hosts.look()
+    assert not bench.place("c", Home.QUARANTINE) and len(bench.processes) == 2
+    bench.now += RETRY_LAST + LOADING
+    before = bench.changes
+    bench.hosts.look()
+    assert bench.changes == before + 1
+    bench.place("c", Home.QUARANTINE)
+    assert len(bench.processes) == 3
 
 
 def test_a_job_apart_is_to_blame_for_the_end_of_its_process_whatever_it_executed() -> None:
     bench = Bench()
-    number = bench.start(7, apart=True)
+    number = bench.start(7, Home.QUARANTINE)
     assert bench.dies(number) == {7: "its process ended"}
-    assert bench.place("7", apart=True) != number
+    assert bench.place("7", Home.QUARANTINE) != number
 
 
 def test_a_process_that_its_job_never_needed_is_ended() -> None:
     bench = Bench()
-    number = bench.place("7", apart=True) or bench.place("7", apart=True)
+    number = bench.place("7", Home.QUARANTINE) or bench.place("7", Home.QUARANTINE)
     bench.now += IDLE + 1
     bench.hosts.look()
     assert bench.processes[number][1].closed and not bench.processes[1][1].closed
@@ -189,9 +228,9 @@ def test_processes_that_cannot_load_the_app_follow_each_other_less_and_less_ofte
     bench = Bench()
     bench.loads = False
     for _ in range(4):
-        bench.place("7", apart=True)
+        bench.place("7", Home.QUARANTINE)
         bench.dies(max(bench.processes))
-    bench.place("7", apart=True)
+    bench.place("7", Home.QUARANTINE)
     assert bench.pauses == [0.0, 2 * RETRY_FIRST, 4 * RETRY_FIRST, 8 * RETRY_FIRST, 16 * RETRY_FIRST]
 
 

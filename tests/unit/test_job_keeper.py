@@ -19,11 +19,12 @@ from celery_sticky.instrumentation.facts import Fact, JobFailed, JobStarted, Job
 from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import HeldSlot, JobTimeouts, built_in_job
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.keeper.settling import Settling, Unsettled
 from celery_sticky.jobs.keeper.slots import SharedSlots
-from celery_sticky.jobs.retry import SETTLED, Retry
+from celery_sticky.jobs.retry import DEFAULT_RETRY, SETTLED, Retry
 from celery_sticky.jobs.wire import Call, Calls, Ended, Notify, Saved, SaveRefused, Start, Stop, Yielded
 from celery_sticky.keys import SlotId
 from celery_sticky.membership.lease import Lease, boottime
@@ -149,8 +150,8 @@ class Worker:
         self.host.keeper = self.keeper
         self.host.boot()
 
-    def _place(self, record: JobRecord, apart: bool) -> int:
-        return self.host.place(("ks", record.id), "", apart=apart, built_in=False)
+    def _place(self, record: JobRecord, home: Home) -> int:
+        return self.host.place(("ks", record.id), "", home)
 
     def _report(self, event: Event) -> None:
         self.reports.append(event)
@@ -1010,6 +1011,36 @@ def test_a_job_that_ends_its_process_again_and_again_waits_longer_each_time_and_
     assert found.strikes == found.failures > 5
     assert found.attempt < 12, "it waits longer each time"
     assert set(worker.host.apart) == {"id"}
+
+
+def test_an_isolated_job_fails_like_any_other_and_is_never_quarantined(server: MemoryJobServer) -> None:
+    worker = alone(server, isolated=frozenset({"job"}))
+    admit(worker)
+    run(worker)
+    worker.host.die({1: "its process ended"})
+    worker.host.boot()
+    worker.work()
+    (found,) = worker.store.records()
+    assert (found.state, found.error, found.failures) == (JobState.FAILING, "its process ended", 1)
+    assert (found.strikes, found.apart) == (0, False)
+    Clock.now += DEFAULT_RETRY.backoff
+    run(worker)
+    assert state(worker) == "running" and set(worker.host.apart) == {"id"}
+    starts = len(worker.host.world.starts)
+    Clock.now += SETTLED
+    run(worker)
+    (found,) = worker.store.records()
+    assert (found.failures, len(worker.host.world.starts)) == (0, starts), "it goes on where it is"
+
+
+def test_a_first_start_that_ends_the_process_of_an_isolated_job_has_failed(server: MemoryJobServer) -> None:
+    worker = alone(server, isolated=frozenset({"job"}))
+    admit(worker)
+    worker.work()
+    worker.host.die({1: "its process ended"})
+    worker.work()
+    assert state(worker) == "gone"
+    assert worker.store.outcome("id", 0) == DispatchOutcome("its process ended")
 
 
 def test_a_job_that_runs_well_apart_goes_back_to_the_others_and_its_strikes_are_kept(server: MemoryJobServer) -> None:

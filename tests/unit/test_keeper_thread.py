@@ -19,6 +19,7 @@ from celery_sticky.errors import StoreUnavailable
 from celery_sticky.execution.jobs import WorkerJobs
 from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.keeper import BROKEN_PAUSE, Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.jobs.wire import Stop
@@ -75,8 +76,8 @@ class Client(MemoryShared):
             raise StoreUnavailable("no answer")
 
 
-def place(host: FakeHost, record: JobRecord, apart: bool) -> int:
-    return host.place(("", record.id), "", apart=apart, built_in=False)
+def place(host: FakeHost, record: JobRecord, home: Home) -> int:
+    return host.place(("", record.id), "", home)
 
 
 class Worker:

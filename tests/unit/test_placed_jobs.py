@@ -16,6 +16,7 @@ from celery_sticky.errors import NotAMember, NotPinned, NoWorker, StoreUnavailab
 from celery_sticky.flows import run_flow
 from celery_sticky.jobs.keeper.flow import Surroundings
 from celery_sticky.jobs.keeper.held import JobTimeouts
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.keeper import Keeper
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
 from celery_sticky.keys import hash_key, slot_for
@@ -215,8 +216,8 @@ class Node:
             client.watch(0.0)
         self.closed = ""
 
-    def _place(self, record: JobRecord, apart: bool) -> int:
-        return self.host.place(("ks", record.id), "", apart=apart, built_in=False)
+    def _place(self, record: JobRecord, home: Home) -> int:
+        return self.host.place(("ks", record.id), "", home)
 
     @property
     def incarnation(self) -> str:

@@ -96,6 +96,20 @@ def test_a_bad_job_explains_no_start_of_jobs_in_other_processes_and_of_none_that
     assert judged(left, process(10, 0.1, 5, *GOOD), process(12, 7, END, *GOOD)).findings()["needless_starts"] == 2
 
 
+def test_an_isolated_job_explains_no_start_of_others_and_its_failures_are_enough_to_be_seen() -> None:
+    isolated: Any = {"isolated": True}
+    assert judged(*ONCE, **isolated).findings()["needless_starts"] == 2
+    apart = process(10, 0.1, 5, EXIT), process(11, 7, 12, EXIT), process(13, 15, END, EXIT)
+    good = process(20, 0.1, END, *GOOD)
+    assert judged(good, *apart, bad_jobs=[info(EXIT, failures=2)], **isolated).ok
+    assert judged(good, *apart, bad_jobs=[info(EXIT)], **isolated).findings()["bad_unseen"] == 1
+    assert judged(good, *apart, bad_jobs=[info(EXIT, failures=2)]).findings()["bad_unseen"] == 1, "not in quarantine"
+    killed = fault("kill", 5, 11, "w1")
+    kept = process(20, 1, 10, EXIT, worker="w2", slot=1)
+    late = process(10, 0.1, 5, *GOOD), kept, process(11, 13, END, *GOOD, worker="w2", epoch=2)
+    assert judged(*late, done=[killed]).ok and len(judged(*late, done=[killed], **isolated).late) == 2
+
+
 def test_a_store_that_has_forgotten_an_offence_explains_another_one() -> None:
     twice = process(10, 0.1, 5, *GOOD, EXIT), process(11, 7, 12, *GOOD, EXIT), process(12, 14, END, *GOOD)
     assert judged(*twice, done=[fault("store-rollback", 6, 6.5)]).ok

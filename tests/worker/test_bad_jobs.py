@@ -56,6 +56,30 @@ def test_after_their_first_offence_bad_jobs_hurt_only_themselves(
     assert worker.stop() == 0
 
 
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_isolated_jobs_never_hurt_others_not_even_once(jobs_fleet: Callable[..., JobsFleet], pool: str) -> None:
+    made = jobs_fleet(sticky_job_start_timeout=1.0, sticky_job_stop_timeout=0.5, sticky_job_watchdog=1.0)
+    worker = made.worker("a", pool=pool)
+    for key in GOOD:
+        made.jobs.dispatch("sync", key, timeout=20)
+    made.jobs.admit("isolated", "exits", {"die": True})
+    made.jobs.admit("isolated", "blocks", {"block": 600})
+    made.jobs.admit("isolated-poll", "hangs", {"slow": 600})
+    made.jobs.admit("isolated", "fine")
+    bad = {"exits", "blocks", "hangs"}
+    wait_until(lambda: all(made.infos()[key].failures >= 2 for key in bad), 60, "each fails again and again", 0.1)
+    infos = made.infos()
+    assert {infos[key].attempt for key in (*GOOD, "fine")} == {1}, "nobody else has noticed"
+    assert not any(infos[key].quarantined for key in bad)
+    (own,) = hosts_of(made, "a", "the process of job 'isolated' of key 'fine'")
+    assert own not in hosts_of(made, "a")
+    for key in bad:
+        made.jobs.stop("isolated-poll" if key == "hangs" else "isolated", key)
+    wait_until(lambda: made.infos().keys() == {*GOOD, "fine"}, 30, "they can be stopped", 0.1)
+    assert {info.attempt for info in made.infos().values()} == {1}
+    assert worker.stop() == 0
+
+
 def test_a_job_is_given_up_after_max_starts_and_started_again_by_a_restart(
     jobs_fleet: Callable[..., JobsFleet],
 ) -> None:

@@ -1,6 +1,7 @@
 """Checker for bad jobs: which starts of good jobs their first offences explain, and whether they are seen.
 
-A bad job may cost the process that it shares with good jobs once. From then on it runs apart.
+A bad job may cost the process that it shares with good jobs once. From then on it runs apart. One that is declared
+isolated never shares a process.
 """
 
 from __future__ import annotations
@@ -68,16 +69,20 @@ def reach_of_bad(outcome: VerifyRun, runs: Iterable[Execution], needless: Collec
         if kind_of(run.start.key).offends and not run.ended:
             by_offender[run.start.task_id, _forgotten(run, outcome.timeline)].append(run)
     present = _present(by_offender)
-    charged = _charge({before.start.pid: before.until for before, _ in needless if not before.ended}, present)
+    isolated = outcome.run_options.isolated
+    ends = {before.start.pid: before.until for before, _ in needless if not (before.ended or isolated)}
+    charged = _charge(ends, present)
     return BadFindings(
         jobs=len(by_job),
         starts=sum(map(len, by_job.values())),
         offences={pid: offender for offender, pid in charged.items()},
-        firsts=[run for who, ended in by_offender.items() for run in _until_charged(ended, charged.get(who))],
+        firsts=[]
+        if isolated
+        else [run for who, ended in by_offender.items() for run in _until_charged(ended, charged.get(who))],
         unseen=tuple(
             info
             for info in outcome.bad_jobs
-            if not _is_seen(info) and _was_bad(by_job[info.id][:-1], present, outcome.timeline)
+            if not _is_seen(info, isolated=isolated) and _was_bad(by_job[info.id][:-1], present, outcome.timeline)
         ),
         left=tuple(outcome.bad_left),
     )
@@ -87,9 +92,11 @@ def _forgotten(run: Execution, timeline: Timeline) -> int:
     return sum(done.fault.name == ROLLBACK and done.since <= run.start.at for done in timeline.done)
 
 
-def _is_seen(info: JobInfo) -> bool:
+def _is_seen(info: JobInfo, *, isolated: bool) -> bool:
     kind = kind_of(info.key)
-    return info.quarantined if kind.offends else info.failures > 0 or not kind.fails
+    if kind.offends and not isolated:
+        return info.quarantined
+    return info.failures > 0 or not (kind.offends or kind.fails)
 
 
 def _was_bad(runs: Iterable[Execution], present: Present, timeline: Timeline) -> bool:

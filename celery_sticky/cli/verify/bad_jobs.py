@@ -92,11 +92,11 @@ def bad_keys() -> list[str]:
     return [kind.key(number) for kind, number in product(Bad, range(MOST))]
 
 
-def declare_bad(sticky: Sticky, keyspace: str, recorded: Recorded) -> None:
+def declare_bad(sticky: Sticky, keyspace: str, recorded: Recorded, *, isolated: bool) -> None:
     """Declare a job of each kind."""
     handlers = _functions(recorded) | _classes(recorded)
     for kind, handler in handlers.items():
-        sticky.job(kind.job, keyspace=keyspace, retry_backoff=BACKOFF)(handler)
+        sticky.job(kind.job, keyspace=keyspace, retry_backoff=BACKOFF, isolated=isolated)(handler)
 
 
 def _functions(recorded: Recorded) -> dict[Bad, Handler]:

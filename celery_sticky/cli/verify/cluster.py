@@ -196,6 +196,7 @@ def _site(run_options: RunOptions, servers: Servers, folder: Path) -> Site:
         workers=run_options.workers,
         ttl=run_options.ttl,
         jobs=run_options.jobs if sticky else 0,
+        isolated=run_options.isolated,
         placed=run_options.placed,
         pinned=_pinned(run_options),
         seed=run_options.seed,

@@ -99,6 +99,11 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
     help="Number of long-running jobs; 0: no jobs, and no bad jobs among them. None with --stock.",
 )
 @click.option(
+    "--isolated",
+    is_flag=True,
+    help="Declare the bad jobs isolated: then they must not restart good jobs even once.",
+)
+@click.option(
     "--placed",
     type=click.Choice([how.value for how in Placed]),
     help="Use a placed keyspace. Workers pin some keys; other keys go to the worker that jump picks, to their slot, or "
@@ -175,7 +180,8 @@ def verify(
 def _perform(run_options: RunOptions, console: Console) -> VerifyRun:
     how = f"{run_options.workers} workers (-P {run_options.pool} -c {run_options.concurrency}), "
     how += f"{run_options.rate:g} tasks a second"
-    how += f", {run_options.jobs} jobs" if run_options.mode is Mode.STICKY else ""
+    if run_options.mode is Mode.STICKY:
+        how += f", {run_options.jobs} jobs{' (bad ones isolated)' if run_options.isolated else ''}"
     how += f", placed keyspace ({run_options.placed})" if run_options.placed is not None else ""
     console.print(f"{TITLES[run_options.mode]}: {how}, {run_options.seconds:g} s, seed {run_options.seed}")
     return perform(run_options, lambda at, text: console.print(f"{at:6.1f} s  {text}"))

@@ -47,7 +47,7 @@ def declare(sticky: Sticky, site: Site) -> None:
             async for n in job.inbox:
                 notes.write(taken(job.key, n, job.id))
 
-    declare_bad(sticky, site.keyspace, recorded)
+    declare_bad(sticky, site.keyspace, recorded, isolated=site.isolated)
 
 
 def taken(key: str, n: int, job_id: str) -> Event:

@@ -31,6 +31,8 @@ class RunOptions:
     ttl: float = 3.0
     slots: int = 64
     jobs: int = 20
+    isolated: bool = False
+    """Whether the bad jobs are declared isolated."""
     placed: Placed | None = None
 
     @property

@@ -47,6 +47,8 @@ class Site:
     """Length of a lease, in seconds."""
     jobs: int = 0
     """Number of jobs that run all the time."""
+    isolated: bool = False
+    """Whether the bad jobs among them are declared isolated."""
     placed: Placed | None = None
     """Destination of unpinned keys in the placed keyspace; None: the run uses a plain keyspace."""
     pinned: Sequence[str] = ()

@@ -16,6 +16,7 @@ from celery_sticky.instrumentation.registry import Instruments
 from celery_sticky.jobs import misplaced
 from celery_sticky.jobs.keeper.backoff import Backoff
 from celery_sticky.jobs.keeper.held import JobRun, is_built_in, name_of
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import Blame
 from celery_sticky.jobs.keeper.poller import Poller
 from celery_sticky.jobs.keeper.reconciler import JobReconciler
@@ -38,11 +39,8 @@ AT_ONCE = 500
 class Hosting(Protocol):
     """The keeper's view of the worker's job host. No method waits."""
 
-    def place(self, who: Who, label: str, *, apart: bool, built_in: bool) -> int:
-        """Return the number of the process in which a job is to start; 0: it has to wait for one.
-
-        `label` names the job in the log; `apart`: it must have the process for itself.
-        """
+    def place(self, who: Who, label: str, home: Home) -> int:
+        """Return the number of the process for a start; 0: wait for one. `label` names the job in the log."""
 
     def say(self, number: int, messages: Sequence[Message]) -> None:
         """Send messages to the process of this number; do nothing if it is gone."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.slots import Slot
 from celery_sticky.stores.jobs import JobRecord, JobState, Report
 from celery_sticky.stores.notes import FailedDelivery, Note
@@ -57,8 +58,7 @@ class JobRun:
     """Why it is being stopped, for people."""
     again: bool = False
     """It is being stopped, but its end is not that of the job: the job is paused, or is to start again."""
-    alone: bool = False
-    """It has its process for itself."""
+    home: Home = Home.SHARED
     settles_at: float = NEVER
     """When earlier failures of its job count no more, if it goes on."""
     sent: set[str] = field(default_factory=set)
@@ -130,13 +130,17 @@ class HeldSlot:
         Those in processes of their own stop first: they may take as long as a stop may take, and the others, which
         cannot start elsewhere before all have ended, run on meanwhile.
         """
-        if not (self.stopping and self.in_order and any(run.alone for run in self.runs.values())):
+        if not (self.stopping and self.in_order and any(run.home.alone for run in self.runs.values())):
             return lambda _: self.stopping
-        return lambda run: run.alone
+        return lambda run: run.home.alone
 
-    def is_apart(self, record: JobRecord) -> bool:
-        """Return whether a job must have its process for itself."""
-        return record.apart or record.id in self.apart
+    def home_of(self, record: JobRecord, isolated: Collection[str]) -> Home:
+        """Return where a job is to run; `isolated`: the names of the jobs that are declared so."""
+        if record.name in isolated:
+            return Home.ISOLATED
+        if record.apart or record.id in self.apart:
+            return Home.QUARANTINE
+        return Home.BUILT_IN if is_built_in(record.id) else Home.SHARED
 
     def forgive(self, before: Mapping[JobKey, JobRecord]) -> None:
         """Forget the failures of jobs that are of another generation than before: they start at once."""
@@ -166,6 +170,9 @@ class JobTimeouts:
     max_deliveries: int = 5
     own_max_deliveries: Mapping[str, int] = field(default_factory=dict)
     """Name of a job -> its own maximum number of deliveries of a notification."""
+
+    isolated: frozenset[str] = frozenset()
+    """The names of jobs of which each runs in a process of its own."""
 
     def deliveries_of(self, name: str) -> int:
         """Return how often a job gets a notification that it cannot handle."""

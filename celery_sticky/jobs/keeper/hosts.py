@@ -2,8 +2,8 @@
 
 Most jobs share the lasting hosts. Schedules and tickers have one of their own, because their functions may be slow and
 cannot be stopped. A job that was to blame for the end of a process runs apart, in a process of its own, so that its
-neighbours do not notice the next time. If nobody knows which job it was, half of those that were there are tried in
-another process. No thread, no clock, no process.
+neighbours do not notice the next time. So do jobs that are declared isolated, from the start. If nobody knows which job
+it was, half of those that were there are tried in another process. No thread, no clock, no process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import count
 from typing import Protocol
 from zlib import crc32
 
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import RETRY_FIRST, RETRY_LAST, Blame, Flow, HostFlow
 from celery_sticky.jobs.keeper.strikes import Strikes, Who
 from celery_sticky.jobs.wire import Message, Over, Start
@@ -21,6 +22,8 @@ from celery_sticky.platform.native import Section
 
 IDLE = 60.0
 """Seconds after which a process that was started for one job, and does not run it, is ended."""
+LOADING = 20.0
+"""Seconds for which a process that loads the app delays the next one."""
 
 
 class Listener(Protocol):
@@ -70,7 +73,11 @@ class JobHosts:
         """The hosts that most jobs share."""
         self._schedules: HostFlow | None = None
         self._trial: HostFlow | None = None
-        self._apart: dict[Who, HostFlow] = {}
+        self._alone: dict[Home, dict[Who, HostFlow]] = {home: {} for home in Home if home.alone}
+        self._loading: HostFlow | None = None
+        """The process for single jobs that loads the app now. One at a time: loading takes a processor for a second,
+        and hundreds may be due at once. The jobs that run need the processors too."""
+        self._loads_until = 0.0
         self.trust = TrustWatches(lambda: [host.watch for host in self._all()])
         """Kills processes that do not end themselves when the trust ends."""
         self._unloaded = 0
@@ -81,23 +88,23 @@ class JobHosts:
         """True once a process of each shared host has loaded the app or failed to."""
         return all(host.answered for host in self.shared)
 
+    @property
+    def any_single(self) -> bool:
+        """Whether there are processes for single jobs or for trials, or one is about to start."""
+        return bool(self._trial or any(self._alone.values()))
+
     # -- for the keepers -----------------------------------------------------------------------
 
-    def place(self, who: Who, label: str, *, apart: bool, built_in: bool) -> int:
-        """Return the number of the process in which a job is to start; 0: it has to wait for one.
-
-        `label` names the job in the log; `apart`: it must have the process for itself.
-        """
+    def place(self, who: Who, label: str, home: Home) -> int:
+        """See `jobs.keeper.flow.Hosting`."""
         with self._lock:
-            host = self._place(who, label, apart=apart, built_in=built_in)
+            host = self._place(who, label, home)
             return host.up if host is not None else 0
 
-    def _place(self, who: Who, label: str, *, apart: bool, built_in: bool) -> HostFlow | None:
-        if apart:
-            if who not in self._apart and len(self._apart) < self._quarantine:
-                self._apart[who] = self._open(f"the process of {label}", lasting=False)
-            return self._apart.get(who)
-        if built_in:
+    def _place(self, who: Who, label: str, home: Home) -> HostFlow | None:
+        if home.alone:
+            return self._process_of(who, label, home)
+        if home is Home.BUILT_IN:
             if self._schedules is None:
                 self._schedules = self._open("the job host of schedules and tickers", lasting=True)
             return self._schedules
@@ -106,6 +113,15 @@ class JobHosts:
                 self._trial = self._open("the job host for trials", lasting=False)
             return self._trial
         return self.shared[crc32(who[1].encode()) % len(self.shared)]
+
+    def _process_of(self, who: Who, label: str, home: Home) -> HostFlow | None:
+        processes = self._alone[home]
+        if who not in processes:
+            full = home is Home.QUARANTINE and len(processes) >= self._quarantine
+            if full or self._loading is not None:
+                return None
+            processes[who] = self._open(f"the process of {label}", lasting=False)
+        return processes[who]
 
     def say(self, number: int, messages: Sequence[Message]) -> None:
         """See `jobs.keeper.flow.Hosting`."""
@@ -127,6 +143,9 @@ class JobHosts:
             host.look()
             if not (host.lasting or host.runs) and self._clock() > host.ready_at + IDLE:
                 self._end(host)
+        if self._loading is not None and self._clock() > self._loads_until:
+            self._loaded(self._loading)
+            self._tell_of_room()
 
     def finish(self, timeout: Callable[[], float]) -> None:
         """End all processes: nothing should run any more. `timeout` returns the seconds left for that."""
@@ -142,6 +161,7 @@ class JobHosts:
     def host_started(self, host: HostFlow) -> None:
         """See `host_flow.Owner`."""
         self._unloaded = 0
+        self._loaded(host)
         for listener in self.listeners:
             if host in self.shared:
                 listener.hosts_up(up=True)
@@ -175,7 +195,7 @@ class JobHosts:
 
     def _suspected(self, host: HostFlow, runs: Collection[Start]) -> Blame:
         """Return whom to blame for an end of which nobody knows who did it."""
-        if host in self._apart.values():
+        if any(host in processes.values() for processes in self._alone.values()):
             return {run.ref: "its process ended" for run in runs}
         who = self._strikes.host_ended([_who(run) for run in runs], self._clock()) if runs else None
         return {run.ref: "its process ended each time it was there" for run in runs if _who(run) == who}
@@ -187,6 +207,8 @@ class JobHosts:
     def _open(self, name: str, *, lasting: bool) -> HostFlow:
         host = self._host(name, lasting=lasting)
         pause = min(RETRY_FIRST * 2.0 ** min(self._unloaded, 10), RETRY_LAST) if self._unloaded else 0.0
+        if not lasting:
+            self._loading, self._loads_until = host, self._clock() + pause + LOADING
         self._launch(host, host.attend(pause))
         return host
 
@@ -195,17 +217,27 @@ class JobHosts:
         with self._lock:
             self._forget(host)
         host.finish(0.0)
+        self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
         for listener in self.listeners:
-            listener.host_started()  # there is room for another one
+            listener.host_started()
+
+    def _loaded(self, host: HostFlow) -> None:
+        if self._loading is host:
+            self._loading = None
 
     def _forget(self, host: HostFlow) -> None:
+        self._loaded(host)
         if self._trial is host and not host.lasting:
             self._trial = None
-        self._apart = {who: one for who, one in self._apart.items() if one is not host}
+        for home, processes in self._alone.items():
+            self._alone[home] = {who: one for who, one in processes.items() if one is not host}
 
     def _all(self) -> list[HostFlow]:
         with self._lock:
-            return [one for one in (*self.shared, self._schedules, self._trial, *self._apart.values()) if one]
+            alone = [one for processes in self._alone.values() for one in processes.values()]
+            return [one for one in (*self.shared, self._schedules, self._trial, *alone) if one]
 
 
 def _who(start: Start) -> Who:

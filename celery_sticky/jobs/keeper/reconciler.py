@@ -22,6 +22,7 @@ from celery_sticky.jobs.keeper.held import (
     job_key,
 )
 from celery_sticky.jobs.keeper.history import BACK, History, why_stopped
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import Blame
 from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.saving import Saving
@@ -300,7 +301,7 @@ class JobReconciler:
             self._stop(run, why_stopped(held, run, record, timed_out=timed_out), now)
         elif now >= run.settles_at:
             self.runs.settle(held, run)
-            if run.alone:  # others may need a process for themselves
+            if run.home is Home.QUARANTINE:  # others may need a process for themselves
                 run.again = True
                 self._stop(run, BACK, now)
 

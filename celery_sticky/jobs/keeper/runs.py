@@ -8,6 +8,7 @@ from celery_sticky.jobs.keeper.agenda import Agenda
 from celery_sticky.jobs.keeper.clocks import Clocks
 from celery_sticky.jobs.keeper.held import NEVER, HeldSlot, JobRun, JobTimeouts, RunStage, is_built_in, job_key
 from celery_sticky.jobs.keeper.history import YIELDS, History
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import Blame
 from celery_sticky.jobs.keeper.saving import Saving
 from celery_sticky.jobs.keeper.settling import Settling
@@ -57,7 +58,7 @@ class Runs:
     def begin(self, slot: Slot, held: HeldSlot, record: JobRecord, host: int, now: float) -> JobRun:
         """Add a run of this record, whose start was reserved, in the process of this number."""
         run = JobRun(next(self._refs), slot, record, held.epoch, held.membership, now, host)
-        run.alone = held.is_apart(record)
+        run.home = held.home_of(record, self._timeouts.isolated)
         held.wanted[job_key(record)] = record
         held.runs[job_key(record)] = self._runs[run.ref] = run
         self.clocks.start_ordered(run, now)
@@ -135,8 +136,8 @@ class Runs:
             return
         run.started = True  # also if it is to stop by now: how it stops says nothing about its start
         held = self._held[run.slot]
-        if starting and (run.record.failures or run.alone or run.record.id in held.failures):
-            run.settles_at = now + settled_after(run.record.strikes, apart=run.alone)
+        if starting and (run.record.failures or run.home is Home.QUARANTINE or run.record.id in held.failures):
+            run.settles_at = now + _settled_after(run)
             self._agenda.add_at(run.settles_at, run.slot)
         self.report(run, Report(run.record.id, RunResult.STARTED))
         self._settling.look(run.slot)
@@ -175,15 +176,16 @@ class Runs:
         """Handle a run that has ended its process, or had to be ended with it."""
         for note, delivery in run.taken.items():
             self._on_unhandled(run, note, delivery, error)
-        held.apart.add(run.record.id)
-        if run.is_first and not run.record.durable and not (run.alone or run.late):
+        if run.home is not Home.ISOLATED:
+            held.apart.add(run.record.id)
+        if run.is_first and not run.record.durable and not (run.home.alone or run.late):
             # Its failure would remove it, but others may have been executed at the same time.
             held.failures[run.record.id] = (1, now)
             self._withdraw(run)
         elif run.stage is RunStage.STOPPING and not (run.late or run.again or held.stopping):
             self.report(run, Report(run.record.id, RunResult.UNCLEAN, error))  # nobody wants it any more
         else:
-            self._on_failed(held, run, error, now, strike=True)
+            self._on_failed(held, run, error, now, strike=run.home is not Home.ISOLATED)
 
     def _withdraw(self, run: JobRun) -> None:
         if run.is_first:
@@ -191,7 +193,7 @@ class Runs:
 
     def _on_failed(self, held: HeldSlot, run: JobRun, error: str, now: float, *, strike: bool = False) -> None:
         record, retry = run.record, self._retry_of(run.record.name)
-        long = run.stage is RunStage.RUNNING and now >= run.since + settled_after(record.strikes, apart=run.alone)
+        long = run.stage is RunStage.RUNNING and now >= run.since + _settled_after(run)
         failures = 1 if long else held.failures.get(record.id, (record.failures, 0.0))[0] + 1
         pause = retry.pause(failures)
         at = now + pause
@@ -200,3 +202,7 @@ class Runs:
         result = RunResult.GIVEN_UP if retry.gives_up(failures) else RunResult.FAILED
         strikes, apart = record.strikes + strike, record.id in held.apart or record.apart
         self.report(run, Report(record.id, result, error, failures, strikes, apart, pause))
+
+
+def _settled_after(run: JobRun) -> float:
+    return settled_after(run.record.strikes, apart=run.home is Home.QUARANTINE)

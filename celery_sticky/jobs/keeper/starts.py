@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from celery_sticky.jobs.keeper.agenda import Agenda
 from celery_sticky.jobs.keeper.held import HeldSlot, JobRun, JobTimeouts, is_built_in
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.runs import Runs
 from celery_sticky.jobs.keeper.settling import Settling
 from celery_sticky.slots import Slot
 from celery_sticky.stores.jobs import STOPPED, UNWANTED, JobRecord, JobState, Report, Reserved, RunResult
 
-Place = Callable[[JobRecord, bool], int]
-"""Returns the number of the process in which a job is to start, given whether it needs one for itself; 0: none yet."""
+Place = Callable[[JobRecord, Home], int]
+"""Returns the number of the process in which a job is to start; 0: none yet."""
 
 
 class Starts:
@@ -49,7 +50,7 @@ class Starts:
             if record.fresh and attempt > 2 * self._timeouts.max_attempts:
                 # It was not given up earlier because it kills whole workers, so each new worker knows nothing of it.
                 self._settling.report(slot, Report(record.id, RunResult.GIVEN_UP, given_up(attempt - 1)))
-            elif host := self._place(record, held.is_apart(record)):
+            elif host := self._place_of(held, record):
                 record = replace(record, attempt=attempt)
                 runs.append((self._runs.begin(slot, held, record, host, now), attempt))
             else:  # its process has died in the meantime
@@ -57,6 +58,9 @@ class Starts:
                 if record.fresh:
                     self._settling.report(slot, Report(record.id, RunResult.WITHDRAWN))
         return runs
+
+    def _place_of(self, held: HeldSlot, record: JobRecord) -> int:
+        return self._place(record, held.home_of(record, self._timeouts.isolated))
 
     def _may_start(self, slot: Slot, held: HeldSlot, record: JobRecord, now: float) -> bool:
         if record.state is JobState.QUEUED:
@@ -80,7 +84,7 @@ class Starts:
             return False
         if now < held.failures.get(record.id, (0, 0.0))[1]:
             return False
-        if not self._place(record, held.is_apart(record)):
+        if not self._place_of(held, record):
             self._kept_back[slot] = None
             return False
         return True

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from celery_sticky.flows import run_flow
+from celery_sticky.jobs.keeper.home import Home
 from celery_sticky.jobs.keeper.host_flow import Begin, Blame, Flow, Host, HostFlow, Request
 from celery_sticky.jobs.keeper.host_watch import STEP
 from celery_sticky.jobs.keeper.hosts import JobHosts, Listener
@@ -67,9 +68,9 @@ class Supervisor:
             time.sleep(0.005)
         return self._hosts.answered
 
-    def place(self, who: Who, label: str, *, apart: bool, built_in: bool) -> int:
+    def place(self, who: Who, label: str, home: Home) -> int:
         """See `jobs.keeper.flow.Hosting`."""
-        return self._hosts.place(who, label, apart=apart, built_in=built_in)
+        return self._hosts.place(who, label, home)
 
     def say(self, number: int, messages: Sequence[Message]) -> None:
         """See `jobs.keeper.flow.Hosting`."""

@@ -9,5 +9,6 @@ import sys
 
 if "-m" in sys.orig_argv:  # the workers, and the command that starts them
     from celery_sticky.jobs.keeper.held import HeldSlot
+    from celery_sticky.jobs.keeper.home import Home
 
-    HeldSlot.is_apart = lambda *_: False  # type: ignore[method-assign]
+    HeldSlot.home_of = lambda *_: Home.SHARED  # type: ignore[method-assign]

@@ -74,11 +74,15 @@ def test_a_short_run_is_clean_and_says_so_in_every_form(folder: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_sentinel_that_promotes_a_replica_under_load_breaks_no_promise(folder: Path) -> None:
-    done = run(folder, "--seconds", "12", "--faults", "failover,kill,retry", *SMALL, "--json", "found.json")
+def test_a_sentinel_that_promotes_a_replica_breaks_no_promise_and_isolated_bad_jobs_hurt_nobody(folder: Path) -> None:
+    done = run(
+        folder, "--isolated", "--seconds", "12", "--faults", "failover,kill,retry", *SMALL, "--json", "found.json"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((folder / "found.json").read_text())
     assert found["ok"] and "failover" in {fault["fault"] for fault in found["faults"]}
+    jobs = found["figures"]["jobs"]
+    assert jobs["bad_starts"] > 12 and jobs["first_offences"] == 0, "no bad job had company"
 
 
 def test_jobs_that_go_on_when_their_slot_is_given_away_are_found_to_overlap(folder: Path) -> None:

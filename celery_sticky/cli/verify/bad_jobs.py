@@ -92,7 +92,7 @@ def bad_keys() -> list[str]:
     return [kind.key(number) for kind, number in product(Bad, range(MOST))]
 
 
-def declare_bad(sticky: Sticky, keyspace: str, recorded: Recorded, *, isolated: bool) -> None:
+def declare_bad(sticky: Sticky, keyspace: str, recorded: Recorded, *, isolated: bool = False) -> None:
     """Declare a job of each kind."""
     handlers = _functions(recorded) | _classes(recorded)
     for kind, handler in handlers.items():

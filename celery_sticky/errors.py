@@ -197,5 +197,9 @@ class DocumentTooNew(StickyError, ValueError):
     """A newer release wrote the ownership document: upgrade celery-sticky here, and do not overwrite the document."""
 
 
+class SchemaTooOld(StickyError, ValueError):
+    """The tables of this database have to be migrated, and this process may not do that."""
+
+
 class SchemaTooNew(StickyError, ValueError):
     """A newer release has migrated the tables of this database: upgrade celery-sticky here."""

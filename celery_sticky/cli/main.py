@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "owner": "celery_sticky.cli.owner",
     "pins": "celery_sticky.cli.pins",
     "plan": "celery_sticky.cli.plan",
+    "sql": "celery_sticky.cli.sql",
     "status": "celery_sticky.cli.status",
     "verify": "celery_sticky.cli.verify.command",
 }

@@ -12,7 +12,7 @@ from celery_sticky.sql.address import Address
 from celery_sticky.sql.dialects import dialect_of
 from celery_sticky.sql.failures import describe
 from celery_sticky.sql.link import Link, Parameters, Row
-from celery_sticky.sql.schema import ensure_schema
+from celery_sticky.sql.schema import ensure_schema, version_of
 from celery_sticky.sql.tables import DEFAULT, Tables
 
 _inherited: list[Link] = []
@@ -48,7 +48,8 @@ class Database:
     """A database, reached by one connection. One thread at a time uses it. It connects at the first statement.
 
     Every method that runs a statement raises `unavailable` (`BrokerUnavailable` or `StoreUnavailable`) if the database
-    refuses it or does not answer in `timeout` seconds: the statement, or the commit, may or may not have taken effect.
+    refuses it or does not answer in `timeout` seconds: the statement, or the commit, may or may not have taken effect;
+    `SchemaTooNew` or `SchemaTooOld` if its tables are those of another release.
 
     Raises:
         MissingDependency: the client library is not installed.
@@ -56,12 +57,22 @@ class Database:
     """
 
     def __init__(
-        self, address: Address, *, timeout: float, unavailable: type[StickyError], prefix: str = DEFAULT
+        self,
+        address: Address,
+        *,
+        timeout: float,
+        unavailable: type[StickyError],
+        prefix: str = DEFAULT,
+        migrate: bool = True,
     ) -> None:
+        """`prefix`: how the names of tables begin. `migrate`: whether to create them, and to update older ones."""
         self.dialect = dialect_of(address)
         self.tables = Tables(prefix)
         self._address, self._timeout, self._unavailable = address, timeout, unavailable
+        self._migrate = migrate
         self._link: Link | None = None
+        self._fits = False
+        """Whether the tables are known to be those of this release."""
         self._pid = 0
         self._plain = True
 
@@ -83,6 +94,11 @@ class Database:
         with self._safely() as link:
             return self.dialect.version(link)
 
+    def schema_version(self) -> int:
+        """Return the version of the tables, whether or not this release can use it; 0: there are none."""
+        with self._safely(fits=False) as link:
+            return version_of(link, self.dialect, self.tables)
+
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Commit what the block does; roll it back if the block raises."""
@@ -99,7 +115,7 @@ class Database:
 
     def close(self) -> None:
         """Close the connection; the next statement makes another. May be called twice."""
-        link, self._link = self._link, None
+        link, self._link, self._fits = self._link, None, False
         if link is None:
             return
         if self._pid != os.getpid():
@@ -109,9 +125,10 @@ class Database:
             link.close()
 
     @contextmanager
-    def _safely(self) -> Iterator[Link]:
+    def _safely(self, *, fits: bool = True) -> Iterator[Link]:
+        """`fits`: the tables must be those of this release."""
         try:
-            yield self._connected()
+            yield self._connected(fits=fits)
         except self.dialect.errors as error:
             self.close()
             why = describe(error, self.dialect.code(error))
@@ -122,20 +139,20 @@ class Database:
             self.close()
             raise
 
-    def _connected(self) -> Link:
+    def _connected(self, *, fits: bool) -> Link:
         if self._link is not None and self._pid != os.getpid():
             self.close()
         if self._link is None:
-            self._link, self._pid = self._connect(), os.getpid()
+            self._link, self._pid = self.dialect.connect(self._address, self._timeout), os.getpid()
+            self._plain = self.dialect.plain(self._link)
+        if fits and not self._fits:
+            self._check(self._link)
         return self._link
 
-    def _connect(self) -> Link:
-        link = self.dialect.connect(self._address, self._timeout)
+    def _check(self, link: Link) -> None:
         try:
-            self._plain = self.dialect.plain(link)
-            ensure_schema(link, self.dialect, self.tables, self._timeout)
-        except BaseException:
-            with suppress(*self.dialect.errors):
-                link.close()
+            ensure_schema(link, self.dialect, self.tables, self._timeout, migrate=self._migrate)
+        except StickyError:
+            self.close()  # somebody else may migrate it meanwhile
             raise
-        return link
+        self._fits = True

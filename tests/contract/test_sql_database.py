@@ -15,10 +15,11 @@ import pytest
 from harness.sql_broker import OnSql
 from harness.sql_servers import EmbeddedPostgres, connect
 
-from celery_sticky.errors import BrokerUnavailable, SchemaTooNew
+from celery_sticky.errors import BrokerUnavailable, SchemaTooNew, SchemaTooOld
 from celery_sticky.queues.sql import SqlQueues
 from celery_sticky.sql import Address, Database
 from celery_sticky.sql.migrations import MIGRATIONS
+from celery_sticky.sql.schema import NEWEST, statements
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.queue_steps import AGAIN, FIRST, NEXT, ack, bodies, open_slot, take
 
@@ -29,8 +30,8 @@ KILL = {
 OWN_ID = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
 
 
-def database(url: str, prefix: str = "sticky_", timeout: float = 20.0) -> Database:
-    return Database(Address.parse(url), timeout=timeout, unavailable=BrokerUnavailable, prefix=prefix)
+def database(url: str, prefix: str = "sticky_", timeout: float = 20.0, **options: bool) -> Database:
+    return Database(Address.parse(url), timeout=timeout, unavailable=BrokerUnavailable, prefix=prefix, **options)
 
 
 @contextmanager
@@ -84,6 +85,32 @@ def test_a_release_refuses_a_schema_that_a_newer_one_has_migrated(sql_url: str) 
                 SchemaTooNew, match=rf"newer_\* have version {len(MIGRATIONS) + 1}.*upgrade celery-sticky here"
             ):
                 one.rows("SELECT COUNT(*) FROM {message}")
+
+
+def test_a_process_that_may_not_migrate_says_what_to_do_and_goes_on_once_it_is_done(
+    sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(database(sql_url, "careful_", migrate=False)) as careful:
+        for _ in range(2):
+            with pytest.raises(SchemaTooOld, match=rf"careful_\* have version 0.* needs version {NEWEST}.*sql migrate"):
+                careful.rows("SELECT COUNT(*) FROM {message}")
+        assert careful.schema_version() == 0
+        with connected(database(sql_url, "careful_")) as other:
+            assert other.schema_version() == 0, "a look creates nothing"
+            other.rows("SELECT COUNT(*) FROM {message}")
+        assert careful.rows("SELECT COUNT(*) FROM {message}") == [(0,)]
+        assert careful.schema_version() == NEWEST
+
+
+def test_the_statements_for_a_database_administrator_are_those_of_a_migration(sql_url: str) -> None:
+    made = database(sql_url, "by_hand_")
+    with closing(made.dialect.connect(Address.parse(sql_url), 20.0)) as link:
+        for _ in range(2):  # each can be repeated
+            for statement in statements(made.dialect, made.tables, since=0):
+                link.run(statement)
+    with connected(database(sql_url, "by_hand_", migrate=False)) as careful:
+        assert careful.rows("SELECT COUNT(*) FROM {message}") == [(0,)]
+        assert len(careful.rows("SELECT value FROM {meta} WHERE name = %s", [b"store"])[0][0]) == 32
 
 
 def test_a_migration_that_was_interrupted_goes_on(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ class Dialect(Protocol):
     """The names of the types in a migration: `bytes`, `name` (bytes that can be a key), `serial`, `double`, …
 
     `key`, like `name`, is bytes in an index: up to 1,024 of them instead of 255."""
+    literal: str
+    """Bytes in a statement, around `{}`, which stands for their hexadecimal digits."""
     clock: str
     """An expression: the database's clock now, in seconds since the Unix epoch, whatever the time zone."""
     server: str

@@ -30,6 +30,7 @@ class MySQL:
     or_nothing = " ON DUPLICATE KEY UPDATE queue = queue"
     row_values = False
     overlaps = True
+    literal = "X'{}'"
     types: Mapping[str, str] = {
         "name": "varbinary(255)",
         "bytes": "longblob",

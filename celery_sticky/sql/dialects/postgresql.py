@@ -44,6 +44,7 @@ class PostgreSQL:
     or_nothing = " ON CONFLICT DO NOTHING"
     row_values = True
     overlaps = True
+    literal = "'\\x{}'::bytea"
     types: Mapping[str, str] = {
         "name": "bytea",
         "bytes": "bytea",

@@ -32,6 +32,7 @@ class SQLite:
     or_nothing = " ON CONFLICT DO NOTHING"
     row_values = True
     overlaps = False
+    literal = "X'{}'"
     types: Mapping[str, str] = {
         "name": "blob",
         "bytes": "blob",

@@ -36,7 +36,7 @@ def broadcast(database: Database, exchange: str, routing_key: str, body: bytes) 
 
 
 def newest(database: Database) -> int:
-    """Return the highest id: whoever begins to listen now hears what comes after it."""
+    """Return the highest id: who begins to listen now hears what comes after it."""
     return int(database.rows("SELECT COALESCE(MAX(id), 0) FROM {broadcast}")[0][0])
 
 

@@ -7,6 +7,7 @@ from base64 import b64encode
 from typing import Any
 
 from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from celery_sticky.queues.sql.names import queue_number
 from celery_sticky.queues.sql.publish import publish
@@ -65,6 +66,10 @@ class Channel(virtual.Channel):
         with self.connection.sending() as database:
             queues.declare(database, queue, None if lasts is None else lasts / 1000)
 
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **options: Any) -> Any:
+        """Return the arguments of a declaration, with the options that are arguments."""
+        return to_rabbitmq_queue_arguments(arguments, **options)
+
     def _has_queue(self, queue: str, **options: Any) -> bool:
         with self.connection.sending() as database:
             return queues.is_declared(database, queue)
@@ -80,7 +85,7 @@ class Channel(virtual.Channel):
                 self.connection.bound.add(queue)
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
-        """Return the bindings of an exchange, whoever made them."""
+        """Return the bindings of an exchange, from all connections."""
         with self.connection.sending() as database:
             return [(key, pattern or None, name) for key, pattern, name in queues.bindings(database, exchange)]
 

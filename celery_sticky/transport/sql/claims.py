@@ -1,8 +1,8 @@
 """Claims messages of ordinary queues for one consumer, and settles those that it has claimed.
 
-A claim is a row; the row of the message is never updated. Every transaction locks the consumer's own row first, and
-whoever evicts the consumer deletes that row together with its claims: so a consumer whose row is there has all of the
-claims that it knows.
+A claim is a row; the row of the message is never updated. Every transaction locks the consumer's own row first, and an
+eviction deletes that row together with the consumer's claims: so a consumer whose row is there has all of the claims
+that it knows.
 """
 
 from __future__ import annotations

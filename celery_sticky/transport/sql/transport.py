@@ -14,7 +14,7 @@ from kombu.transport import virtual
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Address, Database
-from celery_sticky.sql.tables import DEFAULT
+from celery_sticky.sql.tables import table_prefix
 from celery_sticky.transport.sql.channel import Channel
 from celery_sticky.transport.sql.inbox import Inbox
 from celery_sticky.transport.sql.pump import Pump
@@ -63,7 +63,7 @@ class Transport(virtual.Transport):
             Address.of(self.client),
             timeout=float(self._options.get("socket_timeout") or SOCKET_TIMEOUT),
             unavailable=BrokerUnavailable,
-            prefix=self._options.get("table_prefix", DEFAULT),
+            prefix=table_prefix(self._options),
         )
 
     @cached_property

@@ -19,7 +19,7 @@ KEYS, EACH = 5, 10
 @pytest.mark.parametrize("pool", ["threads", "solo", "prefork"])
 @pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
 def test_keyed_tasks_run_in_order_one_at_a_time_beside_ordinary_ones(
-    crew: Crew, on_database: dict[str, Any], pool: str
+    on_database: dict[str, Any], crew: Crew, pool: str
 ) -> None:
     fleet = crew(**on_database)
     fleet.worker("w1", pool=pool, concurrency=4)
@@ -37,7 +37,7 @@ def test_keyed_tasks_run_in_order_one_at_a_time_beside_ordinary_ones(
 @pytest.mark.parametrize("pool", ["threads", "solo", "prefork"])
 @pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
 def test_nothing_is_lost_and_no_key_overlaps_when_one_of_two_workers_is_killed(
-    crew: Crew, on_database: dict[str, Any], pool: str
+    on_database: dict[str, Any], crew: Crew, pool: str
 ) -> None:
     fleet = crew(**on_database, task_acks_late=True, task_reject_on_worker_lost=True)
     fleet.workers_up("w1", "w2", pool=pool, concurrency=2)
@@ -53,7 +53,7 @@ def test_nothing_is_lost_and_no_key_overlaps_when_one_of_two_workers_is_killed(
 
 
 @pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
-def test_remote_control_reaches_workers_and_revokes_tasks(crew: Crew, on_database: dict[str, Any]) -> None:
+def test_remote_control_reaches_workers_and_revokes_tasks(on_database: dict[str, Any], crew: Crew) -> None:
     fleet = crew(**on_database)
     fleet.workers_up("w1", "w2", pool="threads", concurrency=2)
     control = fleet.app.control
@@ -73,7 +73,7 @@ def test_remote_control_reaches_workers_and_revokes_tasks(crew: Crew, on_databas
 
 
 @pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
-def test_a_stopped_worker_gives_back_what_it_has_not_started(crew: Crew, on_database: dict[str, Any]) -> None:
+def test_a_stopped_worker_gives_back_what_it_has_not_started(on_database: dict[str, Any], crew: Crew) -> None:
     fleet = crew(**on_database, worker_prefetch_multiplier=10)
     worker = fleet.worker("w1", pool="threads", concurrency=1)
     for n in range(5):

@@ -8,6 +8,8 @@ from typing import Any
 
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.virtual.base import queue_declare_ok_t
+from kombu.utils.uuid import uuid
 
 from celery_sticky.queues.sql.names import queue_number
 from celery_sticky.queues.sql.publish import publish
@@ -55,6 +57,14 @@ class Channel(virtual.Channel):
             broadcast(database, exchange, routing_key or "", encode(message))
 
     # -- queues --------------------------------------------------------------------------------
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **options: Any) -> Any:
+        """Declare a queue. Messages are counted only for a passive declaration: there may be millions."""
+        if passive:
+            return super().queue_declare(queue, passive, **options)
+        name = queue or f"amq.gen-{uuid()}"
+        self._new_queue(name, **options)
+        return queue_declare_ok_t(name, 0, 0)
 
     def _new_queue(self, queue: str, **options: Any) -> None:
         arguments = options.get("arguments") or {}
@@ -105,6 +115,7 @@ class Channel(virtual.Channel):
             queues.delete(database, queue)
         self.state.queue_bindings_delete(queue)
         self.connection.topics.pop(queue, None)
+        self.connection.bound.discard(queue)
 
     # -- consuming -----------------------------------------------------------------------------
 
@@ -136,15 +147,22 @@ class Channel(virtual.Channel):
         self.connection.pump.limit(self.channel_id, prefetch_count)
 
     def settle(self, delivery_tag: str, *, back: bool) -> None:
-        """Delete a message that was delivered, or give it back."""
-        self.connection.pump.settle(delivery_tag, back=back)
+        """Delete a message that was delivered, or give it back. A closed channel has given everything back."""
+        if (connection := self.connection) is not None:
+            connection.pump.settle(delivery_tag, back=back)
 
     def give_back(self) -> None:
         """Give back everything that was delivered and not settled."""
-        self.connection.pump.release(self.channel_id)
+        if (connection := self.connection) is not None:
+            connection.pump.release(self.channel_id)
 
     def close(self) -> None:
         """Cancel all consumers, and give back what is not settled."""
-        if not self.closed and self.connection is not None and self._qos is not None:
+        if not self.closed and self._qos is not None:
+            for consumer in list(self._consumers):
+                self.basic_cancel(consumer)
             self.give_back()
         super().close()
+
+    def _get(self, queue: str, timeout: float | None = None) -> Any:
+        raise NotImplementedError("a database as the broker has no basic_get: consume from the queue")

@@ -108,6 +108,10 @@ class Pump:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    def abandon(self) -> None:
+        """Forget the connection: it belongs to the process that this one was forked from."""
+        self._database.close()
+
     def _look_now(self) -> None:
         self._hungry, self._version = True, None
         self._wake.set()

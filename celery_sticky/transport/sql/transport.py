@@ -97,15 +97,17 @@ class Transport(virtual.Transport):
 
     def close_connection(self, connection: Any) -> None:
         """Give back what is not settled, and disconnect; in a forked child, leave the parent's connection alone."""
-        if self._pid != os.getpid():
-            return
-        if self._loop is not None:
-            self._loop.remove_reader(self.inbox.fileno())
-            self._loop = None
-        super().close_connection(connection)
-        parts = self.__dict__
+        parts, inherited = self.__dict__, self._pid != os.getpid()
+        if not inherited:
+            if self._loop is not None:
+                self._loop.remove_reader(self.inbox.fileno())
+            super().close_connection(connection)
+        self._loop = None
         if (pump := parts.pop("pump", None)) is not None:
-            pump.stop(timeout=2 * float(self._options.get("socket_timeout") or SOCKET_TIMEOUT) + 1)
+            if inherited:
+                pump.abandon()
+            else:
+                pump.stop(timeout=2 * float(self._options.get("socket_timeout") or SOCKET_TIMEOUT) + 1)
         for name in ("_sender", "inbox"):
             if (part := parts.pop(name, None)) is not None:
                 part.close()

@@ -2,6 +2,8 @@
 
 from importlib.metadata import version
 
+from kombu.transport import TRANSPORT_ALIASES
+
 from celery_sticky.app import Sticky
 from celery_sticky.errors import (
     AssignmentFailed,
@@ -47,6 +49,9 @@ from celery_sticky.keyspace import Keyspace, Worker, jump
 from celery_sticky.placement.pin import Pin
 
 __version__ = version("celery-sticky")
+
+# Kombu takes what stands before the `+` of a URL for the name of its transport.
+TRANSPORT_ALIASES.setdefault("sticky", "celery_sticky.transport.sql.transport:Transport")
 
 __all__ = [
     "AssignmentFailed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from harness.app import AppConfig
 from harness.fleet import Fleet
+from harness.keyed_fleet import CONF, KeyedFleet
+from harness.sql_servers import EmbeddedPostgres, drop_tables, own_database, standing
 from harness.standing import claimed_database, clear, standing_server
 from harness.ways import Run
 from hypothesis import settings
@@ -118,3 +121,64 @@ def fleet(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
     yield make
     for made in fleets:
         made.teardown()
+
+
+@pytest.fixture
+def crew(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., KeyedFleet]]:
+    """Makes keyed fleets: `crew(broker=…, document=True, **settings)`; the broker defaults to `redis_url`."""
+    fleets: list[KeyedFleet] = []
+
+    def make(*, broker: str | None = None, document: bool = True, **settings: Any) -> KeyedFleet:
+        broker = broker or request.getfixturevalue("redis_url")
+        directory = tmp_path / f"crew{len(fleets)}"
+        directory.mkdir()
+        conf = {**CONF, "sticky_runtime_dir": str(directory / "run"), **settings}
+        config = AppConfig(broker, directory / "history.jsonl", conf=conf)
+        fleets.append(KeyedFleet(guard, directory, config, document=document))
+        return fleets[-1]
+
+    yield make
+    for made in fleets:
+        made.teardown()
+
+
+@pytest.fixture(scope="session")
+def postgresql_url(guard: Guard) -> Iterator[str]:
+    """A database of this session on a PostgreSQL server: the standing one, or an embedded one."""
+    url = standing("postgresql", os.environ)
+    embedded = EmbeddedPostgres(guard).start() if url is None else None
+    with own_database(url or (embedded.url if embedded else "")) as own:
+        yield own
+    if embedded is not None:
+        embedded.teardown()
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """A database of this session on a MariaDB server; the test is skipped if none answers."""
+    url = standing("mysql", os.environ)
+    if url is None:
+        pytest.skip("no MariaDB answers on 127.0.0.1:3306; STICKY_TEST_MARIADB names another")
+    with own_database(url) as own:
+        yield own
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A database in a new file."""
+    return f"sqlite:///{tmp_path}/queues.db"
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def sql_url(request: pytest.FixtureRequest) -> str:
+    """A database of each kind."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def on_database(tmp_path: Path, sql_url: str) -> Iterator[dict[str, Any]]:
+    """A broker with tables of its own in a database of each kind: the arguments `broker` and the options of a fleet."""
+    prefix = f"t{uuid.uuid4().hex[:12]}_"
+    options = {"socket_timeout": 10, "table_prefix": prefix, "eviction_timeout": 10}
+    yield {"broker": f"sticky+{sql_url}", "broker_transport_options": options}
+    drop_tables(sql_url, prefix)

@@ -12,13 +12,13 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from celery_sticky.drivers import memory, redis
+from celery_sticky.drivers import memory, redis, sql
 from celery_sticky.drivers.base import Driver
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.redis_errors import NO_CLUSTER
 
 GROUP = "celery_sticky.drivers"
-BUILT_IN = (redis.DRIVER, memory.DRIVER)
+BUILT_IN = (redis.DRIVER, memory.DRIVER, sql.DRIVER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,11 @@ logger = logging.getLogger("celery_sticky")
 
 INTERRUPT = signal.SIGURG
 """Tells the main thread to check whether its task has lost its lease; ignored if nobody handles it."""
-ROOMS = ("drivers", "placement.lookup", "jobs", "queues", "redis_clients", "router", "stores", "testing", "wiring")
-CALLED = tuple(f"celery_sticky.{room}" for room in ROOMS)
+ROOMS = ("drivers", "placement.lookup", "jobs", "queues", "redis_clients", "router", "sql", "stores", "testing")
+CALLED = tuple(f"celery_sticky.{room}" for room in (*ROOMS, "transport", "wiring"))
 """Our own modules that tasks call."""
-LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "redis.", "celery.", *CALLED)
+CLIENTS = ("redis.", "psycopg.", "psycopg_binary.", "pymysql.")
+LOCKING = ("logging", "threading", "queue", "importlib", "weakref", "kombu.", "celery.", *CLIENTS, *CALLED)
 """Modules whose code is never interrupted."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -62,3 +62,5 @@ class Guarantees:
 
 FULL = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
 """Every guarantee."""
+ON_SQL = replace(FULL, returns=Order.QUEUE, company=64)
+"""Those of the slot queues of a SQL database."""

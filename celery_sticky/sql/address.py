@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kombu.utils.url import maybe_sanitize_url
@@ -31,6 +31,15 @@ class Address:
     """The query of the URL: options of the client library."""
     shown: str = ""
     """The URL without its password, for messages."""
+
+    @classmethod
+    def of(cls, connection: Any) -> Self:
+        """Read the URL of a Kombu connection.
+
+        Raises:
+            InvalidSettings: it is not the URL of a database.
+        """
+        return cls.parse(LEAD + str(connection.hostname or "").removeprefix(LEAD))
 
     @classmethod
     def parse(cls, url: str) -> Self:

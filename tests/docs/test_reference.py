@@ -13,9 +13,11 @@ from harness.pages import ROOT, prose, rows
 import celery_sticky
 from celery_sticky.cli.main import sticky
 from celery_sticky.cli.verify.faults import BY_NAME
+from celery_sticky.queues import SlotQueues
 from celery_sticky.queues.memory import MemoryQueues
 from celery_sticky.queues.memory_held import HeldQueues
 from celery_sticky.queues.redis import RedisQueues
+from celery_sticky.queues.sql import SqlQueues
 from celery_sticky.settings import NAMES, SETTING, Settings
 
 REFERENCE = ROOT / "docs/reference"
@@ -84,8 +86,14 @@ def test_every_public_name_is_documented() -> None:
 
 def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
     found = {row[0]: row[1:] for row in rows((REFERENCE / "drivers.md").read_text())}
-    held = "memory, held by connections (tests of drivers)"
-    for name, driver in (("Redis, Valkey", RedisQueues), ("memory (tests)", MemoryQueues), (held, HeldQueues)):
+    drivers: dict[str, type[SlotQueues]] = {
+        "Redis, Valkey": RedisQueues,
+        "PostgreSQL, MySQL, MariaDB, SQLite": SqlQueues,
+        "memory (tests)": MemoryQueues,
+        "memory, held by connections (tests of drivers)": HeldQueues,
+    }
+    assert set(drivers) < set(found)
+    for name, driver in drivers.items():
         promised = driver.guarantees
         needed = (promised.fenced, promised.ordered, promised.atomic, promised.deferred, promised.moves)
         kept = [*needed, promised.counts_starts, promised.epochs_outlive_store]

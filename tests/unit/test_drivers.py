@@ -38,7 +38,7 @@ def test_every_scheme_of_a_driver_leads_to_it(driver: Driver) -> None:
         assert find_driver(Connection(f"{scheme}:///0")) is driver
 
 
-@pytest.mark.parametrize("url", ["memory://", "redis://"])
+@pytest.mark.parametrize("url", ["memory://", "redis://", "sticky+sqlite:///nosuch"])
 def test_the_guarantees_of_a_driver_are_those_of_its_queues(url: str) -> None:
     driver = find_driver(Connection(url))
     queues = open_queues(Connection(url), prefix="sticky", socket_timeout=1.0)
@@ -73,7 +73,7 @@ def test_a_url_that_kombu_does_not_know_is_refused_with_what_there_is() -> None:
 
 def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a guarantee from the memory driver."""
-    redis, memory = registry.BUILT_IN
+    redis, memory, _ = registry.BUILT_IN
     lacking = replace(memory, guarantees=replace(FULL, **dict[str, Any]({name: False})))
     monkeypatch.setattr(registry, "BUILT_IN", (redis, lacking))
 

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,12 +245,14 @@ def python(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_worker_on_memory_drivers_runs_where_redis_cannot_be_imported() -> None:
-    done = python(WITHOUT_REDIS)
+@pytest.mark.parametrize("broker", ["memory://", "sticky+sqlite:///{}/shop.db"])
+def test_a_worker_runs_where_redis_cannot_be_imported(tmp_path: Path, broker: str) -> None:
+    done = python(WITHOUT_REDIS.replace("memory://", broker.format(tmp_path), 1))
     assert done.stdout == "ran\n", done.stdout + done.stderr
 
 
-def test_the_command_line_works_where_redis_cannot_be_imported() -> None:
+@pytest.mark.parametrize("broker", ["memory://", "sticky+sqlite:///{}/shop.db"])
+def test_the_command_line_works_where_redis_cannot_be_imported(tmp_path: Path, broker: str) -> None:
     run = """
 from click.testing import CliRunner
 from celery.bin.base import CLIContext
@@ -259,7 +262,8 @@ for words in (["doctor", "--timeout", "0.01"], ["status", "--timeout", "0.01"], 
     assert result.exit_code == 0, result.output
 print("ran")
 """
-    done = python(WITHOUT_REDIS.partition("for pool")[0] + run)
+    without_redis = WITHOUT_REDIS.replace("memory://", broker.format(tmp_path), 1)
+    done = python(without_redis.partition("for pool")[0] + run)
     assert done.stdout == "ran\n", done.stdout + done.stderr
 
 

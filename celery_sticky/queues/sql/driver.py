@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from celery_sticky.errors import BrokerUnavailable, SlotBroken
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tenure, Want
-from celery_sticky.queues.guarantees import FULL, Order
+from celery_sticky.queues.guarantees import ON_SQL
 from celery_sticky.queues.inspection import Dead, Depth, dead_slot
 from celery_sticky.queues.sql.dead_queue import DeadQueue
 from celery_sticky.queues.sql.depths import Depths
@@ -18,8 +17,6 @@ from celery_sticky.queues.sql.openings import Openings
 from celery_sticky.queues.sql.waiting import Waiting
 from celery_sticky.sql import Address, Database
 from celery_sticky.sql.tables import DEFAULT
-
-GUARANTEES = replace(FULL, returns=Order.QUEUE, company=64)
 
 
 class SqlQueues:
@@ -32,7 +29,7 @@ class SqlQueues:
         InvalidSettings: the table prefix cannot be used.
     """
 
-    guarantees = GUARANTEES
+    guarantees = ON_SQL
 
     def __init__(self, address: Address, *, prefix: str, socket_timeout: float, table_prefix: str = DEFAULT) -> None:
         self._database = Database(address, timeout=socket_timeout, unavailable=BrokerUnavailable, prefix=table_prefix)

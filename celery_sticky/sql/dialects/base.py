@@ -22,6 +22,8 @@ class Dialect(Protocol):
     """Ends a SELECT: its rows of `t` can be read, but not changed, by others until the transaction ends."""
     update: str
     """Ends a SELECT: its rows of `t` are this transaction's alone."""
+    skip: str
+    """Ends a SELECT: as `update`, but rows of `t` that another transaction has locked are left out."""
     join: str
     """Joins a table to one of keys that is read first. A scan would also lock rows of others."""
     or_nothing: str

@@ -1,4 +1,4 @@
-"""MySQL 8 and MariaDB 10.5 or later, with PyMySQL. Tested with MariaDB only."""
+"""MySQL 8 and MariaDB 10.6 or later, with PyMySQL. Tested with MariaDB only."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class MySQL:
     name = "mysql"
     begin = "START TRANSACTION"
     share, update = " LOCK IN SHARE MODE", " FOR UPDATE"
+    skip = " FOR UPDATE SKIP LOCKED"
     join = "STRAIGHT_JOIN"
     or_nothing = " ON DUPLICATE KEY UPDATE queue = queue"
     row_values = False

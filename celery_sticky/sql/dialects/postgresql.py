@@ -40,6 +40,7 @@ class PostgreSQL:
     name = "postgresql"
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
     share, update = " FOR SHARE OF t", " FOR UPDATE OF t"
+    skip = " FOR UPDATE OF t SKIP LOCKED"
     join = "JOIN"
     or_nothing = " ON CONFLICT DO NOTHING"
     row_values = True

@@ -27,7 +27,7 @@ class SQLite:
 
     name = "sqlite"
     begin = "BEGIN IMMEDIATE"
-    share = update = ""
+    share = update = skip = ""
     join = "JOIN"
     or_nothing = " ON CONFLICT DO NOTHING"
     row_values = True

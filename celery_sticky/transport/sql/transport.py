@@ -1,0 +1,157 @@
+"""The transport: one Kombu connection to a database."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from kombu.transport import virtual
+
+from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.sql import Address, Database
+from celery_sticky.sql.tables import table_prefix
+from celery_sticky.transport.sql.channel import Channel
+from celery_sticky.transport.sql.inbox import Inbox
+from celery_sticky.transport.sql.pump import Pump
+from celery_sticky.transport.sql.subscription import Topic
+
+SOCKET_TIMEOUT = 5.0
+EVICTION_TIMEOUT = 15.0
+IN_A_ROW = 0.02
+"""Seconds for which messages are delivered before the loop returns to its other duties."""
+
+
+class Transport(virtual.Transport):
+    """See `kombu.transport.virtual.Transport`. It is made without a connection, which comes with the first use.
+
+    Options, in `broker_transport_options`: `table_prefix`, the beginning of the names of tables; `socket_timeout`, for
+    how many seconds the database may take to answer; `eviction_timeout`, for how many seconds a consumer may be silent
+    before others get its messages.
+    """
+
+    Channel = Channel
+    can_parse_url = True
+    polling_interval = None
+    driver_type = "sql"
+    driver_name = "celery-sticky"
+    connection_errors = (*virtual.Transport.connection_errors, BrokerUnavailable)
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.temporary: set[str] = set()
+        """Queues that expire when nobody consumes from them."""
+        self.topics: dict[str, list[Topic]] = {}
+        """Queue -> the broadcasts that it gets."""
+        self.bound: set[str] = set()
+        """Queues that also have messages of their own."""
+        self._options = dict(client.transport_options or {})
+        self._pid, self._loop = os.getpid(), None
+        self._sending = threading.Lock()
+
+    # -- the database --------------------------------------------------------------------------
+
+    def _database(self) -> Database:
+        return Database(
+            Address.of(self.client),
+            timeout=float(self._options.get("socket_timeout") or SOCKET_TIMEOUT),
+            unavailable=BrokerUnavailable,
+            prefix=table_prefix(self._options),
+        )
+
+    @cached_property
+    def _sender(self) -> Database:
+        return self._database()
+
+    @contextmanager
+    def sending(self) -> Iterator[Database]:
+        """Lend the connection of those who publish and declare."""
+        with self._sending:
+            yield self._sender
+
+    @cached_property
+    def pump(self) -> Pump:
+        """The thread that reads for the consumers of this connection. It starts with the first of them."""
+        timeout = float(self._options.get("eviction_timeout") or EVICTION_TIMEOUT)
+        return Pump(self._database(), self.inbox, eviction_timeout=timeout)
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        """What the pump has brought."""
+        return Inbox()
+
+    # -- Kombu's side --------------------------------------------------------------------------
+
+    def establish_connection(self) -> Any:
+        """Connect, so that a database that does not answer is told now."""
+        with self.sending() as database:
+            database.rows("SELECT 1")
+        return super().establish_connection()
+
+    def close_connection(self, connection: Any) -> None:
+        """Give back what is not settled, and disconnect; in a forked child, leave the parent's connection alone."""
+        parts, inherited = self.__dict__, self._pid != os.getpid()
+        if not inherited:
+            if self._loop is not None:
+                self._loop.remove_reader(self.inbox.fileno())
+            super().close_connection(connection)
+        self._loop = None
+        if (pump := parts.pop("pump", None)) is not None:
+            if inherited:
+                pump.abandon()
+            else:
+                pump.stop(timeout=2 * float(self._options.get("socket_timeout") or SOCKET_TIMEOUT) + 1)
+        for name in ("_sender", "inbox"):
+            if (part := parts.pop(name, None)) is not None:
+                part.close()
+
+    def _collect(self, connection: Any) -> None:
+        """Close: Kombu calls this after a fork, and to connect again."""
+        self.close_connection(connection)
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Have the loop deliver what the pump brings."""
+        self._loop = loop
+        loop.add_reader(self.inbox.fileno(), self._on_readable)
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver what there is, or wait for something.
+
+        Raises:
+            TimeoutError: nothing came in `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._deliver_some():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            self.inbox.wait(left)
+
+    def _on_readable(self) -> None:
+        self._deliver_some()
+
+    def _deliver_some(self) -> int:
+        """Deliver messages for a moment; return how many."""
+        self.inbox.quiet()
+        until, count = time.monotonic() + IN_A_ROW, 0
+        while (delivery := self.inbox.take()) is not None:
+            count += 1
+            callback = self._callbacks.get(delivery.queue)
+            if callback is None:  # nobody consumes from the queue any more
+                if delivery.tag is not None:
+                    self.pump.settle(delivery.tag, back=True)
+                continue
+            if delivery.tag is not None:
+                delivery.payload["properties"]["delivery_tag"] = delivery.tag
+            callback(delivery.payload)
+            if time.monotonic() >= until:
+                self.inbox.wake()
+                break
+        return count

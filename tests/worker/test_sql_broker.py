@@ -1,0 +1,87 @@
+"""A SQL database is the broker of real workers: keyed tasks, ordinary ones, remote control, and a worker's death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from harness.keyed_fleet import KeyedFleet, node
+
+from celery_sticky.testing.judge import judge
+from celery_sticky.testing.waiting import wait_until
+
+Crew = Callable[..., KeyedFleet]
+KEYS, EACH = 5, 10
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo", "prefork"])
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+def test_keyed_tasks_run_in_order_one_at_a_time_beside_ordinary_ones(
+    on_database: dict[str, Any], crew: Crew, pool: str
+) -> None:
+    fleet = crew(**on_database)
+    fleet.worker("w1", pool=pool, concurrency=4)
+    for n in range(EACH):
+        for key in range(KEYS):
+            fleet.publish(f"k{key}")
+        fleet.send_plain(n)
+    fleet.wait_finished(90)
+    judgement = judge([event for event in fleet.events() if event.key != "plain"], fleet.deaths)
+    assert judgement.ok and judgement.duplicates == (), judgement.describe()
+    assert judgement.runs == KEYS * EACH
+    assert fleet.workers["w1"].stop() == 0
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo", "prefork"])
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+def test_nothing_is_lost_and_no_key_overlaps_when_one_of_two_workers_is_killed(
+    on_database: dict[str, Any], crew: Crew, pool: str
+) -> None:
+    fleet = crew(**on_database, task_acks_late=True, task_reject_on_worker_lost=True)
+    fleet.workers_up("w1", "w2", pool=pool, concurrency=2)
+    fleet.publish_many(60, 10, 0.1)
+    for n in range(20):
+        fleet.send_plain(n, 0.1)
+    wait_until(lambda: {e.worker for e in fleet.events() if e.run} >= {node("w1"), node("w2")}, 60)
+    fleet.workers["w1"].kill_all()
+    fleet.wait_finished(120)
+    judgement = judge([event for event in fleet.events() if event.key != "plain"], fleet.deaths)
+    assert judgement.ok, judgement.describe()
+    assert fleet.workers["w2"].stop() == 0
+
+
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+def test_remote_control_reaches_workers_and_revokes_tasks(on_database: dict[str, Any], crew: Crew) -> None:
+    fleet = crew(**on_database)
+    fleet.workers_up("w1", "w2", pool="threads", concurrency=2)
+    control = fleet.app.control
+    wait_until(lambda: set(control.inspect(timeout=3).ping() or ()) == {node("w1"), node("w2")}, 60)
+    result = fleet.app.tasks["plain"].apply_async((1,), eta=datetime.now(UTC) + timedelta(seconds=5))
+    control.revoke(result.id)
+
+    def known() -> bool:
+        told = control.inspect(timeout=3).revoked() or {}
+        return len(told) == 2 and all(result.id in ids for ids in told.values())
+
+    wait_until(known, 60)
+    fleet.send_plain(2)
+    fleet.wait_finished(60)
+    wait_until(lambda: any("Discarding revoked task" in worker.log for worker in fleet.workers.values()), 60)
+    assert [event.n for event in fleet.events() if event.run and event.key == "plain"] == [2, 2], "start and end of 2"
+
+
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+def test_a_stopped_worker_gives_back_what_it_has_not_started(on_database: dict[str, Any], crew: Crew) -> None:
+    fleet = crew(**on_database, worker_prefetch_multiplier=10)
+    worker = fleet.worker("w1", pool="threads", concurrency=1)
+    for n in range(5):
+        fleet.send_plain(n, 0.5)
+    fleet.wait_started("plain", 0)
+    assert worker.stop() == 0
+    first = {event.n for event in fleet.events() if event.run and event.key == "plain"}
+    assert first < set(range(5)), "the rest was prefetched, not run"
+    fleet.worker("w2", pool="threads", concurrency=1)
+    fleet.wait_finished(60)
+    assert fleet.judge().duplicates == ()

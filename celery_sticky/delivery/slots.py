@@ -209,7 +209,7 @@ class SlotLifecycle:
         if slot in self.stopping:
             self.stopping.discard(slot)
             tenure = self.held.pop(slot, None) or opening
-            self.to_open.pop(slot, None)  # requested by a new connection, to settle the messages that are now done
+            self._forget(slot)  # a new connection may have requested it, to settle the messages that are now done
             self._give_back(slot, tenure, drained=True)
 
     def _give_back(self, slot: SlotId, tenure: Tenure | None, *, drained: bool) -> None:

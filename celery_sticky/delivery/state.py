@@ -41,6 +41,10 @@ LONE_STARTS = 2
 """Number of last counted starts of a message (its last start, its burial) that run beside no other counted one."""
 
 
+UNREMEMBERED = (Outcome.UNCOUNT_START, Outcome.MOVE)
+"""Dispositions of messages that have not run. One that is delivered here again is decided about anew, in its turn."""
+
+
 class Item(Struct, frozen=True):
     """The content of a gate entry: the delivery and its parsed envelope."""
 
@@ -189,6 +193,9 @@ class DeliveryState:
             self._put(entry, _refusal(AssignmentFailed(reason)), now)
         else:
             self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.raw(), stamp), to=to), now)
+            # If the slot is opened here again first, it goes back to its queue: the broker may have lost newer data, so
+            # that earlier messages of its key, which were passed on, stand there again.
+            entry.adrift = True
         return True
 
     def refuse(self, entry: Entry, error: StickyError, now: float) -> None:
@@ -369,7 +376,7 @@ class DeliveryState:
             # Most likely it is buried. If we remembered this end, a message that a person requeues would be buried.
             if error is not None:
                 self.refused.append((entry.content.envelope, error))
-        elif disposition.outcome is not Outcome.UNCOUNT_START and entry.stage is Stage.ENDED:
+        elif disposition.outcome not in UNREMEMBERED and entry.stage is Stage.ENDED:
             reason = json.loads(disposition.info)["reason"] if disposition.info else ""
             self._end_again(
                 entry, End(disposition.outcome, disposition.due, disposition.body, reason, disposition.to, error), now

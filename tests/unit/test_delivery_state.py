@@ -13,7 +13,7 @@ from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.rounds import Rounds
 from celery_sticky.delivery.state import DeliveryState, End, Item
 from celery_sticky.envelope import Envelope
-from celery_sticky.errors import SlotBroken
+from celery_sticky.errors import SlotBroken, SlotHeld
 from celery_sticky.ownership.events import Drained, Event, Opened, OpenRefused
 from celery_sticky.queues.base import Fetched, Outcome
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
@@ -672,6 +672,33 @@ def test_a_slot_that_could_not_be_opened_is_left_alone_until_its_pause_is_over(b
     assert worker.state.slots.opens_at is not None
     worker.state.slots.open_again(worker.state.slots.opens_at)
     assert worker.state.slots.to_open
+
+
+@pytest.mark.parametrize("answer", [SlotBroken("a key of a wrong type"), SlotHeld()])
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_slot_that_is_let_go_while_its_opening_is_postponed_is_not_opened_again(
+    broker: MemoryBroker, answer: SlotBroken | SlotHeld, given_up: bool
+) -> None:
+    """Guards: it was opened after it was given away, and its messages ran beside those of the next owner."""
+    worker = Worker(broker)
+    worker.open(1)
+    worker.turn()
+    started, slots = worker.start(), worker.state.slots
+    worker.state.stop(SLOT, NOW)
+    worker.state.connected(NOW)  # a new connection opens it, to settle what runs
+    (opening,) = slots.openings()
+    slots.answered(opening.tenure, answer, NOW)
+    assert slots.opens_at is not None
+    for entry in started.values():
+        worker.state.end(entry, ACK, NOW)
+    if given_up:
+        slots.give_up_ended()
+    else:
+        worker.turn()
+    assert worker.reports == [Opened(1, 1), Drained(1)]
+    assert slots.opens_at is None
+    slots.open_again(NOW + 60)
+    assert not slots.openings()
 
 
 def test_a_mark_that_one_slot_refuses_holds_up_no_other(broker: MemoryBroker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -329,6 +330,9 @@ def test_a_mark_and_a_move_of_one_message_that_go_together_are_both_answered(bro
     worker.move_all("q", OTHER)
     worker.reconnect()
     worker.turn()
+    assert standing(broker, OTHER) == [], "it is decided about again"
+    worker.move_all("q", OTHER)
+    worker.turn()
     assert standing(broker, OTHER) == ["q1"]
     assert worker.claims.to_release(KS) == ["q"], "nothing of it is left here"
 
@@ -379,6 +383,31 @@ def test_a_refusal_that_the_broker_refuses_is_told_when_the_message_is_back_and_
     worker.turn()
     assert [(e.task_id, str(error)) for e, error in worker.delivery_state.refused] == [("b1", "pinned by nobody")]
     assert len(worker.queues.dead(KS)) == 1
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_what_was_to_be_passed_on_waits_behind_what_the_broker_has_back(broker: MemoryBroker, fetched: bool) -> None:
+    """Guards: a broker goes on with a copy in which an earlier message of the key stands where it was passed on from.
+
+    `fetched`: the copy is of a moment when the messages had been fetched.
+    """
+    worker, copy = Worker(broker), deepcopy(broker.slots)
+    worker.turn()
+    copy = deepcopy(broker.slots) if fetched else copy
+    first, second = worker.claims.unstarted(KS, "a")
+    worker.delivery_state.move(first, OTHER, NOW)
+    worker.turn()
+    assert standing(broker, OTHER) == ["a1"]
+    worker.delivery_state.move(second, OTHER, NOW)
+    broker.slots = copy
+    worker.reconnect()
+    for _ in range(3):
+        worker.turn()
+    assert standing(broker, OTHER) == []
+    assert [entry.content.envelope.task_id for entry in worker.claims.unstarted(KS, "a")] == ["a1", "a2"]
+    worker.move_all("a", OTHER)
+    worker.turn()
+    assert standing(broker, OTHER) == ["a1", "a2"]
 
 
 def test_hops_for_the_sake_of_other_members_or_another_pin_do_not_add_up(broker: MemoryBroker) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness.sql_servers import EmbeddedPostgres, connect
-from harness.sql_stores import InDatabase, InFile, OnPrivateServer, OnServer, database
+from harness.sql_stores import InDatabase, OnPrivateServer, database, in_database
 
 from celery_sticky.errors import DocumentDamaged, StoreUnavailable
 from celery_sticky.ownership import changes
@@ -28,22 +28,12 @@ from celery_sticky.testing.store_contract.signals import FaultContract
 Connect = Callable[..., SqlStore]
 
 
-class TestSqlite(StoreContract):
+class TestSql(StoreContract):
+    """The contract, on a database of each kind."""
+
     @pytest.fixture
-    def server(self, sqlite_url: str) -> StoreServer[Store]:
-        return InFile(sqlite_url, SqlStore)
-
-
-class TestPostgresql(StoreContract):
-    @pytest.fixture
-    def server(self, postgresql_url: str) -> StoreServer[Store]:
-        return OnServer(postgresql_url, SqlStore)
-
-
-class TestMariadb(StoreContract):
-    @pytest.fixture
-    def server(self, mariadb_url: str) -> StoreServer[Store]:
-        return OnServer(mariadb_url, SqlStore)
+    def server(self, sql_url: str) -> StoreServer[Store]:
+        return in_database(sql_url, SqlStore)
 
 
 @pytest.fixture

@@ -70,3 +70,9 @@ class InFile(InDatabase[AnyStore], Generic[AnyStore]):
 
     def restart(self) -> None:
         """Do nothing: there is no server between the stores and the file."""
+
+
+def in_database(url: str, store: Callable[..., AnyStore]) -> StoreServer[AnyStore]:
+    """Return an empty database of any kind as the server of a store."""
+    kind = InFile if Address.parse(url).kind == "sqlite" else OnServer
+    return kind(url, store)

@@ -12,7 +12,10 @@ from celery_sticky.sql.tables import DEFAULT
 from celery_sticky.testing.store_contract import AnyStore, StoreServer
 from harness.sql_servers import EmbeddedPostgres, connect
 
-TABLES = ("view", "heartbeat", "revoked", "token", "enlisted", "key_claim", "pin", "lost_pin", "moved")
+TABLES = (
+    *("view", "heartbeat", "revoked", "token", "enlisted", "key_claim", "pin", "lost_pin", "moved"),
+    *("job_space", "job_slot", "job", "job_note", "job_dead", "job_answer", "job_tick"),
+)
 OTHERS = {
     "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
     "AND pid <> pg_backend_pid()",

@@ -33,7 +33,7 @@ class Dialect(Protocol):
     types: Mapping[str, str]
     """The names of the types in a migration: `bytes`, `name` (bytes that can be a key), `serial`, `double`, …
 
-    `key`, like `name`, is bytes in an index: up to 1,024 of them instead of 255."""
+    `key` and `slot`, like `name`, are bytes in an index: up to 1,024 and 1,025 of them instead of 255."""
     clock: str
     """An expression: the database's clock now, in seconds since the Unix epoch, whatever the time zone."""
     server: str

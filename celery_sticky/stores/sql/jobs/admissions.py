@@ -101,7 +101,7 @@ class Admissions:
             changes.slots.lock_admissions()
             changes.slots.lock(set(page.values()))
             changes.read_ids(page)
-            yield changes, [job for job in changes.jobs() if changes.slots.has(job.record.slot)]
+            yield changes, changes.jobs()
 
 
 class _Queue:

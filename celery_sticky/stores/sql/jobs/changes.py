@@ -42,7 +42,8 @@ class Changes:
     def read_addresses(self, addresses: Collection[JobAddress]) -> None:
         """Read the jobs of these slots, names and keys."""
         one = "(t.scope = %s AND t.slot = %s AND t.name = %s AND t.job_key = %s)"
-        for some in chunks(sorted({(slot_name(slot), name.encode(), key.encode()) for slot, name, key in addresses})):
+        locked = [address for address in addresses if self.slots.has(address[0])]
+        for some in chunks(sorted({(slot_name(slot), name.encode(), key.encode()) for slot, name, key in locked})):
             self._take(" OR ".join([one] * len(some)), [part for place in some for part in (self.scope, *place)])
 
     def by_id(self, job_id: str) -> Stored | None:
@@ -50,13 +51,16 @@ class Changes:
         return self._now.get(job_id)
 
     def jobs(self) -> list[Stored]:
-        """Return all jobs that were read and are still there."""
-        return [job for job in self._now.values() if job is not None]
+        """Return all jobs that were read and are still there, in slots that are locked.
+
+        A slot without a row had no jobs when it was to be locked. It may have some now, which are not ours to change.
+        """
+        return [job for job in self._now.values() if job is not None and self.slots.has(job.record.slot)]
 
     def in_slot(self, slot: Slot, job_id: str) -> Stored | None:
         """Return a job that was read if it is in this slot."""
         found = self._now.get(job_id)
-        return found if found is not None and found.record.slot == slot else None
+        return found if found is not None and found.record.slot == slot and self.slots.has(slot) else None
 
     def at(self, address: JobAddress) -> Stored | None:
         """Return the job at an address that was read, or None if there is none (any more)."""

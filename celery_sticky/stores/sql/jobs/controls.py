@@ -12,7 +12,7 @@ from celery_sticky.stores import job_rules
 from celery_sticky.stores.jobs import STOPPED, JobAddress, JobRecord, JobState, digest
 from celery_sticky.stores.notes import Fate
 from celery_sticky.stores.sql.jobs.changes import Changes, changes_in
-from celery_sticky.stores.sql.jobs.notes import notify
+from celery_sticky.stores.sql.jobs.notes import Inboxes
 from celery_sticky.stores.sql.jobs.rows import Stored
 
 Answer = TypeVar("Answer")
@@ -55,7 +55,9 @@ class Controls:
             for some in chunks(portion, AT_ONCE):
                 with changes_in(self._database, self._scope, [address[0] for address, _ in some]) as changes:
                     changes.read_addresses([address for address, _ in some])
-                    answers += [notify(changes, address, payload, limit) for address, payload in some]
+                    inboxes = Inboxes(changes, limit)
+                    answers += [inboxes.notify(address, payload) for address, payload in some]
+                    inboxes.write()
         return answers
 
     def _change(self, address: JobAddress, change: Callable[[JobRecord], JobRecord], **others: bytes) -> str | None:

@@ -8,7 +8,7 @@ from celery_sticky.sql import Database
 from celery_sticky.sql.link import Row
 from celery_sticky.stores.notes import DeadNote, Fate
 from celery_sticky.stores.sql.jobs.changes import changes_in
-from celery_sticky.stores.sql.jobs.notes import room
+from celery_sticky.stores.sql.jobs.notes import Inboxes
 from celery_sticky.stores.sql.jobs.rows import slot_of
 
 COLUMNS = "id, name, job_key, slot, job, deliveries, error, died, size"
@@ -55,7 +55,7 @@ class DeadNotes:
             if not changes.inside.rows(lock, one):
                 return Fate.GONE
             changes.read_addresses([(slot, name, key)])
-            fate, job_id = room(changes, (slot, name, key), limit)
+            fate, job_id = Inboxes(changes, limit).room((slot, name, key))
             if fate is Fate.SENT:
                 changes.inside.run(
                     "INSERT INTO {job_note} (scope, job, revision, failed, payload) "

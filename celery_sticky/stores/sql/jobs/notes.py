@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from celery_sticky.slots import Slot
 from celery_sticky.sql import Runner
 from celery_sticky.sql.link import Row
-from celery_sticky.sql.text import chunks, marks
+from celery_sticky.sql.text import chunks, marks, portions, values
 from celery_sticky.stores.jobs import SEEN_NOTES, JobAddress, JobRecord, JobState
 from celery_sticky.stores.notes import FailedDelivery, Fate, Note
 from celery_sticky.stores.sql.jobs.burial import Death, bury
@@ -53,25 +53,38 @@ def waiting(runner: Runner, scope: bytes, jobs: Mapping[str, JobRecord]) -> dict
     return found
 
 
-def notify(changes: Changes, address: JobAddress, payload: bytes, limit: int) -> Fate:
-    """Leave a note for a job, which was read; see `JobStore.notify`."""
-    fate, job_id = room(changes, address, limit)
-    if fate is Fate.SENT:
-        said = [changes.scope, job_id.encode(), changes.slots.revise(address[0]), 0, payload]
-        columns = "scope, job, revision, failed, payload"
-        changes.inside.run(f"INSERT INTO {{job_note}} ({columns}) VALUES {marks(5)}", said)
-        changes.slots.signal(address[0])
-    return fate
+class Inboxes:
+    """Takes in notes for jobs that were read, in a transaction."""
 
+    def __init__(self, changes: Changes, limit: int) -> None:
+        """At most `limit` notes wait for a job."""
+        self._changes, self._limit = changes, limit
+        self._counts = _counts(changes.inside, changes.scope, [job.record.id for job in changes.jobs()])
+        self._rows: list[tuple[bytes, bytes, int, int, bytes]] = []
 
-def room(changes: Changes, address: JobAddress, limit: int) -> tuple[Fate, str]:
-    """Return whether a note can be left for a job (`SENT`), and the job's id."""
-    job = changes.at(address)
-    if job is None or job.record.state is JobState.STOPPING:
-        return Fate.NO_JOB, ""
-    statement = "SELECT COUNT(*) FROM (SELECT 1 FROM {job_note} WHERE scope = %s AND job = %s LIMIT %s) w"
-    [(count,)] = changes.inside.rows(statement, [changes.scope, job.record.id.encode(), limit])
-    return (Fate.FULL if count >= limit else Fate.SENT), job.record.id
+    def room(self, address: JobAddress) -> tuple[Fate, str]:
+        """Return whether a note can be left for a job (`SENT`), and the job's id."""
+        job = self._changes.at(address)
+        if job is None or job.record.state is JobState.STOPPING:
+            return Fate.NO_JOB, ""
+        return (Fate.FULL if self._counts.get(job.record.id, 0) >= self._limit else Fate.SENT), job.record.id
+
+    def notify(self, address: JobAddress, payload: bytes) -> Fate:
+        """Leave a note for a job; see `JobStore.notify`."""
+        fate, job_id = self.room(address)
+        if fate is Fate.SENT:
+            revision = self._changes.slots.revise(address[0], again=True)
+            self._rows.append((self._changes.scope, job_id.encode(), revision, 0, payload))
+            self._counts[job_id] = self._counts.get(job_id, 0) + 1
+            self._changes.slots.signal(address[0])
+        return fate
+
+    def write(self) -> None:
+        """Write the notes."""
+        for some in portions(self._rows, lambda row: len(row[4])):
+            text, said = values(some)
+            statement = f"INSERT INTO {{job_note}} (scope, job, revision, failed, payload) VALUES {text}"
+            self._changes.inside.run(statement, said)
 
 
 def drop(changes: Changes, slot: Slot, notes: Collection[NoteKey]) -> None:

@@ -45,7 +45,7 @@ class Slots:
 
     @property
     def now(self) -> float:
-        """The database's clock during this transaction, in seconds since the Unix epoch."""
+        """The database's clock during this transaction, perhaps before it got its locks, in seconds since the epoch."""
         if self._now is None:
             self._now = float(self._inside.rows(f"SELECT {self._dialect.clock}")[0][0])
         return self._now
@@ -73,9 +73,11 @@ class Slots:
         """
         for some in chunks(sorted((self._scope, name) for name in {slot_name(slot) for slot in slots})):
             rows, said = joined(self._dialect, "{job_slot}", KEY, some)
-            statement = f"SELECT t.slot, t.epoch, t.revision, t.signalled FROM {rows} ORDER BY t.slot"
-            for slot, epoch, revision, signalled in self._inside.rows(statement + self._dialect.update, said):
+            columns = f"t.slot, t.epoch, t.revision, t.signalled, {self._dialect.clock}"
+            statement = f"SELECT {columns} FROM {rows} ORDER BY t.slot{self._dialect.update}"
+            for slot, epoch, revision, signalled, now in self._inside.rows(statement, said):
                 self._rows[slot_of(slot)] = SlotRow(epoch, revision, signalled)
+                self._now = float(now)
         if any(isinstance(slot, KeyPlace) for slot in self._rows) if places is None else places:
             statement = f"SELECT t.value FROM {{job_space}} t WHERE t.scope = %s AND t.part = %s{self._dialect.update}"
             found = self._inside.rows(statement, [self._scope, PLACES])
@@ -115,14 +117,14 @@ class Slots:
         statement = "UPDATE {job_slot} SET epoch = %s WHERE scope = %s AND slot = %s"
         self._inside.run(statement, [epoch, self._scope, slot_name(slot)])
 
-    def revise(self, slot: Slot) -> int:
-        """Return the next revision of a slot, one for all changes of this transaction.
+    def revise(self, slot: Slot, *, again: bool = False) -> int:
+        """Return the next revision of a slot, one for all changes of this transaction, unless it is asked for `again`.
 
         It is taken from the clock, so that it stays unique when the database loses its last writes.
         """
         row = self._rows.setdefault(slot, SlotRow())
-        if not row.revised:
-            last = row.revision
+        if again or not row.revised:
+            last = row.revised or row.revision
             if isinstance(slot, KeyPlace):  # all places share one counter, because a forgotten one may come back
                 assert self._last is not None
                 last = self._last

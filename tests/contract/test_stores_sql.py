@@ -238,7 +238,7 @@ def test_watches_look_no_more_often_the_shorter_they_are(monkeypatch: pytest.Mon
         return []
 
     monkeypatch.setattr(poller, "FIRST_PAUSE", 60.0)
-    subscription = poller.Poller(look)
+    waits = poller.Poller()
     for _ in range(100):
-        assert subscription.watch(0.0) == []
+        assert waits.watch("a store", look, 0.0) == []
     assert looks == [0]

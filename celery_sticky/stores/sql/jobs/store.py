@@ -35,9 +35,9 @@ from celery_sticky.stores.ticks import Tick, milliseconds
 
 
 class SqlJobs:
-    """See `celery_sticky.stores.jobs.JobStore`. It has a connection of its own, `database`."""
+    """See `celery_sticky.stores.jobs.JobStore`. `database` is its own, unless stores share a `poller` too."""
 
-    def __init__(self, database: Database, keyspace: str, *, prefix: str) -> None:
+    def __init__(self, database: Database, keyspace: str, *, prefix: str, poller: Poller | None = None) -> None:
         scope = f"{prefix}.{keyspace}".encode()
         self._database, self._scope = database, scope
         self._answers = Answers(database, scope)
@@ -45,7 +45,8 @@ class SqlJobs:
         self._controls, self._owners = Controls(database, scope), Owners(database, scope)
         self._seen, self._survey = Seen(database, scope), Survey(database, scope)
         self._dead = DeadNotes(database, scope)
-        self._poller: Poller[Slot] = Poller(JobSignals(database, scope).look)
+        self._signals = JobSignals(database, scope)
+        self._poller = poller or Poller()
 
     def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, DispatchOutcome | None]:
         """See `JobStore.admit`."""
@@ -184,7 +185,7 @@ class SqlJobs:
 
     def watch(self, timeout: float) -> Collection[Slot]:
         """See `JobStore.watch`."""
-        return self._poller.watch(timeout)
+        return self._poller.watch(self, self._signals.look, timeout)
 
     def wake(self) -> None:
         """See `JobStore.wake`."""

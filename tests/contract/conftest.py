@@ -45,6 +45,14 @@ def postgresql_url(guard: Guard) -> Iterator[str]:
         embedded.teardown()
 
 
+@pytest.fixture
+def postgres(guard: Guard) -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL server that the test may stop."""
+    server = EmbeddedPostgres(guard).start()
+    yield server
+    server.teardown()
+
+
 @pytest.fixture(scope="session")
 def mariadb_url() -> Iterator[str]:
     """A database of this session on a MariaDB server; the test is skipped if none answers."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from harness.sql_stores import in_database
+from harness.sql_servers import EmbeddedPostgres
+from harness.sql_stores import OnPrivateServer, in_database
 
 from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.sql.link import Link, Parameters, Row
@@ -15,6 +16,7 @@ from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.notes import FailedDelivery, Fate
 from celery_sticky.stores.sql.jobs import SqlJobs
 from celery_sticky.testing.job_store_contract import JobStoreContract, steps
+from celery_sticky.testing.job_store_contract.signals import JobFaultContract
 from celery_sticky.testing.store_contract import StoreServer
 
 
@@ -24,6 +26,14 @@ class TestSql(JobStoreContract):
     @pytest.fixture
     def server(self, sql_url: str) -> StoreServer[JobStore]:
         return in_database(sql_url, SqlJobs)
+
+
+class TestStoppedPostgresql(JobFaultContract):
+    """On a server that may be stopped."""
+
+    @pytest.fixture
+    def server(self, postgres: EmbeddedPostgres) -> StoreServer[JobStore]:
+        return OnPrivateServer(postgres, SqlJobs)
 
 
 @pytest.fixture

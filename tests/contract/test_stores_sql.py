@@ -21,7 +21,6 @@ from celery_sticky.stores.base import Store
 from celery_sticky.stores.placement import NO_VERSION, START, Wish
 from celery_sticky.stores.sql import SqlStore, poller
 from celery_sticky.stores.sql.placement import SqlPlacementStore
-from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.store_contract import StoreContract, StoreServer, first_view, joined
 from celery_sticky.testing.store_contract.signals import FaultContract
 
@@ -34,13 +33,6 @@ class TestSql(StoreContract):
     @pytest.fixture
     def server(self, sql_url: str) -> StoreServer[Store]:
         return in_database(sql_url, SqlStore)
-
-
-@pytest.fixture
-def postgres(guard: Guard) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(guard).start()
-    yield server
-    server.teardown()
 
 
 class TestStoppedPostgresql(FaultContract):

@@ -15,6 +15,7 @@ from celery_sticky.stores.sql.jobs.answers import Answers, forget_outcomes, outc
 from celery_sticky.stores.sql.jobs.changes import Changes, changes_in
 from celery_sticky.stores.sql.jobs.controls import AT_ONCE, stop
 from celery_sticky.stores.sql.jobs.rows import ENDING, FRESH, Stored, queued, slot_of
+from celery_sticky.stores.sql.jobs.slots import make_rows
 
 Answer = tuple[Admission, DispatchOutcome | None]
 
@@ -32,10 +33,15 @@ class Admissions:
 
     def __init__(self, database: Database, scope: bytes, answers: Answers) -> None:
         self._database, self._scope, self._answers = database, scope, answers
+        self._made: set[Slot] = set()
+        """Slots that have a row: it stays."""
 
     def admit_each(self, jobs: Sequence[NewJob], max_queued: int, outcome_ttl: float) -> list[Answer]:
         """See `JobStore.admit_each` and `JobStore.admit`."""
         answers: list[Answer] = []
+        unknown = {job.slot for job in jobs if not isinstance(job.slot, KeyPlace)} - self._made
+        make_rows(self._database, self._database.dialect, self._scope, unknown)
+        self._made |= unknown
         for portion in portions(jobs, lambda job: len(job.payload)):
             for some in chunks(portion, AT_ONCE):
                 answers += self._admit(some, max_queued, outcome_ttl)

@@ -110,7 +110,7 @@ class Slots:
         if slot not in self._rows:
             if isinstance(slot, KeyPlace):
                 return
-            self._make(slot)
+            make_rows(self._inside, self._dialect, self._scope, [slot])
             self.lock([slot], places=False)  # another epoch may have fenced it meanwhile
         if self._rows[slot].epoch > epoch:
             raise Fenced(self._rows[slot].epoch, "")
@@ -157,10 +157,6 @@ class Slots:
             statement = "UPDATE {job_space} SET value = %s WHERE scope = %s AND part = %s"
             self._inside.run(statement, [self._last, self._scope, PLACES])
 
-    def _make(self, slot: Slot) -> None:
-        said = [self._scope, slot_name(slot), 0, 0, 0.0]
-        self._inside.run(INSERT + marks(5) + self._dialect.upsert(["scope", "slot"], ["scope"]), said)
-
     def _upsert(self, rows: dict[bytes, SlotRow]) -> None:
         texts: list[str] = []
         said: list[object] = []
@@ -171,3 +167,17 @@ class Slots:
             said += () if row.signals else (row.signalled,)
         end = self._dialect.upsert(["scope", "slot"], ["revision", "signalled"])
         self._inside.run(INSERT + ", ".join(texts) + end, said)
+
+
+def make_rows(runner: Runner, dialect: Dialect, scope: bytes, slots: Collection[Slot]) -> None:
+    """Insert rows of slots that have none, before any is locked: who waits for a row must not hold a later one.
+
+    No two rows that are made have the same time of a signal, for `upsert` knows the primary key alone.
+    """
+    for some in chunks(sorted(slot_name(slot) for slot in slots)):
+        where = f"WHERE scope = %s AND slot IN {marks(len(some))}"
+        there = {bytes(row[0]) for row in runner.rows(f"SELECT slot FROM {{job_slot}} {where}", [scope, *some])}
+        if missing := [name for name in some if name not in there]:
+            text = ", ".join([f"(%s, %s, 0, 0, -{dialect.clock})"] * len(missing))
+            end = dialect.upsert(["scope", "slot"], ["scope"])
+            runner.run(INSERT + text + end, [part for name in missing for part in (scope, name)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
 CHUNK = 250
 """Most rows in one statement: SQLite takes at most 500 parts of a compound, and no server needs more at once."""
+REQUEST_BYTES = 1024 * 1024
+"""Most bytes of bodies in one statement, but for a single body."""
 
 Item = TypeVar("Item")
 Place = tuple[int, int, int]
@@ -19,6 +21,18 @@ Piece = tuple[str, list[Any]]
 def chunks(items: Sequence[Item], size: int = CHUNK) -> Iterator[Sequence[Item]]:
     """Yield the items in sequences of at most `size`."""
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def portions(items: Sequence[Item], size_of: Callable[[Item], int]) -> Iterator[Sequence[Item]]:
+    """Yield the items in portions for one statement each: few enough items, and few enough bytes of bodies."""
+    start, size = 0, 0
+    for number, item in enumerate(items):
+        size += size_of(item)
+        if number > start and (size > REQUEST_BYTES or number - start >= CHUNK):
+            yield items[start:number]
+            start, size = number, size_of(item)
+    if start < len(items):
+        yield items[start:]
 
 
 def marks(count: int) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from harness.sql_broker import OnSql
+from harness.sql_servers import EmbeddedPostgres
 
+from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.servers.valkey import ValkeyServer
 
 
@@ -28,6 +30,14 @@ def client(server: ValkeyServer) -> Iterator[Any]:
 def commands(client: Any) -> Callable[[], int]:
     """Returns how many commands that server has processed so far."""
     return lambda: int(client.info("stats")["total_commands_processed"])
+
+
+@pytest.fixture
+def postgres(guard: Guard) -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL server that the test may stop."""
+    server = EmbeddedPostgres(guard).start()
+    yield server
+    server.teardown()
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])

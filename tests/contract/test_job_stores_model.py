@@ -1,4 +1,4 @@
-"""Any sequence of calls has the same answers from Redis as from the reference driver in memory."""
+"""Any sequence of calls has the same answers from each driver as from the reference driver in memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 import redis
+from harness.sql_stores import InDatabase, database
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -21,6 +22,8 @@ from celery_sticky.stores import JobStore
 from celery_sticky.stores.jobs import Checkpoint, JobState, NewJob, Report, RunResult, SlotJobs
 from celery_sticky.stores.memory.jobs import MemoryJobs, MemoryJobServer
 from celery_sticky.stores.notes import FailedDelivery, Note
+from celery_sticky.stores.sql.jobs import SqlJobs
+from celery_sticky.stores.sql.jobs.rows import slot_of
 from celery_sticky.testing.job_store_contract.steps import DECADES
 
 T = TypeVar("T")
@@ -37,21 +40,24 @@ reports = st.builds(
 class Comparison(RuleBasedStateMachine):
     """Two drivers told the same. Clocks, and what is made of them, are each driver's own."""
 
-    client: Any
-    url: str
-
     def __init__(self) -> None:
         super().__init__()
-        for key in self.client.scan_iter("model:*"):
-            self.client.delete(key)
         self.server = MemoryJobServer()
         self.memory: JobStore = MemoryJobs(self.server, "k")
-        self.redis = open_job_store(self.url, "k", prefix="model", socket_timeout=5.0)
+        self.driver = self.open_driver()
         self.epochs: dict[Slot, int] = dict.fromkeys(SLOTS, 1)
+
+    def open_driver(self) -> JobStore:
+        """Return a store of the driver, without any records."""
+        raise NotImplementedError
+
+    def write_tick(self, begins: int) -> None:
+        """Write down when the last claimed period of the ticker began, in milliseconds since the Unix epoch."""
+        raise NotImplementedError
 
     def teardown(self) -> None:
         self.memory.close()
-        self.redis.close()
+        self.driver.close()
 
     @rule(job_id=ids, place=places, slot=slots, payload=st.sampled_from([b"1", b"2"]), most=st.integers(0, 4))
     def admit(self, job_id: str, place: tuple[str, str], slot: Slot, payload: bytes, most: int) -> None:
@@ -100,7 +106,7 @@ class Comparison(RuleBasedStateMachine):
 
         self.same(reserve)
         if self.memory in answers:
-            assert answers[self.memory].attempts == answers[self.redis].attempts
+            assert answers[self.memory].attempts == answers[self.driver].attempts
 
     @rule(
         slot=slots,
@@ -168,7 +174,7 @@ class Comparison(RuleBasedStateMachine):
         """Record a tick as a clock that was ahead did."""
         future = int((time.time() + 3600) * 1000)
         self.server.records["k"].ticks["t"] = future
-        self.client.hset("model:k:jobs:ticks", "t", future)
+        self.write_tick(future)
 
     @invariant()
     def both_have_the_same_written_down(self) -> None:
@@ -180,9 +186,30 @@ class Comparison(RuleBasedStateMachine):
         self.same(lambda store: set(store.keys(PLACES[0][0])))  # here a key may be in several slots
         self.same(lambda store: set(found.revisions) if (found := store.places(0)) else None)
 
+    def same(self, verb: Callable[[JobStore], T]) -> T:
+        """Do it at both; the answer is the same."""
+        ours, theirs = verb(self.memory), verb(self.driver)
+        assert ours == theirs
+        return ours
+
+
+class OnRedis(Comparison):
+    """Redis, and the keys that it may have."""
+
+    client: Any
+    url: str
+
+    def open_driver(self) -> JobStore:
+        for key in self.client.scan_iter("model:*"):
+            self.client.delete(key)
+        return open_job_store(self.url, "k", prefix="model", socket_timeout=5.0)
+
+    def write_tick(self, begins: int) -> None:
+        self.client.hset("model:k:jobs:ticks", "t", begins)
+
     @invariant()
     def nothing_else_is_left_of_a_job(self) -> None:
-        records = self.redis.records()
+        records = self.driver.records()
         assert self.client.smembers("model:k:jobs:queued") == {record.id for record in records if record.fresh}
         ending = {record.id for record in records if record.state is JobState.STOPPING or record.replaces}
         assert self.client.smembers("model:k:jobs:ending") == ending
@@ -195,14 +222,14 @@ class Comparison(RuleBasedStateMachine):
 
     @invariant()
     def the_payloads_of_dead_notes_are_theirs(self) -> None:
-        dead = self.redis.dead_notes()
+        dead = self.driver.dead_notes()
         kept = self.client.hgetall("model:k:jobs:dead_payloads")
         assert int(kept.pop("", 0)) == sum(note.size for note in dead)
         assert {entry: len(payload) for entry, payload in kept.items()} == {note.id: note.size for note in dead}
 
     @invariant()
     def nothing_is_left_of_the_places_of_keys_without_records(self) -> None:
-        there = {record.slot for record in self.redis.records() if isinstance(record.slot, KeyPlace)}
+        there = {record.slot for record in self.driver.records() if isinstance(record.slot, KeyPlace)}
         assert set(self.client.hkeys("model:k:jobs:places")) - {""} == there
         assert {slot for slot in self.client.hkeys("model:k:jobs:fences") if slot.startswith("=")} <= there
         for kind in ("", "notes:"):
@@ -210,11 +237,36 @@ class Comparison(RuleBasedStateMachine):
                 key.removeprefix(f"model:k:jobs:{kind}") for key in self.client.scan_iter(f"model:k:jobs:{kind}=*")
             } <= there
 
-    def same(self, verb: Callable[[JobStore], T]) -> T:
-        """Do it at both; the answer is the same."""
-        ours, theirs = verb(self.memory), verb(self.redis)
-        assert ours == theirs
-        return ours
+
+class OnSql(Comparison):
+    """A database, and the rows that it may have."""
+
+    url: str
+
+    def open_driver(self) -> JobStore:
+        InDatabase(self.url, SqlJobs)
+        self.database = database(self.url)
+        return SqlJobs(self.database, "k", prefix="model")
+
+    def write_tick(self, begins: int) -> None:
+        self.driver.claim_tick("t", DECADES)
+        self.database.run("UPDATE {job_tick} SET begins = %s", [begins])
+
+    @invariant()
+    def what_others_wait_for_is_marked(self) -> None:
+        marks = {bytes(row[0]).decode(): row[1] for row in self.database.rows("SELECT id, waits FROM {job}")}
+        records = self.driver.records()
+        assert marks == {
+            record.id: record.fresh + 2 * (record.state is JobState.STOPPING or record.replaces) for record in records
+        }
+
+    @invariant()
+    def nothing_is_left_of_what_is_gone(self) -> None:
+        lost = "SELECT COUNT(*) FROM {job_note} n WHERE NOT EXISTS (SELECT 1 FROM {job} j WHERE j.id = n.job)"
+        assert self.database.rows(lost) == [(0,)]
+        places = {record.slot for record in self.driver.records() if isinstance(record.slot, KeyPlace)}
+        rows = self.database.rows("SELECT slot FROM {job_slot}")
+        assert {slot_of(row[0]) for row in rows if bytes(row[0])[:1] == b"="} == places
 
 
 def _revision(store: JobStore, slot: Slot) -> int:
@@ -244,14 +296,33 @@ def _bare(seen: SlotJobs | None) -> object:
     return records, [(note.name, note.key, note.payload, note.failed) for note in seen.notes], seen.more
 
 
+def compare(machine: type[Comparison], examples: int) -> None:
+    """Try so many sequences of calls."""
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=profile)
+
+
 @pytest.mark.timeout(120)
 def test_redis_answers_as_the_reference_does(redis_url: str) -> None:
-    class OnThisServer(Comparison):
+    class OnThisServer(OnRedis):
         url = redis_url
 
-    profile = settings(
-        max_examples=60, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         OnThisServer.client = client
-        run_state_machine_as_test(OnThisServer, settings=profile)
+        compare(OnThisServer, 60)
+
+
+@pytest.mark.timeout(300)
+def test_a_database_answers_as_the_reference_does(sql_url: str) -> None:
+    in_file = sql_url.startswith("sqlite")
+
+    class InThisDatabase(OnSql):
+        url = f"{sql_url}?synchronous=OFF" if in_file else sql_url
+
+    compare(InThisDatabase, 60 if in_file else 15)

@@ -449,31 +449,12 @@ class TestValkey(FaultyPlacementStoreContract):
         place.close()
 
 
-class InSql(PlacementStoreContract):
-    """A durable store: a restart is not another run of it."""
-
-    __test__ = False
-    kind = ""
+class TestSql(PlacementStoreContract):
+    """A durable store, in a database of each kind: a restart is not another run of it."""
 
     @pytest.fixture
-    def place(self, request: pytest.FixtureRequest) -> Iterator[Place]:
-        url = request.getfixturevalue(f"{self.kind}_url")
-        server = InDatabase[Any](url, SqlStore)
-        place = Place(server, lambda: SqlPlacementStore(database(url), "default", prefix="one"))
+    def place(self, sql_url: str) -> Iterator[Place]:
+        server = InDatabase[Any](sql_url, SqlStore)
+        place = Place(server, lambda: SqlPlacementStore(database(sql_url), "default", prefix="one"))
         yield place
         place.close()
-
-
-class TestSqlite(InSql):
-    __test__ = True
-    kind = "sqlite"
-
-
-class TestPostgresql(InSql):
-    __test__ = True
-    kind = "postgresql"
-
-
-class TestMariadb(InSql):
-    __test__ = True
-    kind = "mariadb"

@@ -28,32 +28,12 @@ from celery_sticky.testing.queue_steps import (
 MB = 1024 * 1024
 
 
-class OnDatabase(QueueContract):
-    """The contract, on the database of a fixture."""
-
-    __test__ = False
-    kind = ""
+class TestSql(QueueContract):
+    """The contract, on a database of each kind."""
 
     @pytest.fixture
-    def broker(self, request: pytest.FixtureRequest) -> Iterator[OnSql]:
-        broker = OnSql(request.getfixturevalue(f"{self.kind}_url"))
-        yield broker
-        broker.close()
-
-
-class TestSqlite(OnDatabase):
-    __test__ = True
-    kind = "sqlite"
-
-
-class TestPostgresql(OnDatabase):
-    __test__ = True
-    kind = "postgresql"
-
-
-class TestMariadb(OnDatabase):
-    __test__ = True
-    kind = "mariadb"
+    def broker(self, on_sql: OnSql) -> OnSql:
+        return on_sql
 
 
 @pytest.fixture

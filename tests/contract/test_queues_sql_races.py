@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 from harness.sql_broker import OnSql
+from harness.sql_races import Doing, Stranger
 from harness.sql_servers import connect
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.queues import SlotQueues
 from celery_sticky.queues.sql.names import slot_number
-from celery_sticky.sql.tables import Tables
 from celery_sticky.testing.queue_steps import (
     AGAIN,
     FIRST,
@@ -29,16 +27,9 @@ from celery_sticky.testing.queue_steps import (
     settle,
     take,
 )
-from celery_sticky.testing.waiting import wait_until
 
 QUEUE = slot_number("default", 7, "sticky")
 LATE = f"INSERT INTO {{message}} (queue, priority, body) VALUES ({QUEUE}, 0, 'late')"
-WAITERS = {
-    "postgresql": "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() "
-    "AND wait_event_type = 'Lock'",
-    "mysql": "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
-    "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() AND t.trx_state = 'LOCK WAIT'",
-}
 
 
 @pytest.fixture
@@ -63,53 +54,10 @@ def other(broker: OnSql) -> Iterator[SlotQueues]:
     other.close()
 
 
-class Stranger:
-    """A transaction of another program, which holds locks until it ends."""
-
-    def __init__(self, raw: Any, tables: Tables) -> None:
-        self.raw, self._tables = raw, tables
-        self.run("BEGIN")
-
-    def run(self, statement: str) -> None:
-        """Run a statement."""
-        with closing(self.raw.cursor()) as cursor:
-            cursor.execute(self._tables.fill(statement))
-
-    def end(self, how: str = "ROLLBACK") -> None:
-        """End the transaction."""
-        self.run(how)
-
-
 @pytest.fixture
 def stranger(broker: OnSql) -> Iterator[Stranger]:
     with connect(broker.url) as raw:
         yield Stranger(raw, broker.database.tables)
-
-
-class Doing(threading.Thread):
-    """Does something in a thread, which waits for a lock."""
-
-    def __init__(self, broker: OnSql, what: Callable[[], Any], waiters: int) -> None:
-        super().__init__(daemon=True)
-        self._what, self._result = what, None
-        self.start()
-        statement = WAITERS[broker.database.dialect.name]
-        wait_until(
-            lambda: broker.value(statement) == waiters,
-            timeout=LONG,
-            message=f"{waiters} requests wait for a lock",
-            interval=0.2,  # InnoDB shows the same answer again to those who ask more than ten times a second
-        )
-
-    def run(self) -> None:
-        """See `Thread.run`."""
-        self._result = self._what()
-
-    def result(self) -> Any:
-        """Wait for the end and return what came of it."""
-        self.join(LONG)
-        assert not self.is_alive(), "it came to its end"
-        return self._result
 
 
 @pytest.mark.parametrize("fetches", [True, False])
@@ -121,8 +69,8 @@ def test_an_opening_waits_for_a_settlement_under_way_and_sees_what_it_deletes(
     first, second = take(queues, FIRST).deliveries
     stranger.run(f"SELECT id FROM {{message}} WHERE queue = {QUEUE} AND body = '1' FOR UPDATE")
     done = (lambda: take(queues, FIRST, end(first))) if fetches else (lambda: settle(queues, end(first)))
-    settling = Doing(broker, done, 1)
-    opening = Doing(broker, lambda: open_slot(other, NEXT), 2)
+    settling = Doing(broker.database, done, 1)
+    opening = Doing(broker.database, lambda: open_slot(other, NEXT), 2)
     stranger.end()
     assert settling.result().confirmed == [end(first)]
     opening.result()
@@ -136,9 +84,9 @@ def test_a_settlement_that_waited_for_an_opening_is_refused_and_brings_nothing(
     (first,) = take(queues, FIRST).deliveries
     number = broker.value("SELECT id FROM {message}")
     stranger.run(f"INSERT INTO {{suspect}} (queue, id, starts) VALUES ({QUEUE}, {number}, 5)")
-    opening = Doing(broker, lambda: open_slot(other, NEXT), 1)
+    opening = Doing(broker.database, lambda: open_slot(other, NEXT), 1)
     broker.publish_many(7, [b"2"])
-    settling = Doing(broker, lambda: take(queues, FIRST, ack(first)), 2)
+    settling = Doing(broker.database, lambda: take(queues, FIRST, ack(first)), 2)
     stranger.end()
     opening.result()
     answer = settling.result()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness.sql_servers import EmbeddedPostgres, connect
-from harness.sql_stores import InDatabase, InFile, OnPrivateServer, OnServer, database
+from harness.sql_stores import InDatabase, OnPrivateServer, database, in_database
 
 from celery_sticky.errors import DocumentDamaged, StoreUnavailable
 from celery_sticky.ownership import changes
@@ -21,36 +21,18 @@ from celery_sticky.stores.base import Store
 from celery_sticky.stores.placement import NO_VERSION, START, Wish
 from celery_sticky.stores.sql import SqlStore, poller
 from celery_sticky.stores.sql.placement import SqlPlacementStore
-from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.store_contract import StoreContract, StoreServer, first_view, joined
 from celery_sticky.testing.store_contract.signals import FaultContract
 
 Connect = Callable[..., SqlStore]
 
 
-class TestSqlite(StoreContract):
+class TestSql(StoreContract):
+    """The contract, on a database of each kind."""
+
     @pytest.fixture
-    def server(self, sqlite_url: str) -> StoreServer[Store]:
-        return InFile(sqlite_url, SqlStore)
-
-
-class TestPostgresql(StoreContract):
-    @pytest.fixture
-    def server(self, postgresql_url: str) -> StoreServer[Store]:
-        return OnServer(postgresql_url, SqlStore)
-
-
-class TestMariadb(StoreContract):
-    @pytest.fixture
-    def server(self, mariadb_url: str) -> StoreServer[Store]:
-        return OnServer(mariadb_url, SqlStore)
-
-
-@pytest.fixture
-def postgres(guard: Guard) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(guard).start()
-    yield server
-    server.teardown()
+    def server(self, sql_url: str) -> StoreServer[Store]:
+        return in_database(sql_url, SqlStore)
 
 
 class TestStoppedPostgresql(FaultContract):
@@ -248,7 +230,7 @@ def test_watches_look_no_more_often_the_shorter_they_are(monkeypatch: pytest.Mon
         return []
 
     monkeypatch.setattr(poller, "FIRST_PAUSE", 60.0)
-    subscription = poller.Poller(look)
+    waits = poller.Poller()
     for _ in range(100):
-        assert subscription.watch(0.0) == []
+        assert waits.watch("a store", look, 0.0) == []
     assert looks == [0]

@@ -12,7 +12,10 @@ from celery_sticky.sql.tables import DEFAULT
 from celery_sticky.testing.store_contract import AnyStore, StoreServer
 from harness.sql_servers import EmbeddedPostgres, connect
 
-TABLES = ("view", "heartbeat", "revoked", "token", "enlisted", "key_claim", "pin", "lost_pin", "moved")
+TABLES = (
+    *("view", "heartbeat", "revoked", "token", "enlisted", "key_claim", "pin", "lost_pin", "moved"),
+    *("job_space", "job_slot", "job", "job_note", "job_dead", "job_answer", "job_tick"),
+)
 OTHERS = {
     "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
     "AND pid <> pg_backend_pid()",
@@ -70,3 +73,9 @@ class InFile(InDatabase[AnyStore], Generic[AnyStore]):
 
     def restart(self) -> None:
         """Do nothing: there is no server between the stores and the file."""
+
+
+def in_database(url: str, store: Callable[..., AnyStore]) -> StoreServer[AnyStore]:
+    """Return an empty database of any kind as the server of a store."""
+    kind = InFile if Address.parse(url).kind == "sqlite" else OnServer
+    return kind(url, store)

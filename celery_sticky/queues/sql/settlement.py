@@ -11,12 +11,10 @@ from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tag
 from celery_sticky.queues.sql.names import keyspace_name, slot_number
 from celery_sticky.queues.sql.open_slot import InFlight, OpenSlot
 from celery_sticky.sql import Database, Transaction
-from celery_sticky.sql.text import CHUNK, Place, chunks, values
+from celery_sticky.sql.text import Place, chunks, portions, values
 
 COUNTS = (Outcome.COUNT_START, Outcome.UNCOUNT_START)
 """The outcomes that settle nothing."""
-REQUEST_BYTES = 1024 * 1024
-"""Most bytes of bodies in one statement, but for a single body."""
 
 SAME = "JOIN {message} m ON m.queue = d.queue AND m.priority = d.priority AND m.id = d.id"
 DEFER = f"""INSERT INTO {{deferred}} (queue, due, tag, priority, body)
@@ -162,21 +160,14 @@ def _at(buried: Disposition) -> float | None:
 
 def _copy(inside: Transaction, database: Database, statement: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """Copy messages by an `INSERT … SELECT` from a table `d` of their places and these columns."""
-    for some in _portions(rows):
+    for some in portions(rows, _new_bytes):
         table, said = database.dialect.table("d", ("queue", "priority", "id", *columns), some)
         inside.run(statement % table, said)
 
 
-def _portions(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Yield the rows in portions with few enough bytes of new bodies."""
-    start, size = 0, 0
-    for number, row in enumerate(rows):
-        size += len(row[-1]) if isinstance(row[-1], bytes) else 0
-        if number > start and (size > REQUEST_BYTES or number - start >= CHUNK):
-            yield rows[start:number]
-            start, size = number, len(row[-1]) if isinstance(row[-1], bytes) else 0
-    if start < len(rows):
-        yield rows[start:]
+def _new_bytes(row: Row) -> int:
+    """Return the bytes of the new body in a row."""
+    return len(row[-1]) if isinstance(row[-1], bytes) else 0
 
 
 def _count(settlement: Settlement, inside: Transaction, database: Database) -> None:

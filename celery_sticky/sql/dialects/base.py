@@ -35,7 +35,7 @@ class Dialect(Protocol):
     types: Mapping[str, str]
     """The names of the types in a migration: `bytes`, `name` (bytes that can be a key), `serial`, `double`, …
 
-    `key`, like `name`, is bytes in an index: up to 1,024 of them instead of 255."""
+    `key` and `slot`, like `name`, are bytes in an index: up to 1,024 and 1,025 of them instead of 255."""
     literal: str
     """Bytes in a statement, around `{}`, which stands for their hexadecimal digits."""
     clock: str

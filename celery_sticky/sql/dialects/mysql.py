@@ -36,6 +36,7 @@ class MySQL:
         "name": "varbinary(255)",
         "bytes": "longblob",
         "key": "varbinary(1024)",
+        "slot": "varbinary(1025)",
         "double": "double",
         "serial": "bigint NOT NULL AUTO_INCREMENT",
         "message_key": "PRIMARY KEY (queue, priority, id), KEY (id)",

@@ -37,6 +37,7 @@ class SQLite:
         "name": "blob",
         "bytes": "blob",
         "key": "blob",
+        "slot": "blob",
         "double": "double",
         "serial": "integer PRIMARY KEY AUTOINCREMENT",
         "message_key": "UNIQUE (queue, priority, id)",

@@ -7,6 +7,7 @@ step that was interrupted is run again: so every statement must be one that can 
 from celery_sticky.sql.migrations.m0001_slot_queues import STATEMENTS as SLOT_QUEUES
 from celery_sticky.sql.migrations.m0002_ownership import STATEMENTS as OWNERSHIP
 from celery_sticky.sql.migrations.m0003_ordinary_queues import STATEMENTS as ORDINARY_QUEUES
+from celery_sticky.sql.migrations.m0004_jobs import STATEMENTS as JOBS
 
-MIGRATIONS = (SLOT_QUEUES, OWNERSHIP, ORDINARY_QUEUES)
+MIGRATIONS = (SLOT_QUEUES, OWNERSHIP, ORDINARY_QUEUES, JOBS)
 """`MIGRATIONS[n]` leads from version n to version n + 1."""

@@ -4,57 +4,74 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 from celery_sticky.errors import StoreUnavailable
 
-Heard = TypeVar("Heard")
-"""A signal."""
+Look = Callable[[], Sequence[Any]]
+"""Returns what has changed since it was last called, by one small statement."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0
 """Seconds between two looks: the first pause and the longest."""
 
 
-class Poller(Generic[Heard]):
-    """The subscription of one store. One thread waits; any thread may wake it."""
+class Poller:
+    """The subscriptions of the stores of one connection. One thread waits; any thread may wake it."""
 
-    def __init__(self, look: Callable[[], Sequence[Heard]]) -> None:
-        """`look` returns what has changed since it was last called, by one small statement."""
-        self._look = look
+    def __init__(self) -> None:
+        self._looks: dict[Hashable, Look] = {}
+        self._heard: dict[Hashable, Sequence[Any]] = {}
+        """Store → signals that were not taken yet."""
         self._wake = threading.Event()
-        self._due: float | None = None
-        """When to look next, on the monotonic clock; None: not subscribed."""
+        self._due = 0.0
+        """When to look next, on the monotonic clock."""
         self._pause = FIRST_PAUSE
 
-    def watch(self, timeout: float) -> Sequence[Heard]:
-        """See the store's `watch`."""
-        deadline = time.monotonic() + timeout
-        if self._due is None:
-            self._look()
-            self._again(FIRST_PAUSE)
-            self._wake.clear()
+    def watch(self, store: Hashable, look: Look, timeout: float) -> Sequence[Any]:
+        """See the store's `watch`. Signals for other stores are kept for them, and end the wait."""
+        if store not in self._looks:
+            look()
+            if not self._looks:
+                self._wake.clear()
+                self._again(FIRST_PAUSE)
+            self._looks[store] = look
             return []
-        while True:
+        self.wait(timeout)
+        return self._heard.pop(store, [])
+
+    def wait(self, timeout: float) -> None:
+        """Wait until there are signals for any store, the time is up or `wake` is called.
+
+        Raises:
+            StoreUnavailable: each store must subscribe again.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._heard:
             if self._wake.wait(max(0.0, min(deadline, self._due) - time.monotonic())):
                 self._wake.clear()
-                return []
-            if time.monotonic() >= self._due and (signals := self._found()):
-                return signals
+                return
+            if time.monotonic() >= self._due:
+                self._look()
             if time.monotonic() >= deadline:
-                return []
+                return
+
+    def take_all(self) -> Mapping[Any, Sequence[Any]]:
+        """Return the signals, by store."""
+        heard, self._heard = self._heard, {}
+        return heard
 
     def wake(self) -> None:
         """See the store's `wake`."""
         self._wake.set()
 
-    def _found(self) -> Sequence[Heard]:
+    def _look(self) -> None:
         try:
-            signals = self._look()
+            found = {store: look() for store, look in self._looks.items()}
         except StoreUnavailable:
-            self._due = None
+            self._looks.clear()
             raise
-        self._again(FIRST_PAUSE if signals else min(2 * self._pause, LONGEST_PAUSE))
-        return signals
+        self._heard = {store: signals for store, signals in found.items() if signals}
+        self._again(FIRST_PAUSE if self._heard else min(2 * self._pause, LONGEST_PAUSE))
 
     def _again(self, pause: float) -> None:
         self._pause = pause

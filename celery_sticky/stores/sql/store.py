@@ -18,7 +18,7 @@ NEW_ROW = "INSERT INTO {view} (scope, version, generation, store_id, document) V
 
 
 class SqlStore:
-    """See `celery_sticky.stores.base.Store`. It has a connection of its own, `database`.
+    """See `celery_sticky.stores.base.Store`. `database` is its own, unless stores share a `poller` too.
 
     A swap locks the row of the view, and then the heartbeat rows that guard it. A heartbeat locks its own row, so it
     waits for no other member, and a swap that it guards sees either all of it or nothing.
@@ -27,14 +27,14 @@ class SqlStore:
     durable = True
     """A server that loses acknowledged writes at a crash (`fsync = off`, for example) must not be used."""
 
-    def __init__(self, database: Database, keyspace: str, *, prefix: str) -> None:
+    def __init__(self, database: Database, keyspace: str, *, prefix: str, poller: Poller | None = None) -> None:
         self._database = database
         self._scope = f"{prefix}.{keyspace}".encode()
         self._snapshots = Snapshots(database.dialect, self._scope)
         self._members = Members(database.dialect, self._scope)
         self._revoked = Revoked(database, prefix)
         self._signals = Signals(database, self._scope)
-        self._poller: Poller[Signal] = Poller(self._signals.look)
+        self._poller = poller or Poller()
 
     def read(self) -> Reading:
         """See `Store.read`."""
@@ -85,7 +85,7 @@ class SqlStore:
 
     def watch(self, timeout: float) -> Sequence[Signal]:
         """See `Store.watch`."""
-        return self._poller.watch(timeout)
+        return self._poller.watch(self, self._signals.look, timeout)
 
     def wake(self) -> None:
         """See `Store.wake`."""

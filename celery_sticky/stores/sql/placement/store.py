@@ -34,14 +34,18 @@ LIVES = "JOIN {heartbeat} h ON h.scope = r.scope AND h.incarnation = r.incarnati
 
 
 class SqlPlacementStore:
-    """See `celery_sticky.stores.placement.PlacementStore`. It has a connection of its own, `database`."""
+    """See `celery_sticky.stores.placement.PlacementStore`.
 
-    def __init__(self, database: Database, keyspace: str, *, prefix: str) -> None:
+    `database` is its own, unless stores share a `poller` too.
+    """
+
+    def __init__(self, database: Database, keyspace: str, *, prefix: str, poller: Poller | None = None) -> None:
         self._database, self._keyspace = database, keyspace
         self._scope = f"{prefix}.{keyspace}".encode()
         self._snapshots = Snapshots(database.dialect, self._scope)
         self._pages = Pages(database, self._scope, self._locked)
-        self._poller: Poller[ViewChanged | PinMoved] = Poller(PlacementSignals(database, self._scope).look)
+        self._signals = PlacementSignals(database, self._scope)
+        self._poller = poller or Poller()
 
     def look(self, known: Version, keys: Collection[str]) -> Look:
         """See `PlacementStore.look`."""
@@ -177,7 +181,7 @@ class SqlPlacementStore:
 
     def watch(self, timeout: float) -> Sequence[ViewChanged | PinMoved]:
         """See `PlacementStore.watch`."""
-        return self._poller.watch(timeout)
+        return self._poller.watch(self, self._signals.look, timeout)
 
     def wake(self) -> None:
         """See `PlacementStore.wake`."""

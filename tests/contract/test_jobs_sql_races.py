@@ -248,6 +248,8 @@ def test_verbs_whose_answer_was_lost_are_repeated_without_harm(
             verb()
         return verb()
 
+    steps.queued(store, steps.job("d0"))  # the first dispatch also makes the slot's row
+    store.stop(SLOT, "feed", "k")
     assert twice(lambda: steps.ask(store, steps.job())) == (Admission.REPEATED, None)
     twice(lambda: store.open(SLOT, EPOCH))
     assert twice(lambda: store.reserve(SLOT, EPOCH, "w1", ["d1"])).attempts == {"d1": 2}

@@ -42,7 +42,7 @@ LONE_STARTS = 2
 
 
 UNREMEMBERED = (Outcome.UNCOUNT_START, Outcome.MOVE)
-"""Dispositions of messages that have not run. One that is delivered here again is decided about anew, in its turn."""
+"""Dispositions of messages that have not run. One that is delivered here again is decided about again, in its turn."""
 
 
 class Item(Struct, frozen=True):

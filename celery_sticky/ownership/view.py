@@ -88,6 +88,11 @@ class View:
         return self.owner == self.target
 
     @property
+    def fresh(self) -> bool:
+        """Whether nobody has been made an owner yet: the document may be lost before all members have seen it."""
+        return not any(self.owner)
+
+    @property
     def unowned(self) -> frozenset[int]:
         """The slots that nobody may run."""
         return self.owned_by(None)

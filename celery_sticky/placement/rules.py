@@ -64,7 +64,12 @@ class Scene:
         return f"{self.view.generation} {self.view.version} {pin}"
 
     def placement(self, key: str, pin: str) -> Placement:
-        """Return the placement of a key; `pin`: the incarnation that pinned it, empty: none."""
+        """Return the placement of a key; `pin`: the incarnation that pinned it, empty: none.
+
+        By a fresh document nobody may run it: members that have not seen it when it is lost count on that.
+        """
+        if self.view.fresh:
+            return Placement()
         try:
             return Placement(placement_of(self.keyspace, key, self.slots, self.view, self.workers, pin or None))
         except NoWorker:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_sticky.delivery.key_claims import Question
-from celery_sticky.placement.rules import Duty, KeyPlan, Placement
+from celery_sticky.keyspace import Keyspace, workers_of
+from celery_sticky.ownership import changes
+from celery_sticky.ownership.view import Member, View
+from celery_sticky.placement.rules import Duty, KeyPlan, Placement, Scene
 from celery_sticky.slots import Slot, WorkerQueue
 
 MINE, OTHER = WorkerQueue("me"), WorkerQueue("you")
@@ -27,3 +30,18 @@ MINE, OTHER = WorkerQueue("me"), WorkerQueue("you")
 def test_where_a_message_goes(placement_of: int | WorkerQueue | None, stands: Slot, onward: Slot | None) -> None:
     plan = KeyPlan(Question("k", "", False, {stands}), Placement(placement_of), Duty.NONE)
     assert plan.onward(stands, MINE) == onward
+
+
+@pytest.mark.parametrize("pin", ["", "me-1", "gone-1"])
+def test_by_a_fresh_document_a_key_belongs_to_nobody_yet_whoever_has_pinned_it(pin: str) -> None:
+    """Guards: it was lost while other members had not seen it, and they wrote the next one while keys still ran."""
+    fresh = changes.fresh(slots=4, hash="jump", generation=1, version=1, store_id="run")
+    cold = changes.join(fresh, Member("me", "me-1"), settle=True)
+    planned = changes.replan(cold)
+    keyspace = Keyspace("ks", pins=True)
+
+    def scene(view: View) -> Scene:
+        return Scene(keyspace, 4, view, workers_of(view), "me")
+
+    assert scene(cold).placement("k", pin).nobody
+    assert not scene(planned).placement("k", pin).nobody

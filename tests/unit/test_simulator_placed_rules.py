@@ -165,6 +165,14 @@ RULES = [
         first=2860,
     ),
     rule(
+        "by a fresh document nobody runs a key: it may be lost before all members have seen it",
+        View,
+        "fresh",
+        False,
+        breaks={Invariant.TWO_CLAIMS},
+        first=806665756,
+    ),
+    rule(
         "a key is given back",
         Decisions,
         "give_back",

@@ -16,6 +16,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Address, Database
 from celery_sticky.testing.waiting import wait_until
+from celery_sticky.transport.sql.broadcasts import Reader, broadcast, newest
 from celery_sticky.transport.sql.consumers import BEATS
 
 QUICK = {"eviction_timeout": 1.0}
@@ -305,3 +306,19 @@ def test_a_message_that_is_no_envelope_is_skipped_and_kept(
     assert Taker(connect(), WORK).wait(1) == ["second"]
     assert "of queue 'work' is not one that Kombu writes" in caplog.text
     assert count(database, "message") == 2
+
+
+@pytest.mark.parametrize("sql_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_broadcast_that_is_committed_late_is_heard(database: Database, on_database: dict[str, Any]) -> None:
+    reader = Reader(database)
+    reader.start(newest(database))
+    prefix = on_database["broker_transport_options"]["table_prefix"]
+    address = Address.parse(on_database["broker"])
+    with closing(Database(address, timeout=20.0, unavailable=BrokerUnavailable, prefix=prefix)) as other:
+        with other.transaction() as inside:
+            columns = "exchange, routing_key, at, body"
+            inside.run(f"INSERT INTO {{broadcast}} ({columns}) VALUES (%s, %s, 1.0, %s)", [b"news", b"", b"late"])
+            broadcast(database, "news", "", b"early")
+            assert [row.body for row in reader.read()] == [b"early"]
+        assert [row.body for row in reader.read()] == [b"late"]
+        assert reader.read() == []

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from harness.sql_stores import end_others
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from celery_sticky.errors import BrokerUnavailable
@@ -219,6 +220,26 @@ def test_a_live_consumer_keeps_its_messages(connect: Connect, database: Database
     beats = "SELECT SUM(counter) FROM {consumer}"
     wait_until(lambda: second.drain() or database.rows(beats)[0][0] >= began + 4 * BEATS, 60)
     assert second.messages == []
+
+
+@pytest.mark.parametrize("sql_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_consumer_whose_connections_are_ended_goes_on(
+    connect: Connect, database: Database, sql_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(connect(), 1, 2)
+    taker = Taker(connect(), WORK)
+    taker.wait(2)
+    database.close()
+    end_others(sql_url)
+    taker.messages[0].ack()
+    send(connect(), 3)
+    assert taker.wait(3) == [1, 2, 3]
+    wait_until(lambda: count(database, "message") == 2, 20)
+    wait_until(lambda: "the broker answers again" in caplog.text, 20)
+    assert "trying again until it answers" in caplog.text
+    for message in taker.messages[1:]:
+        message.ack()
+    wait_until(lambda: count(database, "message") == 0, 20)
 
 
 def test_messages_that_need_no_acknowledgement_are_deleted(connect: Connect, database: Database) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from typing import Any
 
 import click
 import pytest
@@ -85,7 +86,7 @@ def test_every_public_name_is_documented() -> None:
 
 def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
     found = {row[0]: row[1:] for row in rows((REFERENCE / "drivers.md").read_text())}
-    drivers = {
+    drivers: dict[str, Any] = {
         "Redis, Valkey": RedisQueues,
         "PostgreSQL, MySQL, MariaDB, SQLite": SqlQueues,
         "memory (tests)": MemoryQueues,

@@ -16,7 +16,7 @@ Crew = Callable[..., KeyedFleet]
 KEYS, EACH = 5, 10
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "prefork"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "prefork", "gevent", "eventlet"])
 @pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
 def test_keyed_tasks_run_in_order_one_at_a_time_beside_ordinary_ones(
     on_database: dict[str, Any], crew: Crew, pool: str
@@ -52,7 +52,7 @@ def test_nothing_is_lost_and_no_key_overlaps_when_one_of_two_workers_is_killed(
     assert fleet.workers["w2"].stop() == 0
 
 
-@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_remote_control_reaches_workers_and_revokes_tasks(on_database: dict[str, Any], crew: Crew) -> None:
     fleet = crew(**on_database)
     fleet.workers_up("w1", "w2", pool="threads", concurrency=2)
@@ -72,7 +72,7 @@ def test_remote_control_reaches_workers_and_revokes_tasks(on_database: dict[str,
     assert [event.n for event in fleet.events() if event.run and event.key == "plain"] == [2, 2], "start and end of 2"
 
 
-@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_a_stopped_worker_gives_back_what_it_has_not_started(on_database: dict[str, Any], crew: Crew) -> None:
     fleet = crew(**on_database, worker_prefetch_multiplier=10)
     worker = fleet.worker("w1", pool="threads", concurrency=1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.keyed_fleet import KeyedFleet, node
+from harness.placed_fleet import PlacedFleet
 
 from celery_sticky.testing.judge import judge
 from celery_sticky.testing.waiting import wait_until
@@ -50,6 +52,20 @@ def test_nothing_is_lost_and_no_key_overlaps_when_one_of_two_workers_is_killed(
     judgement = judge([event for event in fleet.events() if event.key != "plain"], fleet.deaths)
     assert judgement.ok, judgement.describe()
     assert fleet.workers["w2"].stop() == 0
+
+
+def test_a_pinned_key_runs_where_it_is_pinned(placed: Callable[..., PlacedFleet], tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    fleet = placed("pinned", broker=f"sticky+sqlite:///{tmp_path}/shop.db", backend=f"file://{results}")
+    fleet.up("a", "b", pool="threads")
+    for i in range(6):
+        fleet.on("ab"[i % 2], "pin", f"k{i}", "pinned")
+    for i in range(18):
+        fleet.call(f"k{i % 6}")
+    fleet.wait_finished()
+    assert [fleet.ran(f"k{i}") for i in range(6)] == [["ab"[i % 2]] * 3 for i in range(6)]
+    assert fleet.judge().ok, fleet.judge().describe()
 
 
 @pytest.mark.parametrize("sql_url", ["sqlite", "postgresql", "mariadb"], indirect=True)

@@ -216,9 +216,9 @@ def test_a_live_consumer_keeps_its_messages(connect: Connect, database: Database
     first = Taker(connect(), WORK)
     first.wait(1)
     second = Taker(connect(), WORK)
-    [(began,)] = database.rows("SELECT SUM(counter) FROM {consumer}")
-    beats = "SELECT SUM(counter) FROM {consumer}"
-    wait_until(lambda: second.drain() or database.rows(beats)[0][0] >= began + 4 * BEATS, 60)
+    heartbeats = "SELECT SUM(counter) FROM {consumer}"
+    [(began,)] = database.rows(heartbeats)
+    wait_until(lambda: second.drain() or database.rows(heartbeats)[0][0] >= began + 4 * BEATS, 60)
     assert second.messages == []
 
 

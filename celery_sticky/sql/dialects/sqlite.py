@@ -89,7 +89,7 @@ class SQLite:
         return True
 
     def version(self, link: Link) -> int | None:
-        """Return the number that another connection's commit changes. Each opening of the file counts anew."""
+        """Return the number that another connection's commit changes. No two openings of a file share numbers."""
         assert isinstance(link, File)
         number = int(link.rows("PRAGMA data_version")[0][0])
         return (link.opening << 48) + number

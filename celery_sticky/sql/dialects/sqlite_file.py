@@ -18,7 +18,7 @@ from itertools import count
 
 from celery_sticky.sql.link import Link, Parameters, Row
 
-PATIENCE = 5.0
+FORK_TIMEOUT = 5.0
 """Seconds that a fork waits for one transaction to end. A transaction of the thread that forks cannot end meanwhile."""
 
 _files: weakref.WeakValueDictionary[int, File] = weakref.WeakValueDictionary()
@@ -63,7 +63,7 @@ class File(Link):
 
     def rest(self) -> None:
         """Close the file until the next statement."""
-        if self._lock.acquire(timeout=PATIENCE):
+        if self._lock.acquire(timeout=FORK_TIMEOUT):
             _held.append(self._lock)
             self._shut()
 

@@ -188,7 +188,7 @@ def test_messages_of_a_consumer_that_fell_silent_come_again_and_its_acks_touch_n
     connect: Connect, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(connect(), *range(3))
-    silent = Taker(connect(eviction_timeout=1000.0), WORK)  # it beats too seldom for the others
+    silent = Taker(connect(eviction_timeout=1000.0), WORK)  # its heartbeats are too seldom for the others
     silent.wait(3)
     other = Taker(connect(**QUICK), WORK)
     assert other.wait(3) == [0, 1, 2]

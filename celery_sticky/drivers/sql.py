@@ -1,4 +1,4 @@
-"""The driver of PostgreSQL, MySQL, MariaDB and SQLite. It has no store of jobs yet."""
+"""The driver of PostgreSQL, MySQL, MariaDB and SQLite."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from celery_sticky.drivers.base import Checkup, Driver
 from celery_sticky.queues.base import SlotQueues
 from celery_sticky.queues.guarantees import ON_SQL
 from celery_sticky.stores.base import Store
+from celery_sticky.stores.jobs import JobStore
 from celery_sticky.stores.placement import PlacementStore
 
 if TYPE_CHECKING:
-    from celery_sticky.sql import Database
+    from celery_sticky.stores.sql.shared import SqlShared
 
 
 def open_queues(connection: Any, *, prefix: str, socket_timeout: float) -> SlotQueues:
@@ -28,18 +29,32 @@ def open_queues(connection: Any, *, prefix: str, socket_timeout: float) -> SlotQ
     )
 
 
+def open_shared(connection: Any, *, prefix: str, socket_timeout: float) -> SqlShared:
+    """See `OpenShared`."""
+    from celery_sticky.errors import StoreUnavailable
+    from celery_sticky.sql import Address, Database
+    from celery_sticky.sql.tables import table_prefix
+    from celery_sticky.stores.sql.shared import SqlShared
+
+    tables = table_prefix(connection.transport_options)
+    where = Address.of(connection)
+    database = Database(where, timeout=socket_timeout, unavailable=StoreUnavailable, prefix=tables)
+    return SqlShared(database, prefix=prefix)
+
+
 def open_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> Store:
     """See `OpenStore`."""
-    from celery_sticky.stores.sql import SqlStore
-
-    return SqlStore(_database(connection, socket_timeout), keyspace, prefix=prefix)
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).store(keyspace)
 
 
 def open_placement_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> PlacementStore:
     """See `OpenStore`."""
-    from celery_sticky.stores.sql.placement import SqlPlacementStore
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).placement_store(keyspace)
 
-    return SqlPlacementStore(_database(connection, socket_timeout), keyspace, prefix=prefix)
+
+def open_job_store(connection: Any, keyspace: str, *, prefix: str, socket_timeout: float) -> JobStore:
+    """See `OpenStore`."""
+    return open_shared(connection, prefix=prefix, socket_timeout=socket_timeout).job_store(keyspace)
 
 
 def checkup() -> Checkup:
@@ -47,15 +62,6 @@ def checkup() -> Checkup:
     from celery_sticky.queues.sql import checkup
 
     return checkup
-
-
-def _database(connection: Any, timeout: float) -> Database:
-    from celery_sticky.errors import StoreUnavailable
-    from celery_sticky.sql import Address, Database
-    from celery_sticky.sql.tables import table_prefix
-
-    prefix = table_prefix(connection.transport_options)
-    return Database(Address.of(connection), timeout=timeout, unavailable=StoreUnavailable, prefix=prefix)
 
 
 DRIVER = Driver(
@@ -66,5 +72,7 @@ DRIVER = Driver(
     queues=open_queues,
     store=open_store,
     placement_store=open_placement_store,
+    job_store=open_job_store,
+    shared=open_shared,
     checkup=checkup,
 )

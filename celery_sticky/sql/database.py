@@ -86,6 +86,9 @@ class Database:
 
     def run(self, statement: str, said: Parameters = ()) -> int:
         """Run one statement by itself, and return how many rows it has changed."""
+        with self._safely() as link:
+            if self._plain:
+                return link.run(self.tables.fill(statement), said)
         with self.transaction() as inside:
             return inside.run(statement, said)
 

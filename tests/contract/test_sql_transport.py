@@ -11,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from harness.sql_stores import end_others
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Address, Database
 from celery_sticky.testing.waiting import wait_until
+from celery_sticky.transport.sql.broadcasts import Reader, broadcast, newest
 from celery_sticky.transport.sql.consumers import BEATS
 
 QUICK = {"eviction_timeout": 1.0}
@@ -186,7 +188,7 @@ def test_messages_of_a_consumer_that_fell_silent_come_again_and_its_acks_touch_n
     connect: Connect, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(connect(), *range(3))
-    silent = Taker(connect(eviction_timeout=1000.0), WORK)  # its heartbeats are too rare for the others
+    silent = Taker(connect(eviction_timeout=1000.0), WORK)  # its heartbeats are too seldom for the others
     silent.wait(3)
     other = Taker(connect(**QUICK), WORK)
     assert other.wait(3) == [0, 1, 2]
@@ -214,10 +216,30 @@ def test_a_live_consumer_keeps_its_messages(connect: Connect, database: Database
     first = Taker(connect(), WORK)
     first.wait(1)
     second = Taker(connect(), WORK)
-    [(began,)] = database.rows("SELECT SUM(counter) FROM {consumer}")
-    beats = "SELECT SUM(counter) FROM {consumer}"
-    wait_until(lambda: second.drain() or database.rows(beats)[0][0] >= began + 4 * BEATS, 60)
+    heartbeats = "SELECT SUM(counter) FROM {consumer}"
+    [(began,)] = database.rows(heartbeats)
+    wait_until(lambda: second.drain() or database.rows(heartbeats)[0][0] >= began + 4 * BEATS, 60)
     assert second.messages == []
+
+
+@pytest.mark.parametrize("sql_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_consumer_whose_connections_are_ended_goes_on(
+    connect: Connect, database: Database, sql_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(connect(), 1, 2)
+    taker = Taker(connect(), WORK)
+    taker.wait(2)
+    database.close()
+    end_others(sql_url)
+    taker.messages[0].ack()
+    send(connect(), 3)
+    assert taker.wait(3) == [1, 2, 3]
+    wait_until(lambda: count(database, "message") == 2, 20)
+    wait_until(lambda: "the broker answers again" in caplog.text, 20)
+    assert "trying again until it answers" in caplog.text
+    for message in taker.messages[1:]:
+        message.ack()
+    wait_until(lambda: count(database, "message") == 0, 20)
 
 
 def test_messages_that_need_no_acknowledgement_are_deleted(connect: Connect, database: Database) -> None:
@@ -305,3 +327,19 @@ def test_a_message_that_is_no_envelope_is_skipped_and_kept(
     assert Taker(connect(), WORK).wait(1) == ["second"]
     assert "of queue 'work' is not one that Kombu writes" in caplog.text
     assert count(database, "message") == 2
+
+
+@pytest.mark.parametrize("sql_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_broadcast_that_is_committed_late_is_heard(database: Database, on_database: dict[str, Any]) -> None:
+    reader = Reader(database)
+    reader.start(newest(database))
+    prefix = on_database["broker_transport_options"]["table_prefix"]
+    address = Address.parse(on_database["broker"])
+    with closing(Database(address, timeout=20.0, unavailable=BrokerUnavailable, prefix=prefix)) as other:
+        with other.transaction() as inside:
+            columns = "exchange, routing_key, at, body"
+            inside.run(f"INSERT INTO {{broadcast}} ({columns}) VALUES (%s, %s, 1.0, %s)", [b"news", b"", b"late"])
+            broadcast(database, "news", "", b"early")
+            assert [row.body for row in reader.read()] == [b"early"]
+        assert [row.body for row in reader.read()] == [b"late"]
+        assert reader.read() == []

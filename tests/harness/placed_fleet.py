@@ -35,7 +35,15 @@ class PlacedFleet(Fleet):
     """Workers that take part in one of the keyspaces of `placed_tasks`."""
 
     def __init__(
-        self, guard: Guard, directory: Path, broker: str, keyspace: str, *, jobs: bool = False, **settings: Any
+        self,
+        guard: Guard,
+        directory: Path,
+        broker: str,
+        keyspace: str,
+        *,
+        jobs: bool = False,
+        backend: str | None = None,
+        **settings: Any,
     ) -> None:
         self.has_jobs = jobs
         conf = {
@@ -46,7 +54,7 @@ class PlacedFleet(Fleet):
             **settings,
         }
         conf["sticky_slots"] = SLOTS
-        super().__init__(guard, directory, AppConfig(broker, directory / "history.jsonl", broker, conf=conf))
+        super().__init__(guard, directory, AppConfig(broker, directory / "history.jsonl", backend or broker, conf=conf))
         placed_tasks.register(self.app, self.config.history)
         self.keyspace = keyspace
         self._numbers: Counter[str] = Counter()

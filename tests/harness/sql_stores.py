@@ -29,6 +29,15 @@ def database(url: str, timeout: float = 20.0, prefix: str = DEFAULT) -> Database
     return Database(Address.parse(url), timeout=timeout, unavailable=StoreUnavailable, prefix=prefix)
 
 
+def end_others(url: str) -> None:
+    """End every other connection to a database."""
+    with connect(url) as raw, closing(raw.cursor()) as cursor:
+        cursor.execute(OTHERS[Address.parse(url).kind])
+        if url.startswith("mysql"):
+            for row in cursor.fetchall():
+                cursor.execute("KILL %s", row)
+
+
 class InDatabase(StoreServer[AnyStore], Generic[AnyStore]):
     """An empty database, which the test shares with others or may not stop."""
 
@@ -46,11 +55,7 @@ class OnServer(InDatabase[AnyStore], Generic[AnyStore]):
     """A database whose connections can be ended."""
 
     def cut(self) -> None:
-        with connect(self.url) as raw, closing(raw.cursor()) as cursor:
-            cursor.execute(OTHERS[Address.parse(self.url).kind])
-            if self.url.startswith("mysql"):
-                for row in cursor.fetchall():
-                    cursor.execute("KILL %s", row)
+        end_others(self.url)
 
 
 class OnPrivateServer(OnServer[AnyStore], Generic[AnyStore]):

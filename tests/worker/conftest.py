@@ -84,14 +84,14 @@ def cluster_fleet(
 
 @pytest.fixture
 def jobs_fleet(guard: Guard, valkey: Callable[..., ValkeyServer], tmp_path: Path) -> Iterator[Callable[..., JobsFleet]]:
-    """Makes fleets with jobs, each on a server of its own."""
+    """Makes fleets with jobs, each on a server of its own, or at `broker`."""
     fleets: list[JobsFleet] = []
 
-    def make(server: ValkeyServer | None = None, **settings: Any) -> JobsFleet:
+    def make(server: ValkeyServer | None = None, *, broker: str | None = None, **settings: Any) -> JobsFleet:
         directory = tmp_path / f"jobs{len(fleets)}"
         directory.mkdir()
         conf = {**CONF, **JOB_CONF, "sticky_runtime_dir": str(directory / "run"), **settings}
-        url = (valkey() if server is None else server).url
+        url = broker or (valkey() if server is None else server).url
         fleets.append(JobsFleet(guard, directory, AppConfig(url, directory / "history.jsonl", conf=conf)))
         return fleets[-1]
 

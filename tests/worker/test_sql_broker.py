@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.jobs_fleet import JobsFleet
 from harness.keyed_fleet import KeyedFleet, node
+from harness.placed_fleet import PlacedFleet
 
 from celery_sticky.testing.judge import judge
 from celery_sticky.testing.waiting import wait_until
@@ -16,7 +19,7 @@ Crew = Callable[..., KeyedFleet]
 KEYS, EACH = 5, 10
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "prefork"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "prefork", "gevent", "eventlet"])
 @pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
 def test_keyed_tasks_run_in_order_one_at_a_time_beside_ordinary_ones(
     on_database: dict[str, Any], crew: Crew, pool: str
@@ -52,7 +55,41 @@ def test_nothing_is_lost_and_no_key_overlaps_when_one_of_two_workers_is_killed(
     assert fleet.workers["w2"].stop() == 0
 
 
-@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_jobs_run_get_their_notifications_and_move_when_their_worker_is_killed(
+    on_database: dict[str, Any], jobs_fleet: Callable[..., JobsFleet]
+) -> None:
+    fleet = jobs_fleet(**on_database)
+    fleet.workers_up("a", "b")
+    keys = [f"t{n}" for n in range(8)]
+    for key in keys:
+        fleet.jobs.dispatch("sync", key, timeout=20)
+    assert len({info.worker for info in fleet.wait_running(keys).values()}) == 2
+    for key in keys:
+        fleet.jobs.notify("sync", key, 1)
+    wait_until(lambda: all(fleet.notes(key) == [1] for key in keys), 30, "each has its notification")
+    fleet.workers["a"].kill_all()
+    fleet.wait_running(keys, "b", timeout=60)
+    fleet.jobs.shutdown(timeout=30)
+    assert fleet.infos() == {} and fleet.overlaps() == []
+    assert fleet.workers["b"].stop() == 0
+
+
+def test_a_pinned_key_runs_where_it_is_pinned(placed: Callable[..., PlacedFleet], tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    fleet = placed("pinned", broker=f"sticky+sqlite:///{tmp_path}/shop.db", backend=f"file://{results}")
+    fleet.up("a", "b", pool="threads")
+    for i in range(6):
+        fleet.on("ab"[i % 2], "pin", f"k{i}", "pinned")
+    for i in range(18):
+        fleet.call(f"k{i % 6}")
+    fleet.wait_finished()
+    assert [fleet.ran(f"k{i}") for i in range(6)] == [["ab"[i % 2]] * 3 for i in range(6)]
+    assert fleet.judge().ok, fleet.judge().describe()
+
+
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_remote_control_reaches_workers_and_revokes_tasks(on_database: dict[str, Any], crew: Crew) -> None:
     fleet = crew(**on_database)
     fleet.workers_up("w1", "w2", pool="threads", concurrency=2)
@@ -72,7 +109,7 @@ def test_remote_control_reaches_workers_and_revokes_tasks(on_database: dict[str,
     assert [event.n for event in fleet.events() if event.run and event.key == "plain"] == [2, 2], "start and end of 2"
 
 
-@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_a_stopped_worker_gives_back_what_it_has_not_started(on_database: dict[str, Any], crew: Crew) -> None:
     fleet = crew(**on_database, worker_prefetch_multiplier=10)
     worker = fleet.worker("w1", pool="threads", concurrency=1)

@@ -67,7 +67,7 @@ def findings(what: str, facts: Mapping[str, Any], *, trust: float) -> Iterable[F
 
 
 def access_findings(what: str, connection: Any, *, prefix: str, socket_timeout: float) -> Iterable[Finding]:
-    """Return nothing: a user that can create the tables can use them."""
+    """Return nothing: a user who can create the tables can use them."""
     return ()
 
 

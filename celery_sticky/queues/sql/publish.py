@@ -24,7 +24,10 @@ def publish(database: Database, queue: str, bodies: Sequence[bytes], priority: i
     steps = FULL.priorities
     step = steps[bisect(steps, max(priority, 0)) - 1]
     number = queue_number(queue)
+    inserts = [values([(number, step, body) for body in some]) for some in chunks(bodies)]
+    if len(inserts) == 1:
+        database.run(INSERT + inserts[0][0], inserts[0][1])
+        return
     with database.transaction() as inside:
-        for some in chunks(bodies):
-            rows, said = values([(number, step, body) for body in some])
+        for rows, said in inserts:
             inside.run(INSERT + rows, said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,8 @@ from typing import Any
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.sql.address import Address
 from celery_sticky.sql.dialects.base import checked_options, union_table
-from celery_sticky.sql.link import Link, Parameters
+from celery_sticky.sql.dialects.sqlite_file import File, identity
+from celery_sticky.sql.link import Link
 from celery_sticky.sql.text import Piece, values
 
 SYNCHRONOUS = ("FULL", "NORMAL", "EXTRA", "OFF")
@@ -54,15 +54,7 @@ class SQLite:
         synchronous = options.get("synchronous", "FULL").upper()
         if synchronous not in SYNCHRONOUS:
             raise InvalidSettings(f"{address.shown}: synchronous is one of {', '.join(SYNCHRONOUS)}")
-        raw = sqlite3.connect(address.database, timeout=timeout, isolation_level=None, check_same_thread=False)
-        try:
-            link = _File(raw, address.database)
-            _write_ahead(link, time.monotonic() + timeout)
-            link.rows(f"PRAGMA synchronous = {synchronous}")
-        except BaseException:
-            raw.close()
-            raise
-        return link
+        return File(partial(_open, address.database, timeout, synchronous), address.database)
 
     def code(self, error: BaseException) -> str:
         """Return the name of the error's code (Python 3.11 or later)."""
@@ -99,34 +91,29 @@ class SQLite:
         return True
 
     def version(self, link: Link) -> int | None:
-        """Return the number that another connection's commit changes."""
-        return int(link.rows("PRAGMA data_version")[0][0])
+        """Return the number that another connection's commit changes. No two openings of a file share numbers."""
+        assert isinstance(link, File)
+        number = int(link.rows("PRAGMA data_version")[0][0])
+        return (link.opening << 48) + number
 
 
-class _File(Link):
-    """A connection that ends when the path names another file: the old one may be open for ever and read by nobody."""
-
-    def __init__(self, raw: sqlite3.Connection, path: str) -> None:
-        super().__init__(raw, placeholder="?")
-        self._path, self._opened = path, _identity(path)
+def _open(path: str, timeout: float, synchronous: str) -> sqlite3.Connection:
+    raw = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    try:
+        _write_ahead(raw, time.monotonic() + timeout)
+        raw.execute(f"PRAGMA synchronous = {synchronous}").close()
         raw.create_function("sticky_clock", 0, time.time)
-        raw.create_function("sticky_file", 0, partial(str, self._opened))
-
-    def _run(self, statement: str, said: Parameters) -> Any:
-        if _identity(self._path) != self._opened:
-            raise sqlite3.OperationalError("the file was replaced; opening the new one")
-        return super()._run(statement, said)
-
-
-def _identity(path: str) -> str:
-    found = os.stat(path)
-    return f"{found.st_dev}.{found.st_ino}"
+        raw.create_function("sticky_file", 0, partial(str, identity(path)))
+    except BaseException:
+        raw.close()
+        raise
+    return raw
 
 
-def _write_ahead(link: Link, deadline: float) -> None:
-    while link.rows("PRAGMA journal_mode")[0][0] != "wal":
+def _write_ahead(raw: sqlite3.Connection, deadline: float) -> None:
+    while raw.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         try:
-            link.rows("PRAGMA journal_mode = WAL")
+            raw.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.OperationalError:
             if time.monotonic() >= deadline:
                 raise

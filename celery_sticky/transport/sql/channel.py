@@ -162,6 +162,7 @@ class Channel(virtual.Channel):
             for consumer in list(self._consumers):
                 self.basic_cancel(consumer)
             self.give_back()
+            self.connection.pump.end(self.channel_id)
         super().close()
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:

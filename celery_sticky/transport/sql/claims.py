@@ -56,8 +56,9 @@ class Claims:
         for some in chunks(sorted(queues)):
             table, said = self._dialect.table("w", ("queue",), [(queue,) for queue in some])
             statement = (
-                f"SELECT w.queue FROM {table} WHERE EXISTS "
-                f"(SELECT 1 FROM {{message}} t WHERE t.queue = w.queue AND {UNCLAIMED})"
+                # In order, and not with EXISTS: a planner may else read the messages of all queues.
+                f"SELECT w.queue FROM {table} WHERE (SELECT 1 FROM {{message}} t WHERE t.queue = w.queue "
+                f"AND {UNCLAIMED} ORDER BY t.priority, t.id LIMIT 1) = 1"
             )
             found |= {row[0] for row in self._database.rows(statement, said)}
         return found

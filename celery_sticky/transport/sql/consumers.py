@@ -11,6 +11,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_sticky.sql import Database
@@ -33,8 +34,10 @@ class _Seen:
 class Consumers:
     """The row of one consumer, and what it sees of the others."""
 
-    def __init__(self, database: Database, eviction_timeout: float) -> None:
-        self._database, self._timeout = database, eviction_timeout
+    def __init__(
+        self, database: Database, eviction_timeout: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._database, self._timeout, self._clock = database, eviction_timeout, clock
         self.interval = eviction_timeout / BEATS
         """Seconds between two heartbeats."""
         self._others: dict[bytes, _Seen] = {}
@@ -56,7 +59,7 @@ class Consumers:
 
     def watch(self, name: bytes) -> int:
         """Look at the other consumers once; return how many were evicted."""
-        now = time.monotonic()
+        now = self._clock()
         found = {bytes(other): counter for other, counter in self._database.rows(
             "SELECT consumer, counter FROM {consumer} WHERE consumer <> %s", [name]
         )}  # fmt: skip

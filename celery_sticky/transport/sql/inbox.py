@@ -1,10 +1,9 @@
-"""What the pump hands to the consumer's loop. A socket pair wakes the loop, so a hub or a `select` can wait for it."""
+"""What the pump hands to the consumer's loop. A socket pair wakes a hub; a loop without one waits for an event."""
 
 from __future__ import annotations
 
-import math
-import select
 import socket
+import threading
 from collections import deque
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ class Inbox:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+        self._filled = threading.Event()
         self._deliveries: deque[Delivery] = deque()
         self._error: Exception | None = None
 
@@ -44,7 +44,8 @@ class Inbox:
         self.wake()
 
     def wake(self) -> None:
-        """Make the descriptor readable."""
+        """Make the descriptor readable, and end the wait under way."""
+        self._filled.set()
         with suppress(BlockingIOError, OSError):  # full: it is readable; closed: nobody reads
             self._writer.send(b"\0")
 
@@ -59,13 +60,12 @@ class Inbox:
         return self._deliveries.popleft() if self._deliveries else None
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until the descriptor is readable, at most `timeout` seconds."""
-        poll = select.poll()  # `select.select` has a limit of 1,024 descriptors
-        poll.register(self._reader, select.POLLIN)
-        poll.poll(None if timeout is None else math.ceil(timeout * 1000))
+        """Wait until there is something, at most `timeout` seconds."""
+        self._filled.wait(timeout)
 
     def quiet(self) -> None:
         """Read the descriptor empty. The caller looks for deliveries after this."""
+        self._filled.clear()
         with suppress(BlockingIOError):
             while len(self._reader.recv(4096)) == 4096:
                 pass

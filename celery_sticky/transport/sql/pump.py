@@ -95,10 +95,13 @@ class Pump:
 
     def release(self, channel: int) -> None:
         """Give back everything that a channel has not settled."""
-        with self._lock:
-            self._limits.pop(channel, None)
         self._ledger.released.append(channel)
         self._wake.set()
+
+    def end(self, channel: int) -> None:
+        """Forget the limit of a channel that is closed; its number may be used again."""
+        with self._lock:
+            self._limits.pop(channel, None)
 
     def stop(self, timeout: float) -> None:
         """Settle what is settled, give back the rest, and end."""
@@ -136,7 +139,7 @@ class Pump:
     def _is_away(self, error: BrokerUnavailable) -> None:
         if not self._away:
             logger.warning("%s; trying again until it answers, and keeping all messages until then", error)
-        self._away, self._hungry = True, True
+        self._away, self._hungry, self._version = True, True, None
         if not self._stopping:
             self._wake.clear()
             self._wake.wait(RETRY_PAUSE)

@@ -1,0 +1,154 @@
+"""Parts of the transport of SQL databases, without Kombu and without a thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.sql import Address, Database
+from celery_sticky.transport.sql.broadcasts import Broadcast
+from celery_sticky.transport.sql.claims import Claims, Evicted, Want
+from celery_sticky.transport.sql.consumers import BEATS, Consumers
+from celery_sticky.transport.sql.deferred import due_of
+from celery_sticky.transport.sql.held import COMPANY, MOMENT, NO_LIMIT, Ledger, Settled
+from celery_sticky.transport.sql.subscription import Topic
+
+TIMEOUT = 10.0
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with closing(
+        Database(Address.parse(f"sqlite:///{tmp_path}/q.db"), timeout=20.0, unavailable=BrokerUnavailable)
+    ) as own:
+        yield own
+
+
+# -- what a connection holds -------------------------------------------------------------------------
+
+
+def place(number: int) -> tuple[int, int, int]:
+    return (1, 0, number)
+
+
+def test_a_channel_has_room_for_as_many_as_it_has_not_settled(clock: Clock) -> None:
+    ledger = Ledger(clock)
+    tags = [ledger.add(place(n), 7) for n in range(3)]
+    assert ledger.rooms([(7, 4), (8, 4), (9, 0)]) == {7: 1, 8: 4, 9: NO_LIMIT}
+    ledger.settled += [Settled(tags[0], back=False), Settled(tags[1], back=True), Settled(tags[0], back=True)]
+    ledger.take()
+    assert ledger.rooms([(7, 4)]) == {7: 3}
+    assert (ledger.acked, ledger.returned) == ({place(0)}, {place(1)}), "the first word about a message counts"
+
+
+def test_settled_messages_wait_a_moment_for_others(clock: Clock) -> None:
+    ledger = Ledger(clock)
+    assert ledger.wait(COMPANY) is None
+    ledger.ack(place(0))
+    assert ledger.wait(COMPANY) == pytest.approx(MOMENT)
+    assert ledger.wait(1) == 0.0, "it was the company that is wanted"
+    clock.now += MOMENT
+    ledger.ack(place(1))
+    assert ledger.wait(COMPANY) == 0.0
+    ledger.told({place(0), place(1)}, set())
+    assert ledger.wait(1) is None
+
+
+def test_a_channel_that_is_released_gives_back_only_its_own(clock: Clock) -> None:
+    ledger = Ledger(clock)
+    ledger.add(place(0), 7)
+    ledger.add(place(1), 8)
+    ledger.released.append(7)
+    ledger.take()
+    assert ledger.returned == {place(0)}
+    assert ledger.forget() == 1 and not ledger.returned and ledger.rooms([(8, 4)]) == {8: 4}
+
+
+# -- who is dead -------------------------------------------------------------------------------------
+
+
+def test_a_consumer_is_dead_when_its_counter_was_seen_to_stand_still(database: Database, clock: Clock) -> None:
+    watcher, other = Consumers(database, TIMEOUT, clock), Consumers(database, TIMEOUT)
+    own, silent, lively = watcher.register(), other.register(), other.register()
+    for _ in range(BEATS):
+        assert watcher.watch(own) == 0
+        other.beat(lively)
+        clock.now += watcher.interval
+    assert watcher.watch(own) == 1
+    assert other.beat(lively) and watcher.beat(own) and not other.beat(silent)
+
+
+def test_the_time_in_which_nobody_could_read_does_not_count(database: Database, clock: Clock) -> None:
+    watcher = Consumers(database, TIMEOUT, clock)
+    own, other = watcher.register(), watcher.register()
+    watcher.watch(own)
+    clock.now += 100 * TIMEOUT  # the database was away for both
+    assert watcher.watch(own) == 0 and watcher.beat(other)
+
+
+def test_an_evicted_consumer_changes_nothing(database: Database, clock: Clock) -> None:
+    consumers = Consumers(database, TIMEOUT, clock)
+    claims = Claims(database, consumers.register())
+    database.run("INSERT INTO {message} (queue, priority, body) VALUES (1, 0, %s)", [b"x"])
+    [found] = claims.trip((), (), [Want(1, 7)], {7: 5})
+    consumers.leave(claims.consumer)
+    with pytest.raises(Evicted):
+        claims.trip([found.place], (), (), {})
+    again = Claims(database, consumers.register())
+    rooms = {7: 5}
+    assert again.look([1, 2]) == {1}
+    assert again.trip((), (), [Want(1, 7)], rooms) == [found] and rooms == {7: 4}
+    assert again.look([1, 2]) == set(), "what is claimed is claimed"
+
+
+# -- small things ------------------------------------------------------------------------------------
+
+
+def test_a_topic_hears_what_comes_after_it_began_and_matches() -> None:
+    topic = Topic("events", re.compile(r"^task\..*?$"), since=5)
+    heard = [
+        ("events", 6, "task.sent"),
+        ("events", 5, "task.sent"),
+        ("other", 6, "task.sent"),
+        ("events", 6, "worker.x"),
+    ]
+    assert [topic.matches(Broadcast(number, exchange, key, b"")) for exchange, number, key in heard] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_only_ordinary_tasks_with_a_clear_time_wait_in_the_database() -> None:
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    assert due_of({"eta": later.isoformat()}) == pytest.approx(later.timestamp())
+    for headers in (
+        {},
+        {"eta": None},
+        {"eta": (later - timedelta(hours=1)).isoformat()},
+        {"eta": later.replace(tzinfo=None).isoformat()},
+        {"eta": "soon"},
+        {"eta": later.isoformat(), "sticky": {"key": "t-7"}},
+    ):
+        assert due_of(headers) is None

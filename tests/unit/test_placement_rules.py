@@ -33,7 +33,7 @@ def test_where_a_message_goes(placement_of: int | WorkerQueue | None, stands: Sl
 
 
 @pytest.mark.parametrize("pin", ["", "me-1", "gone-1"])
-def test_by_a_fresh_document_a_key_belongs_to_nobody_yet_whoever_has_pinned_it(pin: str) -> None:
+def test_by_a_fresh_document_a_key_belongs_to_nobody_yet_also_if_it_is_pinned(pin: str) -> None:
     """Guards: it was lost while other members had not seen it, and they wrote the next one while keys still ran."""
     fresh = changes.fresh(slots=4, hash="jump", generation=1, version=1, store_id="run")
     cold = changes.join(fresh, Member("me", "me-1"), settle=True)

@@ -17,28 +17,21 @@ if TYPE_CHECKING:
 
 def open_queues(connection: Any, *, prefix: str, socket_timeout: float) -> SlotQueues:
     """See `OpenQueues`."""
+    from celery_sticky.errors import BrokerUnavailable
     from celery_sticky.queues.sql import SqlQueues
-    from celery_sticky.sql import Address
-    from celery_sticky.sql.tables import table_prefix
+    from celery_sticky.sql import Database
 
-    return SqlQueues(
-        Address.of(connection),
-        prefix=prefix,
-        socket_timeout=socket_timeout,
-        table_prefix=table_prefix(connection.transport_options),
-    )
+    database = Database.of(connection, timeout=socket_timeout, unavailable=BrokerUnavailable)
+    return SqlQueues(database, prefix=prefix)
 
 
 def open_shared(connection: Any, *, prefix: str, socket_timeout: float) -> SqlShared:
     """See `OpenShared`."""
     from celery_sticky.errors import StoreUnavailable
-    from celery_sticky.sql import Address, Database
-    from celery_sticky.sql.tables import table_prefix
+    from celery_sticky.sql import Database
     from celery_sticky.stores.sql.shared import SqlShared
 
-    tables = table_prefix(connection.transport_options)
-    where = Address.of(connection)
-    database = Database(where, timeout=socket_timeout, unavailable=StoreUnavailable, prefix=tables)
+    database = Database.of(connection, timeout=socket_timeout, unavailable=StoreUnavailable)
     return SqlShared(database, prefix=prefix)
 
 

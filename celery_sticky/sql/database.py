@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from celery_sticky.errors import StickyError
 from celery_sticky.sql.address import Address
@@ -75,6 +75,22 @@ class Database:
         """Whether the tables are known to be those of this release."""
         self._pid = 0
         self._plain = True
+
+    @classmethod
+    def of(cls, connection: Any, *, timeout: float, unavailable: type[StickyError]) -> Self:
+        """Return the database of a Kombu connection, with its transport options `table_prefix` and `migrate`.
+
+        Raises:
+            InvalidSettings: the connection's URL is not that of a database, or an option cannot be used.
+        """
+        options = connection.transport_options or {}
+        return cls(
+            Address.of(connection),
+            timeout=timeout,
+            unavailable=unavailable,
+            prefix=str(options.get("table_prefix", DEFAULT)),
+            migrate=bool(options.get("migrate", True)),
+        )
 
     def rows(self, statement: str, said: Parameters = ()) -> list[Row]:
         """Run one statement by itself, which is a transaction then, and return its rows."""

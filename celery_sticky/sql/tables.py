@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from celery_sticky.errors import InvalidSettings
 
@@ -36,11 +34,6 @@ class Tables:
     def fill(self, statement: str) -> str:
         """Return the statement with the names of tables in the place of `{message}`, `{fence}` and so on."""
         return _filled(self.prefix, statement)
-
-
-def table_prefix(options: Mapping[str, Any] | None) -> str:
-    """Return the prefix that the transport options of a Kombu connection name."""
-    return str((options or {}).get("table_prefix", DEFAULT))
 
 
 @lru_cache(maxsize=512)

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from celery_sticky import Sticky
 from celery_sticky.cli.main import sticky
+from celery_sticky.errors import SchemaTooOld
 from celery_sticky.sql.schema import NEWEST
 
 
@@ -48,6 +49,16 @@ def test_a_database_without_tables_is_shown_and_then_migrated(app: Celery) -> No
     assert (after.exit_code, facts(after)["version"]) == (0, NEWEST)
     again = invoke(app, "migrate", "--json")
     assert (again.exit_code, facts(again)["before"]) == (0, NEWEST)
+
+
+def test_a_process_that_may_not_migrate_uses_what_the_command_has_made(app: Celery, tmp_path: Path) -> None:
+    app.conf.broker_url = app.conf.broker_read_url = app.conf.broker_write_url = f"sticky+sqlite:///{tmp_path}/shop.db"
+    app.conf.broker_transport_options = {"table_prefix": "own_", "migrate": False}
+    with app.connection_for_write() as connection, pytest.raises(SchemaTooOld, match="sticky sql migrate"):
+        connection.connect()
+    assert invoke(app, "migrate").exit_code == 0
+    with app.connection_for_write() as connection:
+        connection.connect()
 
 
 def test_the_statements_are_printed_and_make_the_tables(app: Celery, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_transactions_are_read_committed_whatever_the_server_prefers(postgresql_
 
 def test_a_frozen_backend_is_given_up(guard: Guard) -> None:
     server = EmbeddedPostgres(guard).start()
-    queues = SqlQueues(Address.parse(server.url), prefix="sticky", socket_timeout=1.0)
+    queues = SqlQueues(database(server.url, timeout=1.0), prefix="sticky")
     open_slot(queues, FIRST)
     backend = queues._database.rows(OWN_ID["postgresql"])[0][0]
     os.kill(backend, signal.SIGSTOP)

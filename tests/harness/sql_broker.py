@@ -21,9 +21,9 @@ class OnSql:
         self.database = self.connect()
         self.clear()
 
-    def connect(self) -> Database:
+    def connect(self, timeout: float = 20.0) -> Database:
         """Return another connection."""
-        return Database(Address.parse(self.url), timeout=20.0, unavailable=BrokerUnavailable)
+        return Database(Address.parse(self.url), timeout=timeout, unavailable=BrokerUnavailable)
 
     def clear(self) -> None:
         """Delete everything."""
@@ -32,7 +32,7 @@ class OnSql:
 
     def driver(self, socket_timeout: float = 20.0) -> SqlQueues:
         """Return a new driver."""
-        return SqlQueues(Address.parse(self.url), prefix="sticky", socket_timeout=socket_timeout)
+        return SqlQueues(self.connect(socket_timeout), prefix="sticky")
 
     def publish(self, keyspace: str, slot: Slot, body: bytes, priority: int = 0) -> None:
         """Add a message."""

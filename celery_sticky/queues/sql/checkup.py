@@ -10,9 +10,8 @@ from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.findings import Finding, Level, note, wrong
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.sql.names import slot_number
-from celery_sticky.sql import Address, Database
+from celery_sticky.sql import Database
 from celery_sticky.sql.schema import NEWEST
-from celery_sticky.sql.tables import table_prefix
 
 FACTS: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
@@ -100,5 +99,4 @@ def warning(connection: Any, *, socket_timeout: float) -> str | None:
 
 
 def _database(connection: Any, timeout: float) -> Database:
-    prefix = table_prefix(connection.transport_options)
-    return Database(Address.of(connection), timeout=timeout, unavailable=BrokerUnavailable, prefix=prefix)
+    return Database.of(connection, timeout=timeout, unavailable=BrokerUnavailable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from celery_sticky.errors import BrokerUnavailable, SlotBroken
+from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Disposition, Fetched, OpenAnswer, Opening, Outcome, Tenure, Want
 from celery_sticky.queues.guarantees import ON_SQL
@@ -15,24 +15,17 @@ from celery_sticky.queues.sql.exchange import Exchange
 from celery_sticky.queues.sql.late_commits import LateCommits
 from celery_sticky.queues.sql.openings import Openings
 from celery_sticky.queues.sql.waiting import Waiting
-from celery_sticky.sql import Address, Database
-from celery_sticky.sql.tables import DEFAULT
+from celery_sticky.sql import Database
 
 
 class SqlQueues:
-    """The driver. One thread calls its methods; `wake` is for any thread. It connects at the first request.
-
-    `prefix` is the first part of the names of queues; those of tables begin with `table_prefix`.
-
-    Raises:
-        MissingDependency: the client library is not installed.
-        InvalidSettings: the table prefix cannot be used.
-    """
+    """The driver. One thread calls its methods; `wake` is for any thread. It connects at the first request."""
 
     guarantees = ON_SQL
 
-    def __init__(self, address: Address, *, prefix: str, socket_timeout: float, table_prefix: str = DEFAULT) -> None:
-        self._database = Database(address, timeout=socket_timeout, unavailable=BrokerUnavailable, prefix=table_prefix)
+    def __init__(self, database: Database, *, prefix: str) -> None:
+        """`database` is for this driver alone. `prefix` is the first part of the names of queues."""
+        self._database = database
         self._late = LateCommits(self._database)
         self._exchange = Exchange(self._database, self._late, prefix)
         self._openings = Openings(self._database, self._exchange, prefix)

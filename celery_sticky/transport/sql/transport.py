@@ -13,8 +13,7 @@ from typing import Any
 from kombu.transport import virtual
 
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.sql import Address, Database
-from celery_sticky.sql.tables import table_prefix
+from celery_sticky.sql import Database
 from celery_sticky.transport.sql.channel import Channel
 from celery_sticky.transport.sql.inbox import Inbox
 from celery_sticky.transport.sql.pump import Pump
@@ -59,12 +58,8 @@ class Transport(virtual.Transport):
     # -- the database --------------------------------------------------------------------------
 
     def _database(self) -> Database:
-        return Database(
-            Address.of(self.client),
-            timeout=float(self._options.get("socket_timeout") or SOCKET_TIMEOUT),
-            unavailable=BrokerUnavailable,
-            prefix=table_prefix(self._options),
-        )
+        timeout = float(self._options.get("socket_timeout") or SOCKET_TIMEOUT)
+        return Database.of(self.client, timeout=timeout, unavailable=BrokerUnavailable)
 
     @cached_property
     def _sender(self) -> Database:

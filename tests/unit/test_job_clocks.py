@@ -23,7 +23,7 @@ class Slot:
 
     def __init__(self, record: JobRecord = RECORD) -> None:
         self.now = 0.0
-        self.reconciler = JobReconciler(JobTimeouts(START, STOP, 5), place=lambda record, apart: 1)
+        self.reconciler = JobReconciler(JobTimeouts(START, STOP, 5), place=lambda record, home: 1)
         self.reconciler.open(0, 1, 1)
         self.reconciler.fenced(0)
         self.see(record)
@@ -208,7 +208,7 @@ def test_a_first_start_that_completes_while_its_slot_moves_is_no_failed_start_if
 def test_jobs_in_processes_of_their_own_stop_first_unless_the_slot_is_lost(lost: bool) -> None:
     """Guards: all jobs of a slot stood still for as long as one bad job among them took to stop."""
     bad = replace(RECORD, key="bad", id="bad", apart=True)
-    reconciler = JobReconciler(JobTimeouts(START, STOP, 5), place=lambda record, apart: 2 if apart else 1)
+    reconciler = JobReconciler(JobTimeouts(START, STOP, 5), place=lambda record, home: 2 if home.alone else 1)
     reconciler.open(0, 1, 1)
     reconciler.fenced(0)
     reconciler.seen(0, SlotJobs(1, (RECORD, bad), ()))

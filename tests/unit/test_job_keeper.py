@@ -1671,7 +1671,7 @@ def test_a_job_that_comes_while_its_place_is_let_go_is_not_missed(server: Memory
 
 
 def test_a_place_that_may_have_changed_is_looked_at_again_before_it_is_let_go() -> None:
-    reconciler = JobReconciler(TERMS, place=lambda record, apart: 1)
+    reconciler = JobReconciler(TERMS, place=lambda record, home: 1)
     reconciler.open(PLACE, 77, 1)
     reconciler.fenced(PLACE)
     reconciler.seen(PLACE, SlotJobs(0, (), ()))

@@ -20,7 +20,7 @@ demo: $(STAMP) ## Three workers, one killed, one joining, and a verdict (DEMO_AR
 
 test: $(STAMP) ## All tests (TEST_ARGS="-k name"); those of real workers under faults come last
 	@status=0; \
-	$(BIN)/python -m pytest -q -n 2 -m "unit or contract or docs" $(TEST_ARGS) || status=$$?; [ $$status -eq 5 ] && status=0; \
+	$(BIN)/python -m pytest -q -n 3 -m "unit or contract or docs" $(TEST_ARGS) || status=$$?; [ $$status -eq 5 ] && status=0; \
 	$(BIN)/python -m pytest -q -n 3 --dist loadscope -m worker $(TEST_ARGS) || { last=$$?; [ $$last -eq 5 ] || status=$$last; }; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m system $(TEST_ARGS) || { last=$$?; [ $$last -eq 5 ] || status=$$last; }; \
 	exit $$status

@@ -173,7 +173,7 @@ def _without_idle_leaver(view: View, name: str) -> View:
 
 def _planned_if_warm(view: View) -> View:
     """Plan, unless nobody owns a slot: a member that returns or leaves must not end the wait of a cold start."""
-    return view if view.fresh else _planned(view)
+    return _planned(view) if any(view.owner) else view
 
 
 def _planned(view: View) -> View:

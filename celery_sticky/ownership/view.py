@@ -90,7 +90,7 @@ class View:
     @property
     def fresh(self) -> bool:
         """Whether nobody has been made an owner yet: the document may be lost before all members have seen it."""
-        return not any(self.owner)
+        return not any(self.home)
 
     @property
     def unowned(self) -> frozenset[int]:

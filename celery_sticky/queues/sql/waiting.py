@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection
 
 from celery_sticky.keys import SlotId
+from celery_sticky.platform.native import original
 from celery_sticky.queues.base import Tenure
 from celery_sticky.queues.sql.exchange import Exchange
 from celery_sticky.queues.sql.late_commits import LateCommits
@@ -26,7 +26,7 @@ class Waiting:
         self._drained: dict[SlotId, Tenure] = {}
         self._woken: set[SlotId] = set()
         """Drained slots that got a message from this driver."""
-        self._wake = threading.Event()
+        self._wake = original("threading", "Event")()  # between threads, also beside greenlets
         self._version: int | None = None
         """The database's version when every drained slot was empty; None: look at them."""
         self._pause = FIRST_PAUSE

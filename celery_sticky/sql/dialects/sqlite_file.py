@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 
+from celery_sticky.platform.native import original
 from celery_sticky.sql.link import Link, Parameters, Row
 
 FORK_TIMEOUT = 5.0
@@ -23,8 +24,7 @@ FORK_TIMEOUT = 5.0
 
 _files: weakref.WeakValueDictionary[int, File] = weakref.WeakValueDictionary()
 _openings = count(1)
-_opening = threading.Lock()
-_held: list[threading.Lock] = []
+_held: list[Any] = []
 
 
 class File(Link):
@@ -33,7 +33,7 @@ class File(Link):
     def __init__(self, open_it: Callable[[], sqlite3.Connection], path: str) -> None:
         super().__init__(None, cursor=lambda: self.raw.cursor(), placeholder="?")
         self._open_it, self._path, self._opened = open_it, path, ""
-        self._lock, self._inside = threading.Lock(), False
+        self._lock, self._inside = _lock(), False
         self.opening = 0
         """The number of this opening, which no other of this process has."""
         with _opening:
@@ -93,10 +93,18 @@ class File(Link):
             raw.close()
 
 
+def _lock() -> Any:
+    """Return a lock for threads: the courier and the member are threads also where the pool has greenlets."""
+    return original("_thread", "allocate_lock")()
+
+
 def identity(path: str) -> str:
     """Return text that changes when the path names another file."""
     found = os.stat(path)
     return f"{found.st_dev}.{found.st_ino}"
+
+
+_opening = _lock()
 
 
 def _before_fork() -> None:

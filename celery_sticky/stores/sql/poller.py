@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from celery_sticky.errors import StoreUnavailable
+from celery_sticky.platform.native import original
 
 Look = Callable[[], Sequence[Any]]
 """Returns what has changed since it was last called, by one small statement."""
@@ -22,7 +22,7 @@ class Poller:
         self._looks: dict[Hashable, Look] = {}
         self._heard: dict[Hashable, Sequence[Any]] = {}
         """Store → signals that were not taken yet."""
-        self._wake = threading.Event()
+        self._wake = original("threading", "Event")()  # between threads, also beside greenlets
         self._due = 0.0
         """When to look next, on the monotonic clock."""
         self._pause = FIRST_PAUSE

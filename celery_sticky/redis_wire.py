@@ -18,6 +18,7 @@ import redis
 from celery_sticky.errors import BrokerUnavailable, StickyError
 from celery_sticky.redis_clients import close_client, translate_errors
 from celery_sticky.redis_resp import Push, Reader, ServerError, pack
+from celery_sticky.waker import Waker, selector
 
 HELLO = pack("HELLO", 3)
 TRACK = pack("CLIENT", "TRACKING", "ON", "NOLOOP")
@@ -50,7 +51,7 @@ class Wire:
         self._sock: socket.socket | None = None
         self._reader: Reader | None = None
         self._looked = False
-        self._waker = _Waker()
+        self._waker = Waker()
 
     @property
     def connected(self) -> bool:
@@ -186,48 +187,10 @@ class _Guard:
             raise self._unavailable(f"{self._at}: {type(error).__name__}: {error}") from error
 
 
-def _selector() -> selectors.BaseSelector:
-    # For two sockets and one check, poll(2) takes one system call, epoll five. A monkey-patched process has its own.
-    if selectors.DefaultSelector is getattr(selectors, "EpollSelector", None):
-        return selectors.PollSelector()
-    return selectors.DefaultSelector()
-
-
 def _is_readable(sock: socket.socket) -> bool:
-    with _selector() as selector:
-        selector.register(sock, selectors.EVENT_READ)
-        return bool(selector.select(0))
-
-
-class _Waker:
-    """Ends a wait from another thread through a pair of sockets, which every event loop can wait for."""
-
-    def __init__(self) -> None:
-        self._near, self._far = socket.socketpair()
-        self._near.setblocking(False)
-        self._far.setblocking(False)
-
-    def wait(self, timeout: float, other: socket.socket | None) -> tuple[bool, bool]:
-        """Wait until `wake` is called or `other` is readable; return which."""
-        # A new selector each time: a long-lived one breaks when the event loop of a monkey-patched process changes.
-        with _selector() as selector:
-            selector.register(self._near, selectors.EVENT_READ)
-            if other is not None:
-                selector.register(other, selectors.EVENT_READ)
-            ready = {key.fileobj for key, _ in selector.select(max(timeout, 0))}
-        woken = self._near in ready
-        if woken:
-            with contextlib.suppress(BlockingIOError):
-                self._near.recv(4096)
-        return woken, other in ready
-
-    def wake(self) -> None:
-        with contextlib.suppress(OSError):  # buffer full: already awake; closed: nobody waits
-            self._far.send(b"w")
-
-    def close(self) -> None:
-        self._near.close()
-        self._far.close()
+    with selector() as looking:
+        looking.register(sock, selectors.EVENT_READ)
+        return bool(looking.select(0))
 
 
 def _keep_alive(sock: socket.socket) -> None:

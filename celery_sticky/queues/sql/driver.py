@@ -108,3 +108,4 @@ class SqlQueues:
     def close(self) -> None:
         """See `SlotQueues.close`."""
         self._database.close()
+        self._waiting.close()

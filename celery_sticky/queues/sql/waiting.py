@@ -6,13 +6,13 @@ import time
 from collections.abc import Collection
 
 from celery_sticky.keys import SlotId
-from celery_sticky.platform.native import original
 from celery_sticky.queues.base import Tenure
 from celery_sticky.queues.sql.exchange import Exchange
 from celery_sticky.queues.sql.late_commits import LateCommits
 from celery_sticky.queues.sql.open_slot import OpenSlot
 from celery_sticky.sql import Database
 from celery_sticky.sql.text import chunks
+from celery_sticky.waker import Waker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 """Seconds between two looks: the first pause and the longest."""
@@ -26,7 +26,7 @@ class Waiting:
         self._drained: dict[SlotId, Tenure] = {}
         self._woken: set[SlotId] = set()
         """Drained slots that got a message from this driver."""
-        self._wake = original("threading", "Event")()  # between threads, also beside greenlets
+        self._waker = Waker()
         self._version: int | None = None
         """The database's version when every drained slot was empty; None: look at them."""
         self._pause = FIRST_PAUSE
@@ -57,21 +57,24 @@ class Waiting:
         if slot_id in self._drained:
             self._woken.add(slot_id)
 
+    def close(self) -> None:
+        """Close what `wake` uses."""
+        self._waker.close()
+
     def wake(self) -> None:
         """End the wait under way, or the next one."""
-        self._wake.set()
+        self._waker.wake()
 
     def wait(self, timeout: float) -> set[SlotId]:
         """See `SlotQueues.idle`."""
-        deadline = time.monotonic() + timeout
+        deadline, woken = time.monotonic() + timeout, False
         while True:
             ready = self._look()
             left = deadline - time.monotonic()
-            if ready or left <= 0 or self._wake.is_set():
+            if ready or left <= 0 or woken:
                 break
-            self._wake.wait(min(left, self._pause) if self._drained else left)
+            woken, _ = self._waker.wait(min(left, self._pause) if self._drained else left, None)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        self._wake.clear()
         if ready:
             self._pause = FIRST_PAUSE
             self.remove(ready)

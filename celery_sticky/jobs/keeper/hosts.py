@@ -75,8 +75,8 @@ class JobHosts:
         self._trial: HostFlow | None = None
         self._alone: dict[Home, dict[Who, HostFlow]] = {home: {} for home in Home if home.alone}
         self._loading: HostFlow | None = None
-        """The process for single jobs that loads the app now. One at a time: loading takes a processor for a second,
-        and hundreds may be due at once. The jobs that run need the processors too."""
+        """The process for single jobs that loads the app now. One at a time: loading keeps a processor busy, and
+        hundreds may be due at once. The jobs that run need the processors too."""
         self._loads_until = 0.0
         self.trust = TrustWatches(lambda: [host.watch for host in self._all()])
         """Kills processes that do not end themselves when the trust ends."""

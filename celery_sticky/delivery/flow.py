@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from celery_sticky.delivery.dead_trimmer import DeadTrimmer
 from celery_sticky.delivery.intake import TaskSink, read
+from celery_sticky.delivery.ledger_trimmer import LedgerTrimmer
 from celery_sticky.delivery.requests import (
     BrokerFlow,
     Close,
@@ -60,6 +61,12 @@ class CourierConfig:
     """The keyspaces among `keyspaces` whose keys must be claimed."""
     guarantees: Guarantees = FULL
     """Those of the broker's driver."""
+    claim_ahead: int | None = None
+    """Most runs that are claimed in the ledger and wait for their start; None: as many as the pool runs at a time."""
+    ledgers: Collection[str] = ()
+    """The keyspaces among `keyspaces` with tasks that use a ledger."""
+    ledger_retention: float = 86400.0
+    """For how long a ledger knows a run that has finished."""
     dead_bounds: Mapping[str, DeadBounds] = field(default_factory=dict)
     """Keyspace -> the bounds of its dead queue."""
 
@@ -85,6 +92,7 @@ class CourierFlow:
         self._clock, self._monotonic = clock, monotonic
         self._placed = frozenset(config.placed)
         self._dead_trimmer = DeadTrimmer(config.dead_bounds)
+        self._ledger_trimmer = LedgerTrimmer(config.ledgers, config.ledger_retention)
         self._connected = False
         self.running = True
         """Set to False, and wake the flow, to end it."""
@@ -190,6 +198,8 @@ class CourierFlow:
             self._sink.ready()
         if now >= self._dead_trimmer.next_look:
             yield from self._dead_trimmer.keep(self._config.keyspaces, now)
+        if now >= self._ledger_trimmer.next_look:
+            yield from self._ledger_trimmer.keep(now)
         # Busy or not, look which of the empty slots have received a message since.
         woken: Collection[SlotId] = yield Idle(self._idle_for(now) if self.idling else 0.0)
         self._after_idle(woken)
@@ -235,6 +245,7 @@ class CourierFlow:
     def _idle_for(self, now: float) -> float:
         state = self._state
         ends = [now + (UNTRUSTED if state.gate.has_ready else IDLE), self._dead_trimmer.next_look]
+        ends.append(self._ledger_trimmer.next_look)
         dues = (state.outbox.goes_at, state.rounds.next_due, state.slots.opens_at, state.backoff.next_due)
         ends += [end for end in dues if end is not None]
         if (token_in := state.gate.limited.due_in()) is not None:

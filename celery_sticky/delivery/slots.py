@@ -33,7 +33,7 @@ class SlotLifecycle:
     """Where each slot of the worker stands between its first opening and its end here. Guarded by the courier's lock.
 
     `report` sends an event to a keyspace's member and must not block. `recalled` is told each unstarted entry with
-    counted starts before its message goes back to its queue. `held_by_connection`: the broker fences by connection, so
+    counted starts or a claim before its message goes back to its queue. `held_by_connection`: the broker fences by connection, so
     slots are given back to it. `now` is in seconds since the epoch throughout.
     """
 
@@ -130,7 +130,7 @@ class SlotLifecycle:
         """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
         openings = []
         for slot, tenure in islice(self.to_open.items(), OPENINGS):
-            for entry in self._gate.suspects(slot):
+            for entry in {*self._gate.suspects(slot), *self._gate.claimed(slot)}:
                 self._recalled(entry)
             self._gate.recall(slot)
             openings.append(Opening(tenure, tuple(self._gate.kept(slot))))

@@ -13,7 +13,7 @@ from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
-from celery_sticky.queues.base import Outcome
+from celery_sticky.queues.base import Outcome, RunClaim
 from celery_sticky.slots import Slot
 from simulator.scenario import Ending, Point
 from simulator.terms import EPOCH, KEYSPACE
@@ -87,6 +87,10 @@ class Pool:
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
         """See `TaskSink.lock_of`."""
         return (KEYSPACE, envelope.headers["key"])
+
+    def claim_of(self, envelope: Envelope) -> RunClaim | None:
+        """See `TaskSink.claim_of`: no simulated task needs a ledger."""
+        return None
 
     def due_of(self, envelope: Envelope) -> float | None:
         """See `TaskSink.due_of`."""

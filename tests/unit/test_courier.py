@@ -161,6 +161,9 @@ class Worker:
             raise InvalidKey("no key")
         return envelope.task_id.partition(":")[0]
 
+    def claim_of(self, envelope: Envelope) -> None:
+        return None
+
     def due_of(self, envelope: Envelope) -> None:
         return None
 

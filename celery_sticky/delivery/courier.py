@@ -150,11 +150,14 @@ class Courier:
         trusted = self._trusted(entry.slot[0])
         with self._lock:
             if self._state.gate.start(entry, turn, trusted=trusted):
-                if self._state.gate.run_claims:
-                    self._wake()  # another run may be claimed ahead now
                 return True
             self._state.gate.put_back(entry, turn)
             return False
+
+    def began(self) -> None:
+        """Note that the run of a claimed entry has begun: another may be claimed ahead now."""
+        if self._state.gate.run_claims:
+            self._wake()
 
     def put_back_all(self) -> None:
         """Make all entries ready again that were handed out: their holder has dropped them."""

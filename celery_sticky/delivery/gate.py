@@ -101,6 +101,11 @@ class Entry(Struct, eq=False):
         return self.stage in (Stage.WAITING, Stage.LIMITED, Stage.READY, Stage.HANDED)
 
     @property
+    def here(self) -> bool:
+        """Whether it may still start here, or its start is reserved."""
+        return self.unstarted or self.stage is Stage.STARTED
+
+    @property
     def may_be_claimed(self) -> bool:
         """Whether its turn has come, or comes next, and its run is not claimed."""
         here = self.stage is Stage.READY or (self.stage is Stage.WAITING and not (self.pending or self.resting))

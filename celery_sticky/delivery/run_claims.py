@@ -29,7 +29,7 @@ class RunClaims:
     def __init__(self) -> None:
         self._waiting: dict[Entry, None] = {}
         self._ahead: dict[Entry, None] = {}
-        """Entries whose run is claimed, or asked for, at most once, and that have not started as far as is known."""
+        """Entries with `once` whose run is claimed, or about to be, and that have not begun as far as is known."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -73,4 +73,4 @@ class RunClaims:
 
 
 def _counts(entry: Entry) -> bool:
-    return entry.unstarted and entry.grant is not Grant.NONE and not entry.resting
+    return entry.here and not entry.began and entry.grant is not Grant.NONE and not entry.resting

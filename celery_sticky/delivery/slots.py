@@ -33,8 +33,8 @@ class SlotLifecycle:
     """Where each slot of the worker stands between its first opening and its end here. Guarded by the courier's lock.
 
     `report` sends an event to a keyspace's member and must not block. `recalled` is told each unstarted entry with
-    counted starts or a claim before its message goes back to its queue. `held_by_connection`: the broker fences by connection, so
-    slots are given back to it. `now` is in seconds since the epoch throughout.
+    counted starts or a claim before its message goes back to its queue. `held_by_connection`: the broker fences by
+    connection, so slots are given back to it. `now` is in seconds since the epoch throughout.
     """
 
     def __init__(

@@ -313,6 +313,9 @@ class SlotQueues(Protocol):
         Forget one bounded batch and return its size; there may be more to forget unless it is 0.
         """
 
+    def forget_run(self, keyspace: str, run: str) -> None:
+        """Forget a run that was claimed or has finished, so that it can be claimed again."""
+
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """Requeue a buried message at the back of its slot queue without counted starts; False if the id is unknown.
 

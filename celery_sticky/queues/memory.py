@@ -177,6 +177,11 @@ class MemoryQueues:
         with self.broker.changed:
             return self.broker.ledgers[keyspace].trim(before)
 
+    def forget_run(self, keyspace: str, run: str) -> None:
+        """See `SlotQueues.forget_run`."""
+        with self.broker.changed:
+            self.broker.ledgers[keyspace].forget(run)
+
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.requeue`."""
         with self.broker.changed:

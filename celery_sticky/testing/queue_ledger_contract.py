@@ -190,6 +190,14 @@ class LedgerContract(QueueFixtures):
         (again,) = fetched.deliveries
         assert holder(settle(ledger, claim(again)), again) == again.tag
 
+    def test_a_run_can_be_forgotten(self, ledger: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"done", b"copy")
+        first, done, copy = take(ledger, FIRST).deliveries
+        settle(ledger, claim(first), finishing(ack(done), "done/0"))
+        for run in ("id/0", "done/0", "unknown/0"):
+            ledger.forget_run("default", run)
+            assert holder(settle(ledger, claim(copy, run)), copy) == copy.tag
+
     def test_finished_runs_are_forgotten_after_a_time_and_open_claims_never(
         self, ledger: SlotQueues, publish: Publish
     ) -> None:

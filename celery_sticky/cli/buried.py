@@ -29,8 +29,8 @@ limit_option = click.option(
 after_option = click.option("--after", metavar="ID", help="List only messages buried after this one.")
 named_argument = click.argument("name", metavar="ID")
 one_argument = click.argument("name", metavar="[ID]", required=False)
-RETRY = """A message in the wrong slot goes to the right one. No message is lost: if the command is interrupted, a message
-may be both in its queue and still buried."""
+RETRY = """A message in the wrong slot goes to the right one. No message is lost: if the command is interrupted, a
+message may be both in its queue and still buried."""
 
 
 @dataclass(frozen=True, slots=True)

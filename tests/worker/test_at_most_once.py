@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from celery.bin.base import CLIContext
 from celery.exceptions import TimeoutError as NoResult
 from click.testing import CliRunner
 from harness.keyed_fleet import KeyedFleet
@@ -57,22 +58,12 @@ def ends(fleet: KeyedFleet) -> Counter[tuple[str, int]]:
 
 def abandoned(fleet: KeyedFleet, *command: str) -> Mapping[str, Any]:
     """Run a command of `celery sticky abandoned`, and return what it prints."""
-    done = CliRunner().invoke(sticky, ["abandoned", *(command or ("list",)), "--json"], obj=Obj(fleet.app))
+    done = CliRunner().invoke(
+        sticky, ["abandoned", *(command or ("list",)), "--json"], obj=CLIContext(fleet.app, True, None)
+    )
     assert done.exit_code == 0, done.output
     found: Mapping[str, Any] = json.loads(done.output)
     return found
-
-
-class Obj:
-    """What Celery passes to its commands."""
-
-    no_color = True
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    def echo(self, text: str) -> None:
-        print(text)
 
 
 def ids(found: Mapping[str, Any]) -> Sequence[str]:

@@ -9,9 +9,13 @@
 --         'd' .. field, due, body ('': unchanged)   defer
 --         'b' .. field, dead key, dead id, info     bury
 --         'f' .. field, queue, body ('': unchanged) move there
+--         'c' .. field, '1' or '0', ledger, run     claim a run, or only ask whether it has finished
+--         'g' .. field, ledger, run                 give the claim of a run back
+--         'A', 'D', 'B', 'F': the same as in lower case, with two more arguments: ledger and run
 --       where a field names a delivery: its number, ':', and the incarnation, open count and trip that fetched it
 -- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 (or an error as text, and nothing more for it)
---       for each disposition: 0 refused, else 1 (mark: starts counted so far), -1 not now: send it again, or an error
+--       for each disposition: 0 refused, else 1 (mark: starts counted so far; claim: a list with the field of the delivery that
+--         holds the run, empty if the run has finished), -1 not now: send it again, or an error
 --       if fetching: an error as text, or 1 if the queue is empty now else 0, when the next deferred message is due
 --         ('': there is none), the list whose first message is too big for a script ('': none),
 --         number of messages, number of the first, each message as '<priority>:<body>' or '<priority>,<marks>:<body>'
@@ -29,15 +33,18 @@ local function load_rest()
     local now, separator, configured = ARGV[1], ARGV[2], cjson.decode(ARGV[3])
     local steps = configured -- the steps of the current slot
     local spent = 0 -- bytes of the budget
+    -- The number of arguments of each disposition.
+    local arguments = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3, c = 4, g = 3, A = 3, D = 5, B = 6, F = 5}
 
     -- include notes
+    -- include ledger
     -- include dispositions
     -- include deferred
     -- include messages
 
     write_first()
     return {
-        arguments = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3}, -- number per disposition
+        arguments = arguments,
         read_notes = read_notes,
         settle = settle_safely,
         take = take_safely,

@@ -75,12 +75,12 @@ def test_what_a_killed_worker_had_begun_is_listed_and_runs_again_only_when_asked
     once: Callable[..., KeyedFleet], pool: str
 ) -> None:
     fleet = once(sticky_claim_ahead=1)
-    fleet.workers_up("w1", pool=pool, concurrency=2)
+    fleet.worker("w1", pool=pool, concurrency=2)
     begun = [send(fleet, "once", f"k{n}", n, 60.0) for n in range(2)]
     wait_until(lambda: len(starts(fleet)) == 2, 60, f"both start\n{fleet}")
     behind = [send(fleet, "once", f"k{n}", n + 10) for n in range(2)]
     fleet.workers["w1"].kill_all()
-    fleet.workers_up("w2", pool=pool, concurrency=2)
+    fleet.worker("w2", pool=pool, concurrency=2)
     wait_until(lambda: ids(abandoned(fleet)) and len(ends(fleet)) >= 1, 60, f"\n{fleet}")
     wait_until(lambda: len(ids(abandoned(fleet))) + len(ends(fleet)) == 4, 60, f"all are settled\n{fleet}")
     listed = ids(abandoned(fleet))
@@ -95,7 +95,7 @@ def test_what_a_killed_worker_had_begun_is_listed_and_runs_again_only_when_asked
 
 def test_a_task_whose_process_dies_is_abandoned_and_the_next_of_its_key_runs(once: Callable[..., KeyedFleet]) -> None:
     fleet = once()
-    fleet.workers_up("w1", pool="prefork", concurrency=1)
+    fleet.worker("w1", pool="prefork", concurrency=1)
     dies = send(fleet, "once", "k", 1, 0.0, "exit")
     send(fleet, "once", "k", 2)
     wait_until(lambda: ends(fleet)["k", 2], 60, f"the next runs\n{fleet}")
@@ -106,7 +106,7 @@ def test_a_task_whose_process_dies_is_abandoned_and_the_next_of_its_key_runs(onc
 
 def test_the_caller_of_an_abandoned_task_is_told(crew: Crew, redis_url: str) -> None:
     fleet = crew(result_backend=redis_url, task_ignore_result=False)
-    fleet.workers_up("w1", pool="prefork", concurrency=1)
+    fleet.worker("w1", pool="prefork", concurrency=1)
     result = fleet.app.tasks["once"].apply_async(("k", 1, 0.0, "exit"))
     with pytest.raises((RunAbandoned, NoResult)) as raised:
         result.get(timeout=30)
@@ -115,7 +115,7 @@ def test_the_caller_of_an_abandoned_task_is_told(crew: Crew, redis_url: str) -> 
 
 def test_failures_and_retries_end_a_run(once: Callable[..., KeyedFleet]) -> None:
     fleet = once()
-    fleet.workers_up("w1", pool="threads", concurrency=2)
+    fleet.worker("w1", pool="threads", concurrency=2)
     send(fleet, "once", "k", 1, 0.0, "retry")
     send(fleet, "once", "r", 2, 0.0, "raise")
     send(fleet, "once", "k", 3)
@@ -128,7 +128,7 @@ def test_failures_and_retries_end_a_run(once: Callable[..., KeyedFleet]) -> None
 def test_a_message_that_is_sent_twice_runs_once(once: Callable[..., KeyedFleet], task: str) -> None:
     """A sender that gets no answer sends again: the broker has the message twice."""
     fleet = once()
-    fleet.workers_up("w1", pool="threads", concurrency=2)
+    fleet.worker("w1", pool="threads", concurrency=2)
     task_id = send(fleet, task, "k", 1, 0.2)
     send(fleet, task, "k", 1, 0.2, task_id=task_id)
     send(fleet, task, "k", 2)
@@ -142,12 +142,12 @@ def test_a_message_that_is_sent_twice_runs_once(once: Callable[..., KeyedFleet],
 
 def test_a_warm_stop_leaves_nothing_abandoned(once: Callable[..., KeyedFleet]) -> None:
     fleet = once(sticky_claim_ahead=8)
-    fleet.workers_up("w1", pool="threads", concurrency=1)
+    fleet.worker("w1", pool="threads", concurrency=1)
     for n in range(12):
         send(fleet, "once", f"k{n}", n, 0.3)
     wait_until(lambda: starts(fleet), 60, f"one starts\n{fleet}")
     assert fleet.workers["w1"].stop() == 0
-    fleet.workers_up("w2", pool="threads", concurrency=4)
+    fleet.worker("w2", pool="threads", concurrency=4)
     wait_until(lambda: len(ends(fleet)) == 12, 60, f"all run\n{fleet}")
     assert max(starts(fleet).values()) == 1
     assert abandoned(fleet)["messages"] == []
@@ -156,10 +156,10 @@ def test_a_warm_stop_leaves_nothing_abandoned(once: Callable[..., KeyedFleet]) -
 
 def test_a_deduplicated_task_of_a_killed_worker_runs_again(once: Callable[..., KeyedFleet]) -> None:
     fleet = once()
-    fleet.workers_up("w1", pool="threads", concurrency=1)
+    fleet.worker("w1", pool="threads", concurrency=1)
     send(fleet, "deduplicated", "k", 1, 5.0)
     wait_until(lambda: starts(fleet), 60, f"it starts\n{fleet}")
     fleet.workers["w1"].kill_all()
-    fleet.workers_up("w2", pool="threads", concurrency=1)
+    fleet.worker("w2", pool="threads", concurrency=1)
     wait_until(lambda: ends(fleet)["k", 1] == 1, 60, f"it runs again\n{fleet}")
     assert starts(fleet)["k", 1] == 2

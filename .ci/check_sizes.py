@@ -15,6 +15,7 @@ ONE_IDEA = {
     "celery_sticky/jobs/client.py": "what an app calls for its jobs",
     "celery_sticky/jobs/keeper/reconciler.py": "the difference between wanted and running jobs, and what follows",
     "celery_sticky/ownership/machine.py": "one member's state machine: events in, effects out",
+    "celery_sticky/queues/base.py": "the contract of slot queues, with the requests and answers it speaks of",
     "celery_sticky/settings.py": "every setting, with its check and its description",
     "celery_sticky/stores/jobs.py": "the contract of a job store, with the records and the answers it speaks of",
     "celery_sticky/stores/memory/jobs.py": "the verbs of a job store, in the form against which drivers are compared",

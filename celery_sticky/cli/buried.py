@@ -77,13 +77,13 @@ def group(kind: Kind) -> click.Group:
     )
     every_option = click.option("--all", "every", is_flag=True, help=f"All {kind.noun}s.")
     for name, about, command, options in (
-        ("list", f"List {kind.noun}s, oldest first, one page at a time.", _list, (limit_option, after_option)),
-        ("show", f"Show {kind.one} with its headers and arguments.", _show, (named_argument,)),
-        ("retry", f"{kind.retry}\n\n{RETRY}", _retry, (one_argument, every_option)),
-        ("drop", f"Delete {kind.one} for ever.", _drop, (one_argument, every_option)),
+        ("list", f"List {kind.noun}s, oldest first, one page at a time.", _list, (keyspace_option, limit_option, after_option)),
+        ("show", f"Show {kind.one} with its headers and arguments.", _show, (named_argument, keyspace_option)),
+        ("retry", f"{kind.retry}\n\n{RETRY}", _retry, (one_argument, every_option, keyspace_option)),
+        ("drop", f"Delete {kind.one} for ever.", _drop, (one_argument, every_option, keyspace_option)),
     ):
         function: Any = partial(command, kind)
-        for option in (json_option, keyspace_option, *reversed(options)):
+        for option in (json_option, *reversed(options)):
             function = option(function)
         made.add_command(click.command(name, cls=CeleryCommand, help=about)(click.pass_context(function)))
     return made

@@ -233,7 +233,7 @@ def test_a_deduplicated_run_of_a_dead_worker_runs_again(broker: MemoryBroker, wo
     assert successor.run_all() == ["1"]
 
 
-def test_a_requeued_run_is_claimed_anew_and_runs(broker: MemoryBroker, worker: Worker) -> None:
+def test_a_requeued_run_is_claimed_again_and_runs(broker: MemoryBroker, worker: Worker) -> None:
     publish(broker, "A:1")
     worker.turns(2)
     worker.start()

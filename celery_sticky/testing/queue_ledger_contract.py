@@ -212,6 +212,27 @@ class LedgerContract(QueueFixtures):
         assert holder(settle(ledger, claim(copy, "open/0")), copy) == held.tag
         assert holder(settle(ledger, claim(copy, "old/0")), copy) == copy.tag
 
+    @pytest.mark.parametrize("run", ["", "a:b\0\r\n%s {} '\\", "\xfc/0", "\ud800/0", "x" * 255, "x" * 5000])
+    def test_a_run_is_named_by_any_text(self, ledger: SlotQueues, publish: Publish, run: str) -> None:
+        """An id of a task may be chosen by whoever sends it. Similar texts are different runs."""
+        similar = [f"{run}1", f"{run} ", f"{run}A", f"{run}a"]
+        publish(*(b"%d" % n for n in range(6)))
+        first, copy, *others = take(ledger, FIRST).deliveries
+        told = settle(ledger, claim(first, run), *map(claim, others, similar))
+        assert [holder(told, one) for one in (first, *others)] == [first.tag, *(one.tag for one in others)]
+        assert holder(settle(ledger, claim(copy, run)), copy) == first.tag
+        settle(ledger, finishing(bury(first, json.dumps({"run": run})), run))
+        assert holder(settle(ledger, claim(copy, run)), copy) is None
+        (dead,) = ledger.dead("default")
+        assert ledger.requeue("default", dead.id)
+        assert holder(settle(ledger, claim(copy, run)), copy) == (copy.tag if run else None)
+
+    def test_what_one_request_says_of_a_run_counts_in_order(self, ledger: SlotQueues, publish: Publish) -> None:
+        publish(b"1", b"its copy", b"another")
+        first, copy, other = take(ledger, FIRST).deliveries
+        told = settle(ledger, claim(first), unclaim(first), claim(copy), finishing(ack(copy)), claim(other))
+        assert [holder(told, one) for one in (first, copy, other)] == [first.tag, copy.tag, None]
+
     def test_many_claims_fit_into_one_request(self, ledger: SlotQueues, publish: Publish) -> None:
         publish(*(b"%d" % n for n in range(300)))
         deliveries = [one for _ in range(10) for one in take(ledger, FIRST, limit=64).deliveries]

@@ -25,6 +25,8 @@ ELSEWHERE = 2
 """The slot that messages are moved to; nobody fetches there."""
 STEPS = [0, 3, 6, 9]
 outcomes = st.tuples(st.sampled_from(Outcome), st.integers(0, 30), st.integers(-2, 4), st.booleans())
+runs = st.lists(st.sampled_from([None, *(RunClaim(f"run {n}", once) for n in range(2) for once in (True, False))]))
+CLAIMING = (Outcome.CLAIM, Outcome.UNCLAIM)
 owners = st.sampled_from(["ann", "bob"])
 picks = st.lists(st.integers(0, 30), max_size=6)
 
@@ -39,6 +41,7 @@ class Told:
         self.queues, self.publish = queues, publish
         self.seen: list[Delivery] = []
         self._names: dict[tuple[Slot, Tag], str] = {}
+        self._holders: dict[Tag, str] = {}
         self._dead_names: dict[str, str] = {}
         self._counts: Counter[Slot] = Counter()
         self._last: dict[Slot, Tag] = {}
@@ -75,6 +78,9 @@ class Told:
             "confirmed": sorted(self._said(one) for one in fetched.confirmed),
             "refused": sorted(self._said(one) for one in fetched.refused),
             "counted": {(at[1], self._names[at[1], at[2]]): n for at, n in fetched.counted_starts.items()},
+            "claims": {
+                (at[1], self._names[at[1], at[2]]): tag and self._holders[tag] for at, tag in fetched.claims.items()
+            },
             "drained": fetched.drained,
             "lost": fetched.lost,
             "due": fetched.due,

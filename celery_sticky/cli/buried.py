@@ -28,7 +28,7 @@ limit_option = click.option(
 )
 after_option = click.option("--after", metavar="ID", help="List only messages buried after this one.")
 named_argument = click.argument("name", metavar="ID")
-one_argument = click.argument("name", metavar="[ID]", required=False)
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 RETRY = """A message in the wrong slot goes to the right one. No message is lost: if the command is interrupted, a
 message may be both in its queue and still buried."""
 
@@ -72,20 +72,21 @@ class Kind:
 
 def group(kind: Kind) -> click.Group:
     """Return the command group for these messages: list, show, retry and drop."""
-    made = click.Group(
-        kind.command, help=f"{kind.about}\n\nID is the id that `list` prints, or the task id.", no_args_is_help=True
-    )
-    every_option = click.option("--all", "every", is_flag=True, help=f"All {kind.noun}s.")
-    for name, about, command, options in (
-        ("list", f"List {kind.noun}s, oldest first, one page at a time.", _list, (keyspace_option, limit_option, after_option)),
-        ("show", f"Show {kind.one} with its headers and arguments.", _show, (named_argument, keyspace_option)),
-        ("retry", f"{kind.retry}\n\n{RETRY}", _retry, (one_argument, every_option, keyspace_option)),
-        ("drop", f"Delete {kind.one} for ever.", _drop, (one_argument, every_option, keyspace_option)),
-    ):
-        function: Any = partial(command, kind)
-        for option in (json_option, *reversed(options)):
+    made = click.Group(kind.command, help=f"{kind.about}\n\nID is the id that `list` prints, or the task id.")
+    one = click.argument("name", metavar="[ID]", required=False)
+    every = click.option("--all", "every", is_flag=True, help=f"All {kind.noun}s.")
+
+    def add(name: str, about: str, command: Callable[..., None], *options: Decorator) -> None:
+        function: Callable[..., Any] = partial(command, kind)
+        for option in (json_option, *reversed(options), click.pass_context):
             function = option(function)
-        made.add_command(click.command(name, cls=CeleryCommand, help=about)(click.pass_context(function)))
+        made.add_command(click.command(name, cls=CeleryCommand, help=about)(function))
+
+    about = f"List {kind.noun}s, oldest first, one page at a time."
+    add("list", about, _list, keyspace_option, limit_option, after_option)
+    add("show", f"Show {kind.one} with its headers and arguments.", _show, named_argument, keyspace_option)
+    add("retry", f"{kind.retry}\n\n{RETRY}", _retry, one, every, keyspace_option)
+    add("drop", f"Delete {kind.one} for ever.", _drop, one, every, keyspace_option)
     return made
 
 

@@ -68,8 +68,8 @@ OpenAnswer = Collection[Tag] | Fenced | SlotHeld | SlotBroken
 class RunClaim(Struct, frozen=True):
     """A run, as the ledger of its keyspace names it.
 
-    The ledger is the durable record of runs that were claimed and finished. It outlives every tenure and owner: a worker
-    that gets another copy of the message finds the record of its run.
+    The ledger is the durable record of runs that were claimed and finished. It outlives every tenure: a worker that
+    gets another copy of the message finds the record of its run.
     """
 
     run: str

@@ -78,8 +78,9 @@ def group(kind: Kind) -> click.Group:
 
     def add(name: str, about: str, command: Callable[..., None], *options: Decorator) -> None:
         function: Callable[..., Any] = partial(command, kind)
-        for option in (json_option, *reversed(options), click.pass_context):
-            function = option(function)
+        decorators: list[Decorator] = [json_option, *reversed(options), click.pass_context]
+        for decorate in decorators:
+            function = decorate(function)
         made.add_command(click.command(name, cls=CeleryCommand, help=about)(function))
 
     about = f"List {kind.noun}s, oldest first, one page at a time."

@@ -81,7 +81,7 @@ def group(kind: Kind) -> click.Group:
         decorators: list[Decorator] = [json_option, *reversed(options), click.pass_context]
         for decorate in decorators:
             function = decorate(function)
-        made.add_command(click.command(name, cls=CeleryCommand, help=about)(function))
+        made.command(name, cls=CeleryCommand, help=about)(function)
 
     about = f"List {kind.noun}s, oldest first, one page at a time."
     add("list", about, _list, keyspace_option, limit_option, after_option)

@@ -173,7 +173,7 @@ class Courier:
         if self._lock.later(lambda: self.again(entry, counted=counted, cause=cause)):
             return
         with self._lock:
-            self._state.again(entry, counted=counted, cause=cause)
+            self._state.again(entry, self._clock(), counted=counted, cause=cause)
         self._wake()
 
     def rest(self, entry: Entry, turn: int, *, after_run: bool, cause: str) -> None:

@@ -147,9 +147,11 @@ class DeliveryState:
                 entry.content = Item(replace(item.delivery, tenure=tenure), item.envelope)
         return entries
 
-    def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
+    def again(self, entry: Entry, now: float, *, counted: bool, cause: str = "") -> None:
         """Give a started task that did not finish another turn in its place, if the slot is still ours."""
         entry.cause = cause
+        if self._gives_claim_back(entry, now):
+            return
         if entry.claim is not None:
             self.claims.prepare(entry)
         if not self.gate.again(entry, counted=counted) and not self.gate.holds(entry.slot):
@@ -159,6 +161,8 @@ class DeliveryState:
         """Retry a message later that could not start or that its task gave back; the message itself is sound."""
         if (entry.stage is Stage.HANDED and entry.turn != turn) or entry.stage not in (Stage.HANDED, Stage.STARTED):
             return  # it was taken back in the meantime
+        if self._gives_claim_back(entry, now):
+            return
         if entry.claim is not None:
             self.claims.prepare(entry)
         if not self.gate.rest(entry, turn):
@@ -168,6 +172,14 @@ class DeliveryState:
             self.backoff.note_requeue(entry, cause, now)
         else:
             self.backoff.note_failure(entry, cause, now)
+
+    def _gives_claim_back(self, entry: Entry, now: float) -> bool:
+        """Return whether the slot of an entry is lost, and the claim of its run, which has not begun, is given back."""
+        once = entry.run is not None and entry.run.once
+        if not once or self.gate.is_open(entry.slot) or not self.gate.end(entry):
+            return False
+        self._put(entry, End(Outcome.UNCLAIM), now)
+        return True
 
     def rouse(self, now: float) -> bool:
         """Give their turn to the entries whose retry is due; True if there were any."""

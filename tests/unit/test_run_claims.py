@@ -148,7 +148,12 @@ def test_at_most_so_many_runs_are_claimed_ahead_of_their_start(broker: MemoryBro
     publish(broker, *(f"{key}:{key}" for key in "ABCDE"))
     worker.turns()
     assert len(broker.ledgers["ks"].claimed) == 2
-    assert sorted(worker.start()) == ["A", "B"]
+    started = worker.start()
+    assert sorted(started) == ["A", "B"]
+    worker.turns()
+    assert len(broker.ledgers["ks"].claimed) == 2, "neither has begun"
+    for entry in started.values():
+        entry.began = True
     worker.turns()
     assert len(broker.ledgers["ks"].claimed) == 4, "those that run are not ahead"
 
@@ -325,7 +330,7 @@ def test_a_run_that_did_not_begin_has_another_turn(broker: MemoryBroker, worker:
     publish(broker, "A:1")
     worker.turns(2)
     (entry,) = worker.start().values()
-    worker.state.again(entry, counted=False)
+    worker.state.again(entry, NOW, counted=False)
     assert list(worker.start()) == ["1"]
 
 
@@ -340,7 +345,7 @@ def test_an_orphan_that_did_not_begin_is_claimed_again_before_it_starts(broker: 
     successor.turns()
     assert [dead["id"] for dead in successor.dead] == ["1"]
     worker.open(3)
-    worker.state.again(entry, counted=False)
+    worker.state.again(entry, NOW, counted=False)
     assert worker.run_all() == []
 
 
@@ -475,3 +480,25 @@ def test_a_ledger_is_asked_over_a_connection_that_breaks(broker: MemoryBroker, w
         worker.turn()
     worker.reconnect()
     assert worker.run_all() == ["1", "2"]
+
+
+@pytest.mark.parametrize("way", ["again", "rest"])
+def test_a_run_that_never_began_gives_its_claim_back_when_its_slot_moves(
+    broker: MemoryBroker, worker: Worker, way: str
+) -> None:
+    publish(broker, "A:1")
+    worker.turns(2)
+    (entry,) = worker.start().values()
+    worker.state.stop(SLOT, NOW)
+    worker.turns()
+    assert Drained(1) not in worker.reports, "its start is reserved"
+    if way == "again":
+        worker.state.again(entry, NOW, counted=False)
+    else:
+        worker.state.rest(entry, entry.turn, NOW, after_run=False, cause="no place")
+    worker.turns()
+    assert Drained(1) in worker.reports
+    assert not broker.ledgers["ks"].claimed
+    successor = Worker(broker, "x")
+    successor.open(2)
+    assert successor.run_all() == ["1"]

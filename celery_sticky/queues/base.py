@@ -35,13 +35,14 @@ class Tenure(Struct, frozen=True):
     def trip(self, number: int) -> str:
         """Return a name for one request under this tenure, which is unique even if the broker loses data.
 
-        `number` counts the requests of one reader.
+        `number` counts the requests of one reader. A request that fetches from many slots has a name for each: numbers
+        of deliveries are counted by slot, and a delivery that holds a run is known in the whole keyspace.
         """
-        return f"{self.incarnation}.{self.open_count}.{number}"
+        return f"{self.incarnation}.{self.open_count}.{number}.{self.slot}"
 
 
 class Tag(Struct, frozen=True, order=True):
-    """The permanent name of one delivery.
+    """The permanent name of one delivery in its keyspace.
 
     A broker that returns with an older copy of its data counts from a lower number again, perhaps under the same
     opening. A number alone would then name two messages, and the acknowledgement of one would delete the other.
@@ -314,7 +315,10 @@ class SlotQueues(Protocol):
         """
 
     def forget_run(self, keyspace: str, run: str) -> None:
-        """Forget a run that was claimed or has finished, so that it can be claimed again."""
+        """Forget a run that was claimed or has finished, so that it can be claimed again.
+
+        This and `trim_ledger` raise `SlotBroken` if a record of the ledger is unusable.
+        """
 
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """Requeue a buried message at the back of its slot queue without counted starts; False if the id is unknown.

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, SlotQueues, Tag
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, SlotQueues, Tag, Want
 from celery_sticky.testing.queue_steps import (
     FIRST,
     HERE,
     NEXT,
     NOW,
+    Broker,
     Connect,
     End,
     Publish,
@@ -176,6 +177,18 @@ class LedgerContract(QueueFixtures):
         assert holder(settle(ledger, claim(moved)), moved) == first.tag
         ledger.trim_ledger("elsewhere", before=NOW + 1)
         assert holder(settle(ledger, claim(moved)), moved) == first.tag
+
+    def test_copies_that_one_request_fetched_from_two_slots_are_two_deliveries(
+        self, ledger: SlotQueues, publish: Publish, broker: Broker
+    ) -> None:
+        other = tenure(slot=8)
+        open_slot(ledger, other)
+        publish(b"1")
+        broker.publish("default", 8, b"its copy")
+        first, copy = ledger.fetch([Want(FIRST, 1), Want(other, 1)], [], NOW).deliveries
+        told = settle(ledger, claim(first), claim(copy))
+        assert first.tag != copy.tag
+        assert holder(told, first) == holder(told, copy) == first.tag
 
     def test_requeue_forgets_the_run(self, ledger: SlotQueues, publish: Publish) -> None:
         publish(b"1", b"its copy")

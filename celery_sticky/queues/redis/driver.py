@@ -180,6 +180,10 @@ class RedisQueues:
         """See `SlotQueues.trim_ledger`."""
         return self._ledger.trim(keyspace, before)
 
+    def forget_run(self, keyspace: str, run: str) -> None:
+        """See `SlotQueues.forget_run`."""
+        self._ledger.forget(keyspace, run)
+
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.requeue`."""
         slot = dead_slot(dead_id)

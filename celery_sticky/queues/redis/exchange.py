@@ -74,7 +74,7 @@ def split(dispositions: Sequence[Disposition]) -> int:
 
 def arguments(parts: Sequence[TenurePart], layout: Layout, now: float, trip: int) -> list[Argument]:
     """Return the script arguments for these parts."""
-    said: list[Argument] = [repr(now), layout.separator, layout.steps_json, trip]
+    said: list[Argument] = [repr(now), layout.separator, layout.steps_json]
     for part in parts:
         tenure = part.tenure
         said += (tenure.epoch, tenure.incarnation, tenure.open_count, part.limit, len(part.dispositions))
@@ -83,6 +83,8 @@ def arguments(parts: Sequence[TenurePart], layout: Layout, now: float, trip: int
                 said.append("a" + tag_text(disposition.tag))
             else:
                 said += _words(disposition, layout)
+        if part.limit != NOTHING_WANTED:
+            said.append(tenure.trip(trip))
     return said
 
 

@@ -1,7 +1,7 @@
 -- Apply dispositions and move messages into flight, for any number of tenures at once, within a bounded time.
 --
 -- KEYS  the queue of each tenure
--- ARGV  now, separator, priority steps (JSON list of strings), number of this trip, then for each tenure:
+-- ARGV  now, separator, priority steps (JSON list of strings), then for each tenure:
 --       epoch, incarnation, open count, limit (-1: no fetch), number of dispositions, and for each disposition
 --         'a' .. field                              ack
 --         'm' .. field, starts                      mark
@@ -12,7 +12,8 @@
 --         'c' .. field, '1' or '0', ledger, run     claim a run, or only ask whether it has finished
 --         'g' .. field, ledger, run                 give the claim of a run back
 --         'A', 'D', 'B', 'F': the same as in lower case, with two more arguments: ledger and run
---       where a field names a delivery: its number, ':', and the incarnation, open count and trip that fetched it
+--       and, if fetching, the name of this trip
+--       where a field names a delivery: its number, ':', and the name of the trip that fetched it
 -- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 (or an error as text, and nothing more for it)
 --       for each disposition: 0 refused, else 1 (mark: starts counted so far; claim: a list with the field of the delivery that
 --         holds the run, empty if the run has finished), -1 not now: send it again, or an error
@@ -58,7 +59,7 @@ local function rest()
     return loaded
 end
 
-local at = 5
+local at = 4
 for _, queue in ipairs(KEYS) do
     local fence = redis.pcall('HMGET', queue .. ':fence', 'epoch', 'incarnation', 'count', 'more')
     local held = fence[1] == ARGV[at] and fence[2] == ARGV[at + 1] and fence[3] == ARGV[at + 2]
@@ -81,8 +82,11 @@ for _, queue in ipairs(KEYS) do
         at = at + (act == 'a' and 1 or rest().arguments[act])
     end
     local limit = tonumber(ARGV[tenure + 3])
-    if held and limit >= 0 then
-        rest().take(queue, limit, has or rest().read_notes(queue, false), tenure)
+    if limit >= 0 then
+        if held then
+            rest().take(queue, limit, has or rest().read_notes(queue, false), ARGV[at])
+        end
+        at = at + 1
     end
 end
 return reply

@@ -10,7 +10,7 @@
                                            cut: the time before which deferred messages come before the lists;
                                            more: present if any of the fields after seq may be present
     <list>:ahead                  list     while there is a cut: messages that come before that list
-    <queue>:flight                hash     <number>:<opening>.<trip> → <priority>:<body>
+    <queue>:flight                hash     <number>:<trip> → <priority>:<body>
     <queue>:deferred              zset     <number>:<priority>:<body>, scored with its due time
     <queue>:marks                 hash     SHA-1 of a suspect's body (its ends, if long) → starts
     <queue>:body:…                list     one body that is too big for a script; its reference is in its place

@@ -13,7 +13,7 @@ from celery_sticky.queues.sql.dead_queue import DeadQueue
 from celery_sticky.queues.sql.depths import Depths
 from celery_sticky.queues.sql.exchange import Exchange
 from celery_sticky.queues.sql.late_commits import LateCommits
-from celery_sticky.queues.sql.ledger import trim_runs
+from celery_sticky.queues.sql.ledger import forget_run, trim_runs
 from celery_sticky.queues.sql.names import keyspace_name
 from celery_sticky.queues.sql.openings import Openings
 from celery_sticky.queues.sql.waiting import Waiting
@@ -98,6 +98,10 @@ class SqlQueues:
     def trim_ledger(self, keyspace: str, *, before: float) -> int:
         """See `SlotQueues.trim_ledger`."""
         return trim_runs(self._database, keyspace_name(keyspace, self._prefix), before)
+
+    def forget_run(self, keyspace: str, run: str) -> None:
+        """See `SlotQueues.forget_run`."""
+        forget_run(self._database, keyspace_name(keyspace, self._prefix), run)
 
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.requeue`."""

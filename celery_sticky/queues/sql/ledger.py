@@ -129,10 +129,10 @@ class _Ledger:
 
 
 def _answer(told: Told, known: dict[Key, tuple[bytes, float | None]]) -> Tag | None:
-    holder, done = known.get(told.key, (told.holder, None))
-    if done is not None:
-        return None
-    return tag_of(holder) if told.claim.once else told.disposition.tag
+    if not told.claim.once:
+        return told.disposition.tag if told.key not in known or known[told.key][1] is None else None
+    holder, done = known[told.key]
+    return tag_of(holder) if done is None else None
 
 
 def forget_run(inside: Runner, keyspace: bytes, run: str) -> None:

@@ -227,7 +227,7 @@ class LedgerContract(QueueFixtures):
 
     @pytest.mark.parametrize("run", ["", "a:b\0\r\n%s {} '\\", "\xfc/0", "\ud800/0", "x" * 255, "x" * 5000])
     def test_a_run_is_named_by_any_text(self, ledger: SlotQueues, publish: Publish, run: str) -> None:
-        """An id of a task may be chosen by whoever sends it. Similar texts are different runs."""
+        """Senders may choose the ids of tasks. Similar texts are different runs."""
         similar = [f"{run}1", f"{run} ", f"{run}A", f"{run}a"]
         publish(*(b"%d" % n for n in range(6)))
         first, copy, *others = take(ledger, FIRST).deliveries

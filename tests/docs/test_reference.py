@@ -96,7 +96,7 @@ def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
     for name, driver in drivers.items():
         promised = driver.guarantees
         needed = (promised.fenced, promised.ordered, promised.atomic, promised.deferred, promised.moves)
-        kept = [*needed, promised.counts_starts, promised.epochs_outlive_store]
+        kept = [*needed, promised.counts_starts, promised.claims_runs, promised.epochs_outlive_store]
         said = [promised.fence.value, ", ".join(map(str, promised.priorities))]
         assert found[name] == [*("yes" if one else "no" for one in kept), *said]
 

@@ -39,6 +39,8 @@ logger = logging.getLogger("celery_sticky.courier")
 
 IDLE = 30.0
 """Longest time in seconds that the courier idles without a wake-up."""
+LOOK = 30.0
+"""Seconds between two looks into open slots that have brought nothing."""
 UNTRUSTED = 0.25
 """Seconds between two offers of entries that could not start for lack of trust."""
 SHORTEST = 0.001
@@ -100,6 +102,8 @@ class CourierFlow:
         """Whether it has found nothing to do and waits, or is about to: then a change must wake it."""
         self.decided = False
         """Whether decisions about keys may have made entries ready since the last turn."""
+        self._next_look = 0.0
+        """When to look into the open slots again, in seconds since the epoch."""
         self.down_since: float | None = None
         """When the broker was lost, on the monotonic clock; None: it is there."""
 
@@ -183,6 +187,10 @@ class CourierFlow:
         if state.slots.to_open:
             yield from self._open_slots()
             now = self._clock()
+        if not now < self._next_look <= now + LOOK:  # also if the clock was set back
+            self._next_look = now + LOOK
+            with self._lock:
+                state.slots.look_around()
         with self._lock:
             unanswered, roused = state.outbox.unanswered, state.rouse(now)
             dispositions = state.dispositions(now)
@@ -245,7 +253,7 @@ class CourierFlow:
     def _idle_for(self, now: float) -> float:
         state = self._state
         ends = [now + (UNTRUSTED if state.gate.has_ready else IDLE), self._dead_trimmer.next_look]
-        ends.append(self._ledger_trimmer.next_look)
+        ends += [self._ledger_trimmer.next_look, self._next_look]
         dues = (state.outbox.goes_at, state.rounds.next_due, state.slots.opens_at, state.backoff.next_due)
         ends += [end for end in dues if end is not None]
         if (token_in := state.gate.limited.due_in()) is not None:

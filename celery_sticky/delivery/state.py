@@ -438,6 +438,7 @@ class DeliveryState:
 
     def _on_refused(self, disposition: Disposition, now: float) -> None:
         entry, unanswered = self.outbox.answered(disposition)
+        self.slots.look_into(entry.slot)  # its fence may be another worker's
         if disposition.outcome is Outcome.COUNT_START:
             self._drop(entry)
             return

@@ -157,7 +157,7 @@ def test_messages_that_belong_elsewhere_go_there_in_their_order_and_lock_nothing
     assert standing(broker, OTHER) == ["a0"], "not before the broker is told"
     worker.turn()
     assert standing(broker, OTHER) == ["a0", "a1", "a2"]
-    assert not broker.slot(KS, MINE).flight.keys() - {Tag(2, "me-1.1.1")} and worker.delivery_state.gate.keys == 1
+    assert not broker.slot(KS, MINE).flight.keys() - {Tag(2, "me-1.1.1.@me")} and worker.delivery_state.gate.keys == 1
     hops = [json.loads(m.body)["headers"][STAMP_HEADER].get("hops") for m in broker.slot(KS, OTHER).waiting]
     assert hops == [None, 1, 1]
 

@@ -43,11 +43,11 @@ class Observed(MemoryBroker):
 
     def snapshot(self) -> Any:
         """Return a copy of the broker's state."""
-        return deepcopy((self.slots, self.dead))
+        return deepcopy((self.slots, self.dead, self.ledgers))
 
     def roll_back(self, snapshot: Any) -> None:
         """Restore the state of the copy."""
-        self.slots, self.dead = deepcopy(snapshot)
+        self.slots, self.dead, self.ledgers = deepcopy(snapshot)
 
     def connect(self) -> WitnessedQueues:
         """Return a new connection."""
@@ -146,7 +146,7 @@ class WitnessedQueues(MemoryQueues):
             self._count(tenure.keyspace, {tenure.slot})
         return answer
 
-    def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
+    def _settle(self, disposition: Disposition, fetched: Fetched, now: float) -> None:
         slot = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot)
         message = slot.flight.get(disposition.tag)
         if self.broker.is_broken(disposition.tenure.slot):
@@ -155,7 +155,7 @@ class WitnessedQueues(MemoryQueues):
                 self._witness.cannot_settle(message.body)
             return
         settled = len(fetched.confirmed)
-        super()._settle(disposition, fetched)
+        super()._settle(disposition, fetched, now)
         if message is not None and len(fetched.confirmed) > settled:
             self._witness.settles(disposition, slot.fence, message.body, meant=self.about.get(disposition))
             if disposition.outcome is Outcome.MOVE:

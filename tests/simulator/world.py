@@ -97,7 +97,7 @@ class World:
         self._evicted: set[str] = set()
         """The incarnations that were evicted."""
         self._store_lost = False
-        """Whether the store ever lost data."""
+        """Whether the store ever lost data, or may have: then owners lose their slots without a handover."""
         self.jobs = JobsWorld(self, scenario.jobs) if scenario.jobs is not None else None
         self._plan()
         self._backup = self.server.snapshot()
@@ -236,7 +236,6 @@ class World:
                     self._names[f"j{number}"] = None
                     self.after(self.rng.uniform(0, 0.2), partial(self.start, f"j{number}"))
             case Kind.WIPE:
-                self._store_lost = True
                 self.server.wipe()
                 if self.jobs is not None:
                     self.jobs.lose(all_of_it=True)
@@ -245,7 +244,6 @@ class World:
                 if self.jobs is not None:
                     self.jobs.server.restart()
             case Kind.FAIL_OVER:
-                self._store_lost = True
                 self.server.roll_back(self._backup)
                 self.server.restart()
                 if self.jobs is not None:
@@ -255,6 +253,7 @@ class World:
             case Kind.BROKER_BACK:
                 self._broker_goes_back()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
+            self._store_lost = True
             self._backup = self.server.snapshot()
             if self.jobs is not None:
                 self.jobs.copy()

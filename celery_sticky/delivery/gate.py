@@ -106,6 +106,11 @@ class Entry(Struct, eq=False):
         return self.unstarted or self.stage is Stage.STARTED
 
     @property
+    def may_hold_claim(self) -> bool:
+        """Whether this delivery, or an earlier one of its message here, may hold the claim of its run."""
+        return self.run is not None and self.run.once and (self.grant is not Grant.NONE or bool(self.claimants))
+
+    @property
     def may_be_claimed(self) -> bool:
         """Whether its turn has come, or comes next, and its run is not claimed."""
         here = self.stage is Stage.READY or (self.stage is Stage.WAITING and not (self.pending or self.resting))
@@ -290,9 +295,9 @@ class Gate:
         return [entry for entry in state.unstarted if entry.attempts is not None] if state else []
 
     def claimed(self, slot: SlotId) -> list[Entry]:
-        """Return the unstarted entries of `slot` that may hold a claim in the ledger."""
+        """Return the unstarted entries of `slot` that may hold a claim in the ledger, also by an earlier delivery."""
         state = self._slots.get(slot)
-        return [entry for entry in state.unstarted if entry.grant is not Grant.NONE] if state else []
+        return [entry for entry in state.unstarted if entry.may_hold_claim] if state else []
 
     def has(self, keyspace: str, tag: Any) -> bool:
         """Return whether the delivery with this tag is here, in any slot of the keyspace."""

@@ -95,6 +95,8 @@ class SlotLifecycle:
             self.to_release[slot] = (self.to_release[slot][0], False)
         self._give_back(slot, tenure, drained=False)
         self._forget(slot)
+        for entry in self._gate.claimed(slot):
+            self._recalled(entry)  # if the slot comes back before another worker opens it, its run may start
         self._gate.lose(slot)
 
     def look_into(self, slot: SlotId) -> None:
@@ -145,7 +147,7 @@ class SlotLifecycle:
         """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
         openings = []
         for slot, tenure in islice(self.to_open.items(), OPENINGS):
-            for entry in {*self._gate.suspects(slot), *self._gate.claimed(slot)}:
+            for entry in dict.fromkeys((*self._gate.suspects(slot), *self._gate.claimed(slot))):
                 self._recalled(entry)
             self._gate.recall(slot)
             openings.append(Opening(tenure, tuple(self._gate.kept(slot))))

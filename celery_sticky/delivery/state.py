@@ -446,6 +446,8 @@ class DeliveryState:
             self._drop(entry)
             self.gate.run_claims.again(entry)  # if it waits for its turn, the claim is asked for again then
             return
+        if disposition.outcome is Outcome.UNCLAIM:
+            self._note_starts(entry)  # the claim stands: if the message comes again, the run may start
         error = self._errors.pop(entry, None)
         if unanswered and disposition.outcome is Outcome.BURY:
             # Most likely it is buried. If we remembered this end, a message that a person requeues would be buried.

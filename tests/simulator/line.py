@@ -166,6 +166,7 @@ class SteppedLine:
 
     def _connected(self, queues: WitnessedQueues) -> None:
         self._queues = queues
+        queues.process = self._process
         self._go_on(None)
 
     def _fetched(self, asked: float, fetched: Fetched) -> None:

@@ -349,6 +349,46 @@ def test_an_orphan_that_did_not_begin_is_claimed_again_before_it_starts(broker: 
     assert worker.run_all() == []
 
 
+def test_a_slot_that_is_lost_and_comes_back_runs_what_was_claimed_and_did_not_begin(
+    broker: MemoryBroker, worker: Worker
+) -> None:
+    publish(broker, "A:1")
+    worker.turns()
+    worker.state.slots.close(SLOT)
+    worker.open(2)
+    assert worker.run_all() == ["1"]
+    assert not worker.dead
+
+
+def test_a_slot_that_comes_back_before_its_claims_could_be_given_back_runs_what_was_claimed(
+    broker: MemoryBroker, worker: Worker
+) -> None:
+    publish(broker, "A:1")
+    worker.turns()
+    worker.state.stop(SLOT, NOW)
+    Worker(broker, "x").open(2)
+    worker.turns()
+    assert broker.ledgers["ks"].claimed, "the broker has refused to take the claim back"
+    worker.open(3)
+    assert worker.run_all() == ["1"]
+
+
+def test_a_claim_is_known_over_two_new_connections(broker: MemoryBroker) -> None:
+    """The run is not claimed again in between: the other key uses up what may be claimed ahead."""
+    worker = Worker(broker, ahead=1)
+    worker.open(1)
+    publish(broker, "A:1")
+    worker.turns()
+    worker.reconnect()
+    publish(broker, "B:2")
+    worker.state.gate.run_claims.take = lambda most: iter(())  # type: ignore[method-assign]
+    worker.turns()
+    del worker.state.gate.run_claims.take
+    worker.reconnect()
+    assert worker.run_all() == ["1", "2"]
+    assert not worker.dead
+
+
 def test_the_end_of_an_orphan_is_kept_for_its_message(broker: MemoryBroker, worker: Worker) -> None:
     publish(broker, "A:1")
     worker.turns(2)

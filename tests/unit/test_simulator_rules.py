@@ -228,9 +228,9 @@ def refuses_no_old_count(fence: Tenure, tenure: Tenure) -> bool:
     return fence.epoch > tenure.epoch or (fence.epoch == tenure.epoch and fence.incarnation != tenure.incarnation)
 
 
-def settle_for_anybody(self: MemoryQueues, disposition: Disposition, fetched: Fetched) -> None:
+def settle_for_anybody(self: MemoryQueues, disposition: Disposition, fetched: Fetched, now: float) -> None:
     fence = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot).fence
-    settle(self, msgspec.structs.replace(disposition, tenure=fence or disposition.tenure), fetched)
+    settle(self, msgspec.structs.replace(disposition, tenure=fence or disposition.tenure), fetched, now)
 
 
 def bring_to_anybody(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:

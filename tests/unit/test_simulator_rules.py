@@ -381,6 +381,14 @@ RULES = [
         breaks={Invariant.TWO_OWNERS},
         first=8_027_043,
     ),
+    rule(
+        "an idle owner looks into its slots now and then",
+        SlotLifecycle,
+        "look_around",
+        lambda self: None,
+        breaks={Invariant.NOT_OWNED},
+        first=1_452_382_499,
+    ),
     rule("one task of a key at a time", Gate, "add", add_to_no_line, breaks={Invariant.OVERLAP_SAME_WORKER}),
     rule(
         "a key is free when the disposition is confirmed",

@@ -470,6 +470,9 @@ RULES = [
         CourierFlow,
         "_after_idle",
         lambda self, woken: after_idle(self, ()),
+        SlotLifecycle,
+        "look_around",
+        lambda self: None,
         breaks={Invariant.NOT_DRAINED},
     ),
     rule(

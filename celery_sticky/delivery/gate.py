@@ -300,9 +300,9 @@ class Gate:
         return [entry for entry in state.unstarted if entry.may_hold_claim] if state else []
 
     def has(self, keyspace: str, tag: Any) -> bool:
-        """Return whether the delivery with this tag is here, in any slot of the keyspace."""
+        """Return whether the delivery with this tag, or its message, is here, in any slot of the keyspace."""
         return any(
-            entry.tag == tag
+            entry.tag == tag or tag in entry.claimants
             for (name, _), state in self._slots.items()
             if name == keyspace
             for entry in (*state.running, *state.unstarted)

@@ -207,7 +207,7 @@ class DeliveryState:
         """
         if self.gate.is_behind_unbegun(entry):
             return False
-        start_counted, claimed = entry.start_counted, entry.grant is not Grant.NONE
+        start_counted = entry.start_counted
         if entry.stage is Stage.ENDED or self.gate.is_behind_adrift(entry) or not self.gate.withdraw(entry):
             return True
         item: Item = entry.content
@@ -221,7 +221,7 @@ class DeliveryState:
             self._put(entry, _refusal(AssignmentFailed(reason)), now)
         else:
             self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.raw(), stamp), to=to), now)
-            if claimed:
+            if entry.may_hold_claim:
                 self._note_starts(entry)  # the claim is given back with the message; it may come again before that
             # If the slot is opened here again first, it goes back to its queue: the broker may have lost newer data, so
             # that earlier messages of its key, which were passed on, stand there again.
@@ -319,6 +319,8 @@ class DeliveryState:
             self._errors[entry] = end.error
         starts = max(1, (entry.attempts or 0) - entry.base + (end.outcome is Outcome.COUNT_START))
         claim = entry.run if _concerns_ledger(entry, end) else None
+        if claim is not None and entry.claimants and end.outcome in (Outcome.UNCLAIM, Outcome.MOVE):
+            claim = replace(claim, earlier=entry.claimants)
         disposition = Disposition(
             end.outcome, item.delivery.tenure, entry.tag, end.due, end.body, info, end.to, starts, claim
         )
@@ -484,7 +486,7 @@ def _concerns_ledger(entry: Entry, end: End) -> bool:
         case Outcome.ACK | Outcome.DEFER | Outcome.BURY:
             return end.finishes
         case Outcome.MOVE:
-            return entry.grant is not Grant.NONE
+            return entry.may_hold_claim
         case Outcome.CLAIM | Outcome.UNCLAIM:
             return True
     return False

@@ -77,6 +77,11 @@ class RunClaim(Struct, frozen=True):
     """The task's id and the number of its retries: a retry keeps the id."""
     once: bool
     """At most once: the run is claimed before it starts. Otherwise only that it has finished is recorded."""
+    earlier: tuple[Tag, ...] = ()
+    """UNCLAIM, MOVE: deliveries of the same message to the same worker before; a claim that they hold is deleted too.
+
+    A worker whose connection broke gets a message that it has claimed again, as another delivery.
+    """
 
 
 class Outcome(StrEnum):
@@ -94,7 +99,7 @@ class Outcome(StrEnum):
     CLAIM = "claim"
     """Claim the run of `Disposition.claim`, or ask whether it has finished. `Fetched.claims` has the answer."""
     UNCLAIM = "unclaim"
-    """Delete the claim of a run that has not started, if this delivery holds it."""
+    """Delete the claim of a run that has not started, if this delivery or an earlier one of its message holds it."""
     MOVE = "move"
     """Settle here and add to the back of another queue of the keyspace: one step, if the driver's `moves` is true."""
 

@@ -21,8 +21,8 @@ class Ledger:
         return self.claimed.setdefault(claim.run, tag) if claim.once else tag
 
     def give_back(self, claim: RunClaim, tag: Tag) -> None:
-        """Delete a claim that this delivery holds."""
-        if self.claimed.get(claim.run) == tag:
+        """Delete a claim that this delivery holds, or an earlier one of its message."""
+        if self.claimed.get(claim.run) in (tag, *claim.earlier):
             del self.claimed[claim.run]
 
     def finish(self, claim: RunClaim, now: float) -> None:

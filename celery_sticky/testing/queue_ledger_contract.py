@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, SlotQueues, Tag, Want
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, RunClaim, SlotQueues, Tag, Want
 from celery_sticky.testing.queue_steps import (
+    AGAIN,
     FIRST,
     HERE,
     NEXT,
@@ -44,7 +46,13 @@ def retried(delivery: Delivery) -> Disposition:
     return defer(delivery, NOW, b"next")
 
 
+def moved(delivery: Delivery) -> Disposition:
+    """Return the disposition of a delivery that goes to another slot."""
+    return move(delivery, 8)
+
+
 ENDS = pytest.mark.parametrize("end", [ack, bury, retried], ids=["ack", "bury", "retry"])
+GIVING = pytest.mark.parametrize("give", [unclaim, moved], ids=["unclaim", "move"])
 
 
 class LedgerContract(QueueFixtures):
@@ -164,6 +172,33 @@ class LedgerContract(QueueFixtures):
         settle(ledger, claim(first))
         settle(ledger, finishing(move(first, 8)))
         assert holder(settle(ledger, claim(copy)), copy) == copy.tag
+
+    @GIVING
+    def test_the_claim_of_an_earlier_delivery_is_given_back_too(
+        self, ledger: SlotQueues, publish: Publish, give: End
+    ) -> None:
+        """The connection broke after the claim, and the message came again."""
+        publish(b"1", b"its copy")
+        first, _ = take(ledger, FIRST).deliveries
+        settle(ledger, claim(first))
+        open_slot(ledger, AGAIN)
+        again, copy = take(ledger, AGAIN).deliveries
+        given = replace(give(again), claim=RunClaim("id/0", True, (unknown(first), first.tag)))
+        assert settle(ledger, given).confirmed == [given]
+        assert holder(settle(ledger, claim(copy)), copy) == copy.tag
+
+    @GIVING
+    def test_the_claim_of_another_message_is_not_given_back(
+        self, ledger: SlotQueues, publish: Publish, give: End
+    ) -> None:
+        publish(b"1", b"its copy")
+        first, copy = take(ledger, FIRST).deliveries
+        settle(ledger, claim(first))
+        settle(ledger, replace(give(copy), claim=RunClaim("id/0", True, (unknown(first), unknown(copy)))))
+        assert holder(settle(ledger, claim(first)), first) == first.tag
+        publish(b"another copy")
+        (other,) = take(ledger, FIRST).deliveries
+        assert holder(settle(ledger, claim(other)), other) == first.tag
 
     def test_a_keyspace_has_a_ledger_of_its_own_and_its_slots_share_it(
         self, ledger: SlotQueues, publish: Publish

@@ -144,8 +144,14 @@ class WitnessedQueues(MemoryQueues):
         tenure = opening.tenure
         if self.broker.is_broken(tenure.slot):
             return SlotBroken(UNUSABLE)
+        slot = self.broker.slot(tenure.keyspace, tenure.slot)
+        fence, flight = slot.fence, dict(slot.flight)
         answer = super()._open(opening)
         if not isinstance(answer, Exception):
+            same = fence is not None and fence.incarnation == tenure.incarnation
+            if (ledger := self._witness.ledger) is not None and self.process is not None and same:
+                for tag in flight.keys() - slot.flight.keys():
+                    ledger.goes_back(flight[tag].body, self.process)
             if self.guarantees.fence is Fence.EPOCH:
                 self._witness.opens(tenure)
             self._count(tenure.keyspace, {tenure.slot})

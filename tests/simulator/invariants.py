@@ -264,12 +264,12 @@ class Witness:
             raise Violation(
                 Invariant.FORMER_TENURE, f"{disposition.outcome} by {disposition.tenure}, the fence is {fence}"
             )
+        ran = body in self._finished
+        of_ledger = self.ledger is not None and self.ledger.settles(disposition, body, self.names[body], ran=ran)
         if disposition.outcome not in (Outcome.ACK, Outcome.BURY):
             return
         progress = self.tasks[body]
-        asked = body in self._finished if disposition.outcome is Outcome.ACK else self._may_be_buried(progress)
-        if self.ledger is not None:
-            asked = self.ledger.settles(disposition, body, self.names[body]) or asked
+        asked = of_ledger or (ran if disposition.outcome is Outcome.ACK else self._may_be_buried(progress))
         if not asked:
             raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {disposition.outcome}")
         progress.settled = True

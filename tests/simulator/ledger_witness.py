@@ -25,6 +25,8 @@ class Run:
     """How often it has begun since its task last gave it back."""
     ever: bool = False
     """Whether it has ever begun."""
+    finished: bool = False
+    """Whether the broker has confirmed an end of it."""
     process: Process | None = None
     """The worker that claimed it last."""
     tenure: Tenure | None = None
@@ -48,6 +50,8 @@ class LedgerWitness:
         """Ids of the published tasks that use the ledger."""
         self._ended: set[str] = set()
         """Those of them of which a message was settled for good, but not as another copy."""
+        self._unfetched: dict[str, Process] = {}
+        """Runs whose message went back to its queue over a new connection, and whose worker does not have it again."""
         self._lost: dict[Process, int] = defaultdict(int)
         """Runs that each worker had claimed and not begun when it was killed."""
         self.discarded = self.abandoned = self.begun = 0
@@ -62,6 +66,17 @@ class LedgerWitness:
         run = self._runs[claim.run]
         run.process, run.tenure = process, tenure
 
+    def goes_back(self, body: bytes, process: Process) -> None:
+        """A message went back to its queue, because its worker has opened the slot again."""
+        if (claim := self._claim_of(body)) is not None:
+            self._unfetched[claim.run] = process
+
+    def comes(self, body: bytes, process: Process) -> None:
+        """A worker has fetched a message of a slot that it has."""
+        claim = self._claim_of(body)
+        if claim is not None and self._unfetched.get(claim.run) is process:
+            del self._unfetched[claim.run]
+
     def begins(self, run: SimulatedRun) -> None:
         """A run begins, this instant."""
         claim = run.entry.run
@@ -71,7 +86,7 @@ class LedgerWitness:
         self.begun += 1
         if claim.once and known.begun:
             raise Violation(Invariant.RUN_TWICE, f"{run}, run {claim.run}")
-        if claim.run in ledger.finished:
+        if known.finished:
             raise Violation(Invariant.RUN_AFTER_FINISHED, f"{run}, run {claim.run}")
         if claim.once and (claim.run not in ledger.claimed or known.process is not run.process):
             holder = known.process.origin if known.process is not None else None
@@ -84,14 +99,22 @@ class LedgerWitness:
         if claim is not None:
             self._runs[claim.run].begun = 0
 
-    def settles(self, disposition: Disposition, body: bytes, name: str) -> bool:
-        """Check a confirmed ACK or BURY; return whether it discards a copy or abandons a run."""
+    def settles(self, disposition: Disposition, body: bytes, name: str, *, ran: bool) -> bool:
+        """Check a confirmed disposition; return whether it discards a copy or abandons a run.
+
+        `ran`: whether a run of this very message has finished.
+        """
         claim = self._claim_of(body)
-        if claim is None:
+        if claim is None or disposition.outcome not in (Outcome.ACK, Outcome.BURY, Outcome.DEFER):
             return False
-        if disposition.outcome is Outcome.ACK and disposition.claim is None:
+        if disposition.outcome is Outcome.ACK and not ran:
             self._check_discarded(claim, name)
             return True
+        if disposition.outcome is Outcome.DEFER and disposition.body is None:
+            return False  # it is not due yet
+        self._runs[claim.run].finished = True
+        if disposition.outcome is Outcome.DEFER:
+            return False
         self._ended.add(_task_of(claim))
         if not json.loads(disposition.info or "{}").get("abandoned"):
             return False
@@ -110,7 +133,11 @@ class LedgerWitness:
         if run.ever:
             return
         text = f"{name}, run {claim.run}, claimed by {run.process and run.process.origin} under {run.tenure}"
-        if run.process is None or run.tenure is None or not self._explained(run.process, run.tenure):
+        if run.process is None or run.tenure is None:
+            raise Violation(Invariant.FALSE_ALARM, text)
+        # A worker that gives a slot away before it has fetched again what went back cannot take those claims back.
+        unfetched = self._unfetched.get(claim.run) is run.process
+        if not unfetched and not self._explained(run.process, run.tenure):
             raise Violation(Invariant.FALSE_ALARM, text)
         if run.process.killed_as == run.tenure.incarnation:
             self._lost[run.process] += 1

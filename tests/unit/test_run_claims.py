@@ -389,6 +389,46 @@ def test_a_claim_is_known_over_two_new_connections(broker: MemoryBroker) -> None
     assert not worker.dead
 
 
+def test_a_claim_from_before_a_reconnection_is_given_back(broker: MemoryBroker, worker: Worker) -> None:
+    publish(broker, "A:1")
+    worker.turns()
+    worker.reconnect()
+    worker.turns()
+    worker.state.stop(SLOT, NOW)
+    worker.turns()
+    assert not broker.ledgers["ks"].claimed
+    successor = Worker(broker, "x")
+    successor.open(2)
+    assert successor.run_all() == ["1"]
+
+
+def test_a_claim_from_before_a_reconnection_moves_with_its_message(broker: MemoryBroker, worker: Worker) -> None:
+    broker.publish(SLOT, b"A:1")
+    worker.turns()
+    worker.reconnect()
+    worker.turns()
+    (entry,) = worker.state.gate._slots[SLOT].unstarted
+    entry.content = Item(
+        entry.content.delivery, Envelope({"task": "task", "id": "1", "sticky": {"key": "A"}}, {}, "", "", b"")
+    )
+    assert worker.state.gate.withdraw(entry)
+    worker.state._put(entry, End(Outcome.MOVE, to=2), NOW)
+    worker.turns()
+    assert not broker.ledgers["ks"].claimed
+
+
+def test_a_copy_of_a_message_that_came_again_and_waits_here_is_discarded(broker: MemoryBroker, worker: Worker) -> None:
+    """The claim names the message's delivery before the reconnection."""
+    publish(broker, "A:1")
+    worker.turns()
+    worker.reconnect()
+    worker.turns()
+    publish(broker, "B:1:copy")
+    worker.turns()
+    assert worker.run_all() == ["1"]
+    assert (worker.state.discarded, worker.state.abandoned) == (1, 0)
+
+
 def test_the_end_of_an_orphan_is_kept_for_its_message(broker: MemoryBroker, worker: Worker) -> None:
     publish(broker, "A:1")
     worker.turns(2)

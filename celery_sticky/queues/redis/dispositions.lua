@@ -114,6 +114,11 @@ local function run_of(act, at)
     end
 end
 
+-- Return which earlier deliveries may hold the claim that is given back: it stands before the ledger.
+local function earlier_of(act, at)
+    return ARGV[at + arguments[act] - 3]
+end
+
 -- Claim a run or give it back: the delivery stays in flight.
 local function settle_run(queue, act, field, at)
     if redis.call('HEXISTS', queue .. ':flight', field) == 0 then
@@ -123,7 +128,7 @@ local function settle_run(queue, act, field, at)
     if act == 'c' then
         return claim(ledger, run, field, ARGV[at + 1] == '1')
     end
-    give_back(ledger, run, field)
+    give_back(ledger, run, field, earlier_of(act, at))
     return 1
 end
 
@@ -134,7 +139,7 @@ local function settle_with_run(queue, act, field, at, has)
     local plain = act == 'A' and not has.more
     local answer = plain and redis.call('HDEL', has.flight, field) or settle(queue, string.lower(act), field, at, has)
     if answer == 1 and act == 'F' then
-        give_back(ledger, run, field)
+        give_back(ledger, run, field, earlier_of(act, at))
     elseif answer == 1 then
         finish(ledger, run, now)
     end

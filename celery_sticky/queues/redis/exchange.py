@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -109,13 +110,20 @@ def _own_words(disposition: Disposition, layout: Layout) -> list[Argument]:
             return [int(disposition.claim is not None and disposition.claim.once)]
         case Outcome.DEFER:
             return [repr(disposition.due), body]
+        case Outcome.UNCLAIM if disposition.claim is not None:
+            return [_fields(disposition.claim.earlier)]
         case Outcome.MOVE:
-            return [layout.queue(keyspace, disposition.to), body]
+            earlier = [] if disposition.claim is None else [_fields(disposition.claim.earlier)]
+            return [layout.queue(keyspace, disposition.to), body, *earlier]
         case Outcome.BURY:
             dead_id = f"{disposition.tenure.slot}-{disposition.tag.number}"
             return [layout.dead(keyspace), dead_id, disposition.info]
         case _:
             return []
+
+
+def _fields(tags: Sequence[Tag]) -> str:
+    return json.dumps([tag_text(tag) for tag in tags]) if tags else ""
 
 
 def read(parts: Sequence[TenurePart], reply: Sequence[object], trip: int) -> Answer:

@@ -10,8 +10,9 @@
 --         'b' .. field, dead key, dead id, info     bury
 --         'f' .. field, queue, body ('': unchanged) move there
 --         'c' .. field, '1' or '0', ledger, run     claim a run, or only ask whether it has finished
---         'g' .. field, ledger, run                 give the claim of a run back
---         'A', 'D', 'B', 'F': the same as in lower case, with two more arguments: ledger and run
+--         'g' .. field, earlier, ledger, run        give the claim of a run back
+--         'A', 'D', 'B', 'F': the same as in lower case, with two more arguments: ledger and run; before them 'F' has
+--         earlier: the fields of earlier deliveries of the message (JSON list of strings; '': none)
 --       and, if fetching, the name of this trip
 --       where a field names a delivery: its number, ':', and the name of the trip that fetched it
 -- Reply for each tenure, flat: 0 if the fence is not this tenure, else 1 (or an error as text, and nothing more for it)
@@ -35,7 +36,7 @@ local function load_rest()
     local steps = configured -- the steps of the current slot
     local spent = 0 -- bytes of the budget
     -- The number of arguments of each disposition.
-    local arguments = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3, c = 4, g = 3, A = 3, D = 5, B = 6, F = 5}
+    local arguments = {a = 1, m = 2, u = 2, d = 3, b = 4, f = 3, c = 4, g = 4, A = 3, D = 5, B = 6, F = 6}
 
     -- include notes
     -- include ledger

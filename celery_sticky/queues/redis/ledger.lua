@@ -23,8 +23,14 @@ local function claim(ledger, run, field, once)
     return {redis.call('HGET', ledger, run)}
 end
 
-local function give_back(ledger, run, field)
-    if redis.call('HGET', ledger, run) == field then
+-- Delete a claim that this delivery holds, or one of the earlier ones (a JSON list of fields; '': there are none).
+local function give_back(ledger, run, field, earlier)
+    local holder = redis.call('HGET', ledger, run)
+    local held = holder == field
+    for _, other in ipairs(earlier == '' and {} or cjson.decode(earlier)) do
+        held = held or holder == other
+    end
+    if held then
         redis.call('HDEL', ledger, run)
     end
 end

@@ -46,6 +46,11 @@ class Told(NamedTuple):
         """The delivery as it stands in a row."""
         return tag_text(self.disposition.tag).encode()
 
+    @property
+    def holders(self) -> list[bytes]:
+        """The delivery and the earlier ones of its message, as they stand in a row."""
+        return [self.holder, *(tag_text(tag).encode() for tag in self.claim.earlier)]
+
 
 def settle_runs(settlement: Settlement, inside: Runner, database: Database, prefix: str, now: float) -> None:
     """Do to the ledger what dispositions say, in the transaction that holds the fences of their slots."""
@@ -103,8 +108,8 @@ class _Ledger:
         }
 
     def give_back(self, given: Iterable[Told]) -> None:
-        """Delete the claims that these deliveries hold."""
-        for some in chunks(sorted({(*told.key, told.holder) for told in given})):
+        """Delete the claims that these deliveries hold, or earlier ones of their messages."""
+        for some in chunks(sorted({(*told.key, holder) for told in given for holder in told.holders})):
             self._inside.run(*self._dialect.delete("{ledger}", (*KEYS, "holder bytes"), some))
 
     def finish(self, keys: Collection[Key], now: float) -> None:

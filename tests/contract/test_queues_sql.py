@@ -135,3 +135,10 @@ def test_records_of_a_dead_worker_are_deleted_by_those_that_take_its_slots(on_sq
     open_slot(other, tenure(slot=8, epoch=6, incarnation="bob"))
     assert on_sql.count("flight") == 0
     other.close()
+
+
+def test_runs_are_forgotten_in_bounded_batches(on_sql: OnSql, queues: SlotQueues) -> None:
+    rows = ", ".join(f"('sticky.default', '{number}/0', '', {number})" for number in range(1500))
+    on_sql.database.run(f"INSERT INTO {{ledger}} (keyspace, run, holder, done) VALUES {rows}")
+    assert [queues.trim_ledger("default", before=1200.0) for _ in range(3)] == [1000, 200, 0]
+    assert on_sql.value("SELECT MIN(done) FROM {ledger}") == 1200

@@ -463,6 +463,9 @@ RULES = [
         Rounds,
         "note_deferred",
         lambda self, slot, due: None,
+        SlotLifecycle,
+        "look_around",
+        lambda self: None,
         breaks={Invariant.NOT_DRAINED},
     ),
     rule(

@@ -15,13 +15,17 @@ from celery_sticky.queues.ledger_records import run_name, tag_of, tag_text
 from celery_sticky.queues.sql.names import keyspace_name
 from celery_sticky.queues.sql.settlement import Settlement
 from celery_sticky.sql import Database, Runner
-from celery_sticky.sql.dialects.base import joined
 from celery_sticky.sql.text import chunks, values
 
 TRIM_STEP = 1000
-"""Most runs that one request forgets."""
+"""Most runs that one request forgets, but for those that finished at one time."""
 KEYS = ("keyspace name", "run name")
+ONE = "keyspace = %s AND run = %s"
+HOLDERS = """SELECT d.keyspace, d.run, (SELECT t.holder FROM {ledger} t WHERE t.keyspace = d.keyspace AND t.run = d.run)
+    FROM %s"""
 INSERT = "INSERT INTO {ledger} (keyspace, run, holder, done) VALUES "
+NOBODY = b""
+"""The holder of a run that has finished."""
 FINISH = "finish"
 EFFECTS: dict[Outcome, str] = {
     **dict.fromkeys((Outcome.ACK, Outcome.DEFER, Outcome.BURY), FINISH),
@@ -95,7 +99,7 @@ class _Ledger:
         for told in asked:
             if told.claim.once:
                 wanted.setdefault(told.key, told.holder)
-        known: dict[Key, tuple[bytes, float | None]] = {}
+        known: dict[Key, bytes] = {}
         keys = sorted({told.key for told in asked})
         while True:
             self._insert([(*key, holder, None) for key, holder in sorted(wanted.items()) if key not in known], ())
@@ -109,12 +113,12 @@ class _Ledger:
 
     def give_back(self, given: Iterable[Told]) -> None:
         """Delete the claims that these deliveries hold, or earlier ones of their messages."""
-        for some in chunks(sorted({(*told.key, holder) for told in given for holder in told.holders})):
-            self._inside.run(*self._dialect.delete("{ledger}", (*KEYS, "holder bytes"), some))
+        for key, holder in sorted({(told.key, holder) for told in given for holder in told.holders}):
+            self._inside.run(f"DELETE FROM {{ledger}} WHERE {ONE} AND holder = %s", [*key, holder])
 
     def finish(self, keys: Collection[Key], now: float) -> None:
         """Record that runs have finished."""
-        self._insert([(*key, b"", now) for key in sorted(keys)], ("holder", "done"))
+        self._insert([(*key, NOBODY, now) for key in sorted(keys)], ("holder", "done"))
 
     def _insert(self, rows: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> None:
         """Insert rows, and overwrite these columns of those that are there already."""
@@ -122,34 +126,36 @@ class _Ledger:
             text, said = values(some)
             self._inside.run(INSERT + text + self._dialect.upsert(["keyspace", "run"], columns), said)
 
-    def _read(self, keys: Sequence[Key]) -> dict[Key, tuple[bytes, float | None]]:
-        found: dict[Key, tuple[bytes, float | None]] = {}
+    def _read(self, keys: Sequence[Key]) -> dict[Key, bytes]:
+        """Return the holders of runs. Each row is looked up by its key, whatever the statistics of the table say."""
+        found: dict[Key, bytes] = {}
         for some in chunks(keys):
-            rows, said = joined(self._dialect, "{ledger}", KEYS, some)
-            for keyspace, run, holder, done in self._inside.rows(
-                f"SELECT t.keyspace, t.run, t.holder, t.done FROM {rows}", said
-            ):
-                found[bytes(keyspace), bytes(run)] = bytes(holder), done
+            table, said = self._dialect.table("d", KEYS, some)
+            for keyspace, run, holder in self._inside.rows(HOLDERS % table, said):
+                if holder is not None:
+                    found[bytes(keyspace), bytes(run)] = bytes(holder)
         return found
 
 
-def _answer(told: Told, known: dict[Key, tuple[bytes, float | None]]) -> Tag | None:
-    if not told.claim.once:
-        return told.disposition.tag if told.key not in known or known[told.key][1] is None else None
-    holder, done = known[told.key]
-    return tag_of(holder) if done is None else None
+def _answer(told: Told, known: dict[Key, bytes]) -> Tag | None:
+    holder = known.get(told.key)
+    if holder == NOBODY:
+        return None
+    return tag_of(known[told.key]) if told.claim.once else told.disposition.tag
 
 
 def forget_run(inside: Runner, keyspace: bytes, run: str) -> None:
     """Forget one run of a keyspace, given by its name in tables."""
-    inside.run("DELETE FROM {ledger} WHERE keyspace = %s AND run = %s", [keyspace, run_name(run)])
+    inside.run(f"DELETE FROM {{ledger}} WHERE {ONE}", [keyspace, run_name(run)])
 
 
 def trim_runs(database: Database, keyspace: bytes, before: float) -> int:
-    """Forget a batch of the runs that finished before a time; return how many."""
-    rows = database.rows(
-        "SELECT run, done FROM {ledger} WHERE keyspace = %s AND done < %s ORDER BY done, run LIMIT %s",
-        [keyspace, before, TRIM_STEP],
-    )
-    old = sorted((keyspace, bytes(run), done) for run, done in rows)
-    return sum(database.run(*database.dialect.delete("{ledger}", (*KEYS, "done double"), some)) for some in chunks(old))
+    """Forget a batch of the runs that finished before a time; return how many.
+
+    Runs that finished in one trip have one time, and are forgotten together.
+    """
+    old = "FROM {ledger} WHERE keyspace = %s AND done"
+    last = database.rows(f"SELECT done {old} < %s ORDER BY done LIMIT 1 OFFSET {TRIM_STEP - 1}", [keyspace, before])
+    if last:
+        return database.run(f"DELETE {old} <= %s", [keyspace, last[0][0]])
+    return database.run(f"DELETE {old} < %s", [keyspace, before])

@@ -171,6 +171,7 @@ RULES = [
         "give_back",
         given_back_by_its_own_tag,
         breaks={Invariant.FALSE_ALARM},
+        first=771300199,
     ),
     once_rule(
         "a worker knows its claims over a new connection",
@@ -178,6 +179,7 @@ RULES = [
         "note_starts",
         without_claimants,
         breaks={Invariant.FALSE_ALARM},
+        first=34,
     ),
     once_rule(
         "few runs are claimed ahead",
@@ -185,6 +187,7 @@ RULES = [
         "take",
         as_many_as_come,
         breaks={Invariant.MANY_LOST},
+        first=96,
     ),
     once_rule(
         "a run that is claimed has not finished",

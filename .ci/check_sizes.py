@@ -11,6 +11,7 @@ FUNCTION, FILE = 50, 300
 ONE_IDEA = {
     "celery_sticky/delivery/gate.py": "which entry may start: one lock a key, one state machine an entry",
     "celery_sticky/delivery/key_claims.py": "which keys of placed keyspaces this worker may run",
+    "celery_sticky/delivery/slots.py": "where each slot of a worker stands, from its first opening to its end here",
     "celery_sticky/delivery/state.py": "the messages of a worker, from the fetch to the confirmed disposition",
     "celery_sticky/jobs/client.py": "what an app calls for its jobs",
     "celery_sticky/jobs/keeper/reconciler.py": "the difference between wanted and running jobs, and what follows",

@@ -6,7 +6,7 @@ Each opening has a tenure of its own, with the next open count. So the broker re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 
 from celery_sticky.delivery.broken_slots import BrokenSlots
@@ -19,8 +19,6 @@ from celery_sticky.queues.base import Delivery, Fetched, OpenAnswer, Opening, Ta
 
 logger = logging.getLogger("celery_sticky.courier")
 
-LOOKED_INTO = 1024
-"""Most slots that are looked into at a time without a known message."""
 OPENINGS = 64
 """Most slots that one request opens, so that no request takes long."""
 HELD = "another worker's connection to the broker still holds it"
@@ -66,8 +64,6 @@ class SlotLifecycle:
         self._elsewhere = BrokenSlots(WAITS_FOR_IT, level=logging.WARNING, first=HELD_PAUSE, last=LAST_HELD_PAUSE)
         self._postponed: dict[SlotId, tuple[float, Tenure]] = {}
         self._counts: dict[SlotId, int] = {}
-        self._unseen: Iterator[SlotId] = iter(())
-        """The slots that `look_around` has still to look into."""
         self._newest: dict[SlotId, int] = {}
         """The highest delivery number since the slot was last opened."""
 
@@ -108,15 +104,12 @@ class SlotLifecycle:
             self._rounds.note((slot,))
 
     def look_around(self) -> None:
-        """Fetch from the open slots with the next round trips, `LOOKED_INTO` of them at a time.
+        """Fetch from open slots with the next round trips, though no message is known to wait: many of them in turns.
 
         A worker that stood still may have moved the fence of a slot under a higher epoch, which came from a store that
         has lost it since. Then only a fetch reveals that, and no message may ever come that causes one.
         """
-        slots = list(islice(self._unseen, LOOKED_INTO))
-        if len(slots) < LOOKED_INTO:
-            self._unseen = iter(list(self.held))
-        self._rounds.note(slot for slot in slots if self._gate.is_open(slot))
+        self._rounds.note(slot for slot in self._rounds.next_of(self.held) if self._gate.is_open(slot))
 
     # -- the connection ------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_sticky.delivery import slots
+from celery_sticky.delivery import rounds
 from celery_sticky.delivery.courier import Courier
 from celery_sticky.delivery.flow import IDLE, LOOK, RETRY_FIRST, RETRY_LAST, UNTRUSTED, CourierConfig
 from celery_sticky.delivery.gate import Entry
@@ -247,7 +247,7 @@ def test_a_refusal_is_followed_by_a_look_at_once(worker: Worker) -> None:
 
 
 def test_many_slots_are_looked_into_in_turns(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
-    monkeypatch.setattr(slots, "LOOKED_INTO", 2)
+    monkeypatch.setattr(rounds, "LOOKED_INTO", 2)
     worker.open(1, 2, 3, 4, 5)
     for slot in range(1, 6):
         take_the_fence(worker, slot)

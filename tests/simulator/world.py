@@ -408,7 +408,9 @@ class World:
 
     def _explains_loss(self, process: Process, tenure: Tenure) -> bool:
         """Return whether a fault explains that a worker lost a slot and did not take back its claims there."""
-        befell = process.failed or process.courier.gave_up or tenure.incarnation in self._evicted
+        lost_membership = tenure.incarnation in self._evicted or tenure.incarnation != process.machine.incarnation
+        killed = not process.alive and process.machine.phase is not Phase.LEFT
+        befell = killed or lost_membership or process.courier.gave_up
         return befell or self._store_lost or tenure.slot in self.broker.unusable
 
     def _has_message(self, slot: Slot) -> None:

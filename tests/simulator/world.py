@@ -388,7 +388,7 @@ class World:
     def publish(self, task: Task, slot: Slot, known_at: float, copy: int) -> None:
         """Publish a copy of a message whose sender read the placement of its key at `known_at` or later."""
         due = self.now + EPOCH + task.countdown if task.countdown else 0.0
-        body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key), copy=copy)
+        body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key), copy=0 if task.identical else copy)
         name = f"key {task.key} #{task.n}" + (f" copy {copy}" if copy else "")
         if self.placed is not None:
             self.note("sender", "%s goes to queue %s", name, slot)

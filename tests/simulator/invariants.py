@@ -170,6 +170,8 @@ class Progress:
     """Its worker finished it but lost the slot while its broker connection was broken, before reporting it."""
     buried: bool = False
     """It asked to be buried."""
+    messages: int = 1
+    """Messages of it that are not settled: it may have been published again."""
     settled: bool = False
     gone_back: bool = False
     """The broker lost something that it had confirmed about it; that it runs again, and when, is no fault."""
@@ -215,7 +217,10 @@ class Witness:
     ) -> None:
         """The broker has taken a message; one that `waits` for its time has no place yet."""
         place = 0 if waits else self._next_place()
-        self.tasks[body] = Progress(slot, key, known_at, place, came=place)
+        if (known := self.tasks.get(body)) is not None:
+            known.messages, known.settled = known.messages + 1, False
+        else:
+            self.tasks[body] = Progress(slot, key, known_at, place, came=place)
         self.names[body] = name
         self._books[slot] += 1
         if self.ledger is not None:
@@ -272,7 +277,8 @@ class Witness:
         asked = of_ledger or (ran if disposition.outcome is Outcome.ACK else self._may_be_buried(progress))
         if not asked:
             raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {disposition.outcome}")
-        progress.settled = True
+        progress.messages -= 1
+        progress.settled = progress.messages <= 0
         self._books[disposition.tenure.slot] -= 1
 
     def cannot_settle(self, body: bytes) -> None:

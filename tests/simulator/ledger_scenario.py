@@ -9,6 +9,8 @@ from random import Random
 
 COPIED = 0.2
 """The share of tasks whose message is published again, as by a sender that got no answer."""
+IDENTICAL = 0.3
+"""The share of tasks whose copies are the same bytes: a client repeats the request. Kombu numbers those that it repeats."""
 DELAYS = (0.0, 0.02, 0.5, 2.0, 8.0, 25.0)
 """Typical seconds after which a message is published again."""
 
@@ -36,6 +38,8 @@ class Ledgered:
     """Of each task."""
     copies: Sequence[tuple[float, ...]]
     """Seconds after which the message of each task is published again."""
+    identical: Sequence[bool]
+    """Whether its copies do not differ in a single byte."""
 
 
 def draw_ledger(seed: int, tasks: int, concurrency: int) -> Ledgered:
@@ -43,7 +47,9 @@ def draw_ledger(seed: int, tasks: int, concurrency: int) -> Ledgered:
     rng = Random(f"once {seed}")
     ahead = rng.randint(1, concurrency)
     deliveries = [rng.choice(DELIVERIES) for _ in range(tasks)]
-    return Ledgered(ahead, deliveries, [tuple(_copies(rng)) for _ in range(tasks)])
+    copies = [tuple(_copies(rng)) for _ in range(tasks)]
+    identical = [kind is not Delivery.PLAIN and rng.random() < IDENTICAL for kind in deliveries]
+    return Ledgered(ahead, deliveries, copies, identical)
 
 
 def _copies(rng: Random) -> list[float]:

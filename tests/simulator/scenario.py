@@ -142,6 +142,8 @@ class Task:
     delivery: Delivery = Delivery.PLAIN
     copies: tuple[float, ...] = ()
     """Seconds after which its message is published again."""
+    identical: bool = False
+    """Whether that is the same message in each byte."""
 
     def claim(self, retries: int) -> RunClaim | None:
         """Return its run after so many retries as the ledger names it; None: it does not use the ledger."""
@@ -156,6 +158,7 @@ class Task:
         words += [f"in {self.countdown:.1f} s" if self.countdown else ""]
         words += [self.delivery if self.delivery is not Delivery.PLAIN else ""]
         words += [f"published again after {delay:.2f} s" for delay in self.copies]
+        words += ["with the same bytes" if self.identical else ""]
         return ", ".join(word for word in words if word)
 
 
@@ -239,8 +242,11 @@ def _draw(seed: int, *, kinds: Collection[Kind], deaf: bool, placed: bool | None
 def _use_ledger(scenario: Scenario) -> Scenario:
     """Return the scenario with tasks that run at most once, tasks that are deduplicated, and messages sent twice."""
     drawn = draw_ledger(scenario.seed, len(scenario.tasks), scenario.concurrency)
-    parts = zip(scenario.tasks, drawn.deliveries, drawn.copies, strict=True)
-    tasks = tuple(replace(task, delivery=delivery, copies=copies) for task, delivery, copies in parts)
+    parts = zip(scenario.tasks, drawn.deliveries, drawn.copies, drawn.identical, strict=True)
+    tasks = tuple(
+        replace(task, delivery=delivery, copies=copies, identical=identical and bool(copies))
+        for task, delivery, copies, identical in parts
+    )
     return replace(scenario, tasks=tasks, claim_ahead=drawn.claim_ahead)
 
 

@@ -388,7 +388,7 @@ class World:
     def publish(self, task: Task, slot: Slot, known_at: float, copy: int) -> None:
         """Publish a copy of a message whose sender read the placement of its key at `known_at` or later."""
         due = self.now + EPOCH + task.countdown if task.countdown else 0.0
-        body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key), copy=copy)
+        body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key), copy=0 if task.identical else copy)
         name = f"key {task.key} #{task.n}" + (f" copy {copy}" if copy else "")
         if self.placed is not None:
             self.note("sender", "%s goes to queue %s", name, slot)
@@ -408,7 +408,9 @@ class World:
 
     def _explains_loss(self, process: Process, tenure: Tenure) -> bool:
         """Return whether a fault explains that a worker lost a slot and did not take back its claims there."""
-        befell = process.failed or process.courier.gave_up or tenure.incarnation in self._evicted
+        lost_membership = tenure.incarnation in self._evicted or tenure.incarnation != process.machine.incarnation
+        killed = not process.alive and process.machine.phase is not Phase.LEFT
+        befell = killed or lost_membership or process.courier.gave_up
         return befell or self._store_lost or tenure.slot in self.broker.unusable
 
     def _has_message(self, slot: Slot) -> None:

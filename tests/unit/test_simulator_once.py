@@ -48,7 +48,7 @@ def test_a_seed_is_the_same_world_but_for_its_ledger() -> None:
     for seed in range(40):
         plain, once = draw(seed, placed=False), draw(seed, placed=False, once=True)
         faults = tuple(fault for fault in plain.faults if fault.kind is not Kind.BROKER_BACK)
-        tasks = tuple(replace(task, delivery=Delivery.PLAIN, copies=()) for task in once.tasks)
+        tasks = tuple(replace(task, delivery=Delivery.PLAIN, copies=(), identical=False) for task in once.tasks)
         assert replace(once, tasks=tasks, claim_ahead=None) == replace(plain, faults=faults)
 
 

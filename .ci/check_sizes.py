@@ -11,10 +11,12 @@ FUNCTION, FILE = 50, 300
 ONE_IDEA = {
     "celery_sticky/delivery/gate.py": "which entry may start: one lock a key, one state machine an entry",
     "celery_sticky/delivery/key_claims.py": "which keys of placed keyspaces this worker may run",
+    "celery_sticky/delivery/slots.py": "where each slot of a worker stands, from its first opening to its end here",
     "celery_sticky/delivery/state.py": "the messages of a worker, from the fetch to the confirmed disposition",
     "celery_sticky/jobs/client.py": "what an app calls for its jobs",
     "celery_sticky/jobs/keeper/reconciler.py": "the difference between wanted and running jobs, and what follows",
     "celery_sticky/ownership/machine.py": "one member's state machine: events in, effects out",
+    "celery_sticky/queues/base.py": "the contract of slot queues, with the requests and answers it speaks of",
     "celery_sticky/settings.py": "every setting, with its check and its description",
     "celery_sticky/stores/jobs.py": "the contract of a job store, with the records and the answers it speaks of",
     "celery_sticky/stores/memory/jobs.py": "the verbs of a job store, in the form against which drivers are compared",

@@ -51,6 +51,13 @@ class AssignmentFailed(StickyError, RuntimeError):
     """The `assign` function of a keyspace raised, or did not return one of the workers it was given."""
 
 
+class RunAbandoned(StickyError, RuntimeError):
+    """A task with `delivery="at_most_once"` was claimed and never finished: it may have run, and is not run again.
+
+    List such tasks with `celery sticky abandoned list`, and decide: `retry` runs one again, `drop` deletes it.
+    """
+
+
 class MissingDependency(StickyError, ImportError):
     """A client library is not installed."""
 

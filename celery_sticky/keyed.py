@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from celery_sticky.errors import InvalidKey, InvalidTask
@@ -19,9 +20,16 @@ Arguments = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 _ABSENT: Final = object()
 
 
+class Delivery(StrEnum):
+    """How often a message may run."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
+
+
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """Key, keyspace and serial option of a keyed task."""
+    """Key, keyspace and options of a keyed task."""
 
     task: str
     keyspace: str
@@ -29,6 +37,19 @@ class KeySpec:
     source: str
     """Source of the key, as worded in error messages."""
     take: Arguments
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    dedupe: bool = False
+    """Whether a message is discarded if its task has finished within the ledger's retention."""
+
+    @property
+    def once(self) -> bool:
+        """Whether a run is claimed before it starts, and then never run again."""
+        return self.delivery is Delivery.AT_MOST_ONCE
+
+    @property
+    def uses_ledger(self) -> bool:
+        """Whether the ledger must know the runs of this task."""
+        return self.once or self.dedupe
 
     def key_text(self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:
         """Return the key of a call with these arguments.
@@ -77,11 +98,12 @@ def compile_spec(task: Any) -> KeySpec | None:
     """Return the key spec of a task, or None for a task without a key.
 
     Raises:
-        InvalidTask: the task's `key`, `keyspace` or `serial` is invalid.
+        InvalidTask: the task's `key`, `keyspace`, `serial`, `delivery` or `dedupe` is invalid.
     """
     # `getattr` would return a function bound to the task.
     key = inspect.getattr_static(task, "key", None)
     if key is None:
+        _check_without_key(task)
         return None
     name, keyspace, serial = str(task.name), getattr(task, "keyspace", DEFAULT_KEYSPACE), getattr(task, "serial", True)
     try:
@@ -90,9 +112,41 @@ def compile_spec(task: Any) -> KeySpec | None:
         raise InvalidTask(f"task {name!r}: {exc}") from exc
     if not isinstance(serial, bool):
         raise InvalidTask(f"task {name!r}: serial is {serial!r}; it must be True or False")
+    delivery, dedupe = _delivery(task), _dedupe(task)
     if isinstance(key, str):
-        return KeySpec(name, keyspace, serial, f"its key, the argument {key!r}", _argument(task, name, key))
-    return KeySpec(name, keyspace, serial, "its key function", _function(name, key))
+        source, take = f"its key, the argument {key!r}", _argument(task, name, key)
+        return KeySpec(name, keyspace, serial, source, take, delivery, dedupe)
+    return KeySpec(name, keyspace, serial, "its key function", _function(name, key), delivery, dedupe)
+
+
+def _delivery(task: Any) -> Delivery:
+    given = getattr(task, "delivery", Delivery.AT_LEAST_ONCE)
+    try:
+        return Delivery(given)
+    except ValueError:
+        known = " or ".join(repr(one.value) for one in Delivery)
+        raise InvalidTask(f"task {task.name!r}: delivery is {given!r}; it must be {known}") from None
+
+
+def _dedupe(task: Any) -> bool:
+    given = getattr(task, "dedupe", False)
+    if not isinstance(given, bool):
+        raise InvalidTask(f"task {task.name!r}: dedupe is {given!r}; it must be True or False")
+    return given
+
+
+def _check_without_key(task: Any) -> None:
+    """Refuse a task whose delivery nobody would take care of."""
+    asked = [
+        name
+        for name, value in (("delivery", Delivery.AT_MOST_ONCE), ("dedupe", True))
+        if getattr(task, name, None) == value
+    ]
+    if asked:
+        raise InvalidTask(
+            f"task {task.name!r} has {' and '.join(asked)} but no key: only keyed tasks have a ledger. "
+            "Add key=, with the id of what the task is about, such as its recipient"
+        )
 
 
 def _argument(task: Any, task_name: str, name: str) -> _Argument:

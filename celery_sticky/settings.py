@@ -62,6 +62,11 @@ class Settings:
     """This worker's attributes, passed to `assign` functions."""
     broker_grace: float = 30.0
     """How long a worker that lost its broker or its job host keeps its slots while other workers can take them."""
+    claim_ahead: int | None = None
+    """How many runs of tasks with `delivery="at_most_once"` may be claimed before they begin; None: as many as the pool
+    runs at a time."""
+    ledger_retention: float = 86400.0
+    """How long the ledger knows a task that has finished."""
     dead_limit: int = 0
     """How many buried messages of a keyspace are kept; the oldest are dropped. 0: all."""
     dead_ttl: float = 0.0
@@ -229,6 +234,11 @@ def _integer(least: int, most: float = math.inf) -> _Reader:
     return read
 
 
+def _optional_integer(least: int) -> _Reader:
+    checked = _integer(least)
+    return lambda name, value: None if value is None else checked(name, value)
+
+
 def _range(least: float, most: float) -> str:
     return f"at least {least:g}" if math.isinf(most) else f"{least:g} to {most:g}"
 
@@ -317,6 +327,8 @@ _READERS: Mapping[str, _Reader] = {
     "weight": _integer(0),
     "attributes": _attributes,
     "broker_grace": _number(0.0),
+    "claim_ahead": _optional_integer(1),
+    "ledger_retention": _number(1.0),
     "dead_limit": _integer(0),
     "dead_ttl": _number(0.0),
     "loop_timeout": _optional_seconds,

@@ -29,6 +29,7 @@ from celery_sticky.errors import StickyError
 from celery_sticky.execution.body import guard_traces
 from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.eta import due_of
+from celery_sticky.execution.ledger import claim_of
 from celery_sticky.execution.limits import limit_rates, no_rate_limits
 from celery_sticky.execution.locks import lock_of
 from celery_sticky.execution.places import free_places, grows, places, run_one_at_a_time
@@ -41,6 +42,7 @@ from celery_sticky.keys import SlotId, queue_name
 from celery_sticky.message import STAMP_HEADER, StickyContext
 from celery_sticky.ownership.events import BrokerUp
 from celery_sticky.platform.native import start_thread
+from celery_sticky.queues.base import RunClaim
 
 logger = logging.getLogger("celery_sticky")
 
@@ -163,6 +165,10 @@ class Delivery(bootsteps.StartStopStep):
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
         """Return the lock that the task of this message holds while it runs; raise `InvalidKey` if it has none."""
         return lock_of(self._context, slot, envelope)
+
+    def claim_of(self, envelope: Envelope) -> RunClaim | None:
+        """Return the run that must be claimed in the ledger before it starts, or None."""
+        return claim_of(self._context.tasks, envelope)
 
     def due_of(self, envelope: Envelope) -> float | None:
         """Return when the message is due, in seconds since the Unix epoch, or None."""

@@ -55,7 +55,7 @@ class Handover(bootsteps.StartStopStep):
             if context.has_processes and run.pid:
                 kill_group(run.pid)  # a cold shutdown may leave processes
             if context.has_processes or not run.accepted:
-                run.unstart()
+                run.lose_pool()
         if context.jobs is not None:
             context.jobs.await_stops(cold=context.ending)
         done = _finish(context.members.values(), STOP_TIMEOUT)

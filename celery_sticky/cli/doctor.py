@@ -68,7 +68,14 @@ def _facts(session: Session, timeout: float) -> dict[str, Any]:
         "servers": examined,
         "guarantees": _guarantees(session),
         "tasks": [
-            {"task": spec.task, "key": spec.source, "keyspace": spec.keyspace, "serial": spec.serial}
+            {
+                "task": spec.task,
+                "key": spec.source,
+                "keyspace": spec.keyspace,
+                "serial": spec.serial,
+                "delivery": spec.delivery.value,
+                "dedupe": spec.dedupe,
+            }
             for _, spec in sorted(session.tasks.all().items())
         ],
     }
@@ -138,9 +145,15 @@ def _draw(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
             servers.add_row("" if number else what, name.replace("_", " "), dash(value))
     yield from ("", servers)
     yield from ("", _promised(facts["guarantees"]), "")
-    tasks = table("keyed task", "key", "keyspace", "one at a time")
+    tasks = table("keyed task", "key", "keyspace", "one at a time", "delivery")
     for one in facts["tasks"]:
-        tasks.add_row(one["task"], one["key"].removeprefix("its "), one["keyspace"], "yes" if one["serial"] else "no")
+        tasks.add_row(
+            one["task"],
+            one["key"].removeprefix("its "),
+            one["keyspace"],
+            "yes" if one["serial"] else "no",
+            one["delivery"].replace("_", " ") + (", deduplicated" if one["dedupe"] else ""),
+        )
     if facts["tasks"]:
         yield from (tasks, "")
     for finding in facts["findings"]:

@@ -11,6 +11,7 @@ from celery.bin.base import handle_preload_options
 from celery_sticky.bootsteps import control as control
 
 COMMANDS: Final = {
+    "abandoned": "celery_sticky.cli.abandoned",
     "dead": "celery_sticky.cli.dead",
     "demo": "celery_sticky.cli.demo.command",
     "doctor": "celery_sticky.cli.doctor",

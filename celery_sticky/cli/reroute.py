@@ -14,7 +14,7 @@ from celery_sticky.errors import InvalidKey
 from celery_sticky.keys import queue_name, slot_for
 from celery_sticky.message import STAMP_HEADER, Stamp
 from celery_sticky.queues import Dead
-from celery_sticky.queues.inspection import dead_slot
+from celery_sticky.queues.inspection import dead_slot, run_of
 
 REWRITTEN = ("delivery_info", "delivery_tag", "body_encoding", "headers")
 """Properties that a publish sets itself."""
@@ -41,6 +41,8 @@ def retry_message(session: Session, keyspace: str, dead: Dead) -> str:
         if not session.queues.requeue(keyspace, dead.id):
             raise ValueError("it is not there any more")
         return queue
+    if run := run_of(whole.info):
+        session.queues.forget_run(keyspace, run)
     _publish(session, envelope, stamp, queue)
     session.queues.drop(keyspace, dead.id)
     return queue

@@ -16,7 +16,7 @@ from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.intake import TaskSink
 from celery_sticky.delivery.limited import Bucket
 from celery_sticky.delivery.line import Line
-from celery_sticky.delivery.state import DeliveryState, End
+from celery_sticky.delivery.state import DeliveryState, End, abandonment
 from celery_sticky.keys import SlotId
 from celery_sticky.ownership.events import Event
 from celery_sticky.platform.native import Section
@@ -50,6 +50,7 @@ class Courier:
             max_waiting=config.max_waiting,
             max_waiting_bytes=config.max_waiting_bytes,
             max_attempts=config.max_attempts,
+            claim_ahead=config.claim_ahead,
             guarantees=config.guarantees,
         )
         self._flow = CourierFlow(config, self._state, self._lock, report, unclaimed, clock, monotonic)
@@ -153,6 +154,11 @@ class Courier:
             self._state.gate.put_back(entry, turn)
             return False
 
+    def began(self) -> None:
+        """Note that the run of a claimed entry has begun: another may be claimed ahead now."""
+        if self._state.gate.run_claims:
+            self._wake()
+
     def put_back_all(self) -> None:
         """Make all entries ready again that were handed out: their holder has dropped them."""
         with self._lock:
@@ -167,7 +173,7 @@ class Courier:
         if self._lock.later(lambda: self.again(entry, counted=counted, cause=cause)):
             return
         with self._lock:
-            self._state.again(entry, counted=counted, cause=cause)
+            self._state.again(entry, self._clock(), counted=counted, cause=cause)
         self._wake()
 
     def rest(self, entry: Entry, turn: int, *, after_run: bool, cause: str) -> None:
@@ -187,6 +193,15 @@ class Courier:
         if hurry:
             self._wake()
 
+    def abandon(self, entry: Entry, cause: str) -> None:
+        """Bury the message of a run that was claimed and did not finish: it may have run, and is not run again."""
+        if self._lock.later(lambda: self.abandon(entry, cause)):
+            return
+        with self._lock:
+            hurry = self._state.end(entry, abandonment(cause), self._clock())
+        if hurry:
+            self._wake()
+
     def counts(self) -> dict[str, int]:
         """Return the numbers of running, runnable, waiting, rate-limited and unconfirmed entries, and of their keys."""
         with self._lock:
@@ -199,6 +214,8 @@ class Courier:
                 "limited": len(gate.limited),
                 "unconfirmed": len(self._state.outbox),
                 "keys": gate.keys,
+                "discarded": self._state.discarded,
+                "abandoned": self._state.abandoned,
             }
 
     def running_by_slot(self) -> dict[SlotId, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from celery_sticky.delivery.dead_trimmer import DeadTrimmer
 from celery_sticky.delivery.intake import TaskSink, read
+from celery_sticky.delivery.ledger_trimmer import LedgerTrimmer
 from celery_sticky.delivery.requests import (
     BrokerFlow,
     Close,
@@ -38,6 +39,8 @@ logger = logging.getLogger("celery_sticky.courier")
 
 IDLE = 30.0
 """Longest time in seconds that the courier idles without a wake-up."""
+LOOK = 30.0
+"""Seconds between two looks into open slots that have brought nothing."""
 UNTRUSTED = 0.25
 """Seconds between two offers of entries that could not start for lack of trust."""
 SHORTEST = 0.001
@@ -60,6 +63,12 @@ class CourierConfig:
     """The keyspaces among `keyspaces` whose keys must be claimed."""
     guarantees: Guarantees = FULL
     """Those of the broker's driver."""
+    claim_ahead: int | None = None
+    """Most runs that are claimed in the ledger and wait for their start; None: as many as the pool runs at a time."""
+    ledgers: Collection[str] = ()
+    """The keyspaces among `keyspaces` with tasks that use a ledger."""
+    ledger_retention: float = 86400.0
+    """For how long a ledger knows a run that has finished."""
     dead_bounds: Mapping[str, DeadBounds] = field(default_factory=dict)
     """Keyspace -> the bounds of its dead queue."""
 
@@ -85,6 +94,7 @@ class CourierFlow:
         self._clock, self._monotonic = clock, monotonic
         self._placed = frozenset(config.placed)
         self._dead_trimmer = DeadTrimmer(config.dead_bounds)
+        self._ledger_trimmer = LedgerTrimmer(config.ledgers, config.ledger_retention)
         self._connected = False
         self.running = True
         """Set to False, and wake the flow, to end it."""
@@ -92,6 +102,8 @@ class CourierFlow:
         """Whether it has found nothing to do and waits, or is about to: then a change must wake it."""
         self.decided = False
         """Whether decisions about keys may have made entries ready since the last turn."""
+        self._next_look = 0.0
+        """When to look into the open slots again, in seconds since the epoch."""
         self.down_since: float | None = None
         """When the broker was lost, on the monotonic clock; None: it is there."""
 
@@ -175,6 +187,10 @@ class CourierFlow:
         if state.slots.to_open:
             yield from self._open_slots()
             now = self._clock()
+        if not now < self._next_look <= now + LOOK:  # also if the clock was set back
+            self._next_look = now + LOOK
+            with self._lock:
+                state.slots.look_around()
         with self._lock:
             unanswered, roused = state.outbox.unanswered, state.rouse(now)
             dispositions = state.dispositions(now)
@@ -190,6 +206,8 @@ class CourierFlow:
             self._sink.ready()
         if now >= self._dead_trimmer.next_look:
             yield from self._dead_trimmer.keep(self._config.keyspaces, now)
+        if now >= self._ledger_trimmer.next_look:
+            yield from self._ledger_trimmer.keep(now)
         # Busy or not, look which of the empty slots have received a message since.
         woken: Collection[SlotId] = yield Idle(self._idle_for(now) if self.idling else 0.0)
         self._after_idle(woken)
@@ -235,6 +253,7 @@ class CourierFlow:
     def _idle_for(self, now: float) -> float:
         state = self._state
         ends = [now + (UNTRUSTED if state.gate.has_ready else IDLE), self._dead_trimmer.next_look]
+        ends += [self._ledger_trimmer.next_look, self._next_look]
         dues = (state.outbox.goes_at, state.rounds.next_due, state.slots.opens_at, state.backoff.next_due)
         ends += [end for end in dues if end is not None]
         if (token_in := state.gate.limited.due_in()) is not None:

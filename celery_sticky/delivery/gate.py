@@ -26,7 +26,9 @@ from typing import Any
 from msgspec import Struct
 
 from celery_sticky.delivery.limited import Bucket, Limited
+from celery_sticky.delivery.run_claims import Grant, RunClaims
 from celery_sticky.keys import KeyId, SlotId
+from celery_sticky.queues.base import RunClaim
 
 
 class Stage(StrEnum):
@@ -86,6 +88,33 @@ class Entry(Struct, eq=False):
     """Why it last did not finish; empty: its process died."""
     size: int = 0
     """Size of the message in bytes."""
+    run: RunClaim | None = None
+    """The run that must be claimed in the ledger before it starts; None: its task needs no ledger."""
+    grant: Grant = Grant.NONE
+    """Whether the run is claimed."""
+    claimants: tuple[Any, ...] = ()
+    """Earlier deliveries of this message that may hold the claim although its run has not started."""
+
+    @property
+    def unstarted(self) -> bool:
+        """Whether it is here and its start is not reserved."""
+        return self.stage in (Stage.WAITING, Stage.LIMITED, Stage.READY, Stage.HANDED)
+
+    @property
+    def here(self) -> bool:
+        """Whether it may still start here, or its start is reserved."""
+        return self.unstarted or self.stage is Stage.STARTED
+
+    @property
+    def may_hold_claim(self) -> bool:
+        """Whether this delivery, or an earlier one of its message here, may hold the claim of its run."""
+        return self.run is not None and self.run.once and (self.grant is not Grant.NONE or bool(self.claimants))
+
+    @property
+    def may_be_claimed(self) -> bool:
+        """Whether its turn has come, or comes next, and its run is not claimed."""
+        here = self.stage is Stage.READY or (self.stage is Stage.WAITING and not (self.pending or self.resting))
+        return here and self.grant is Grant.NONE
 
 
 @dataclass(slots=True)
@@ -107,6 +136,8 @@ class Gate:
         self._unmarked: deque[Entry] = deque()
         self._counted: dict[Entry, None] = {}
         """Entries whose next start is counted, or is being counted."""
+        self.run_claims = RunClaims()
+        """Entries whose run must be claimed before they start."""
         self.limited = Limited()
         """First entries of their key that wait for the rate limit of their task."""
         self.freed: list[Entry] = []
@@ -236,14 +267,22 @@ class Gate:
         if entry.stage is Stage.READY:
             self._ready.appendleft(entry)  # counted entries must not wait for the others
 
+    def granted(self, entry: Entry) -> None:
+        """Note that the run of `entry` is claimed: it may start when its turn comes."""
+        entry.grant = Grant.HELD
+        if entry.stage is Stage.READY:
+            self._line_up(entry)
+
     def limit(self, buckets: Mapping[str, Bucket]) -> None:
         """Limit entries of these kinds from now on, including those that are ready, and no others."""
         self.limited.buckets = buckets
-        for turns in (self._ready, self._unmarked):
-            for entry in [one for one in turns if one.stage is Stage.READY and one.kind in buckets]:
-                turns.remove(entry)
-                self.runnable -= 1
-                self._make_ready(entry)
+        ready = [one for state in self._slots.values() for one in state.unstarted if one.stage is Stage.READY]
+        for entry in [one for one in ready if one.kind in buckets]:
+            for turns in (self._ready, self._unmarked):
+                if entry in turns:
+                    turns.remove(entry)
+            self.runnable -= 1
+            self._make_ready(entry)
 
     def resume(self) -> None:
         """Let entries continue that waited for a rate limit, as far as there are tokens."""
@@ -254,6 +293,20 @@ class Gate:
         """Return the unstarted entries of `slot` whose start must be counted or is counted."""
         state = self._slots.get(slot)
         return [entry for entry in state.unstarted if entry.attempts is not None] if state else []
+
+    def claimed(self, slot: SlotId) -> list[Entry]:
+        """Return the unstarted entries of `slot` that may hold a claim in the ledger, also by an earlier delivery."""
+        state = self._slots.get(slot)
+        return [entry for entry in state.unstarted if entry.may_hold_claim] if state else []
+
+    def has(self, keyspace: str, tag: Any) -> bool:
+        """Return whether the delivery with this tag, or its message, is here, in any slot of the keyspace."""
+        return any(
+            entry.tag == tag or tag in entry.claimants
+            for (name, _), state in self._slots.items()
+            if name == keyspace
+            for entry in (*state.running, *state.unstarted)
+        )
 
     def take(self, most: int, may: Callable[[SlotId], bool] = lambda _: True) -> list[Entry]:
         """Hand out at most `most` entries whose turn it is and whose slot `may` start tasks now."""
@@ -313,6 +366,9 @@ class Gate:
         entry.stage = Stage.ENDED
         self.out -= 1
         self.runnable -= 1
+        line = self._lines.get(entry.key)
+        if line is not None and len(line) > 1 and line[0] is entry:
+            self.run_claims.add(line[1])
         return True
 
     def clear(self, entry: Entry, token: int) -> None:
@@ -375,7 +431,11 @@ class Gate:
             self._tidy(entry.slot, state)
             return False
         self._hold(state, entry)
-        if counted:
+        if entry.run is not None and (entry.orphan or entry.adrift):
+            self.run_claims.again(entry)
+        if entry.run is not None and entry.run.once:
+            pass  # its claim is what counts
+        elif counted:
             entry.attempts, entry.start_counted = entry.attempts or 0, False
         elif entry.orphan or entry.adrift:
             entry.attempts, entry.start_counted = (
@@ -399,7 +459,7 @@ class Gate:
         return True
 
     def hold_back(self, entry: Entry) -> None:
-        """Let an entry rest whose start could not be counted; meanwhile other starts may be counted."""
+        """Let an entry rest whose start could not be counted or claimed; meanwhile others may be."""
         if entry.stage is Stage.READY:
             entry.resting, entry.stage = True, Stage.WAITING
             self.runnable -= 1
@@ -412,7 +472,7 @@ class Gate:
             self._promote(entry)
 
     def forget(self, entry: Entry) -> None:
-        """Forget an entry whose start the broker refused to count: the message is no longer ours."""
+        """Forget an entry whose start the broker refused to count or claim: the message is no longer ours."""
         if entry.stage is Stage.READY:
             self._let_go(self._slots[entry.slot], entry)
             self._leave_unstarted(entry)
@@ -461,11 +521,17 @@ class Gate:
             return
         entry.stage = Stage.READY
         self.runnable += 1
-        if entry.attempts is None or entry.start_counted:
-            self._ready.append(entry)
-        else:
+        self._line_up(entry)
+
+    def _line_up(self, entry: Entry) -> None:
+        """Let an entry that is ready wait for its claim, for its counted start, or to be taken."""
+        if self.run_claims.needs(entry):
+            self.run_claims.add(entry)
+        elif entry.attempts is not None and not entry.start_counted:
             self._counted.pop(entry, None)  # otherwise it would wait for itself
             self._unmarked.append(entry)
+        else:
+            self._ready.append(entry)
 
     def _hold(self, state: _Slot, entry: Entry) -> None:
         state.unstarted[entry] = None

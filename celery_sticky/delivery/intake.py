@@ -12,7 +12,7 @@ from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
-from celery_sticky.queues.base import Delivery
+from celery_sticky.queues.base import Delivery, RunClaim
 
 logger = logging.getLogger("celery_sticky.courier")
 
@@ -27,6 +27,9 @@ class TaskSink(Protocol):
 
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
         """Return the lock that the task of this message holds while it runs; raise a `StickyError` to bury it."""
+
+    def claim_of(self, envelope: Envelope) -> RunClaim | None:
+        """Return the run that must be claimed in the ledger before it starts; None: its task needs no ledger."""
 
     def due_of(self, envelope: Envelope) -> float | None:
         """Return when the message should run, in seconds since the epoch, or None."""
@@ -49,6 +52,9 @@ def read(delivery: Delivery, sink: TaskSink, *, placed: bool) -> tuple[Entry, fl
         due = sink.due_of(envelope)
         if placed:
             _have_claimed(entry, envelope)
+        entry.run = sink.claim_of(envelope)
+        if entry.run is not None and entry.run.once:
+            entry.attempts = None  # it starts once: there is nothing to count
     except MemoryError:
         raise
     except Exception as error:  # a key function may fail in any way on arguments that it does not expect

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from celery_sticky.delivery.gate import Entry
+from celery_sticky.delivery.run_claims import RunClaims
+from celery_sticky.queues.base import Tag
 
 if TYPE_CHECKING:
     from celery_sticky.delivery.state import End
@@ -21,13 +23,15 @@ REMEMBERED = 10_000
 
 
 class Starts(NamedTuple):
-    """The counted starts of a message that has not started again since."""
+    """The counted starts of a message that has not started again since, and who may hold the claim of its run."""
 
-    attempts: int
+    attempts: int | None
     start_counted: bool
     """Whether the next start is among them."""
     epoch: int
     """The slot's epoch at that time: while it lasts, no other worker can have started the message."""
+    claimants: tuple[Tag, ...]
+    """The deliveries of the message that may hold the claim although its run has not started."""
 
 
 class MessageMemory:
@@ -45,8 +49,9 @@ class MessageMemory:
         _note(self._ends, identity, end)
 
     def note_starts(self, identity: bytes, entry: Entry, epoch: int) -> None:
-        """Remember the counted starts of an entry that is about to be forgotten."""
-        _note(self._starts, identity, Starts(entry.attempts or 0, entry.start_counted, epoch))
+        """Remember the counted starts and the claim of an entry that is about to be forgotten."""
+        RunClaims.disown(entry)
+        _note(self._starts, identity, Starts(entry.attempts, entry.start_counted, epoch, entry.claimants))
 
     def recall(self, identity: bytes) -> tuple[End | None, Starts | None]:
         """Return what is remembered of this message, and forget it."""

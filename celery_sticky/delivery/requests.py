@@ -79,6 +79,17 @@ class TrimDead(BrokerRequest, frozen=True):
         return queues.trim_dead(self.keyspace, limit=self.limit, before=self.before)
 
 
+class TrimLedger(BrokerRequest, frozen=True):
+    """Forget one batch of runs that finished before a time. Answer: their number."""
+
+    keyspace: str
+    before: float
+
+    def __call__(self, queues: SlotQueues, /) -> int:
+        """Make the request."""
+        return queues.trim_ledger(self.keyspace, before=self.before)
+
+
 class CountDead(BrokerRequest, frozen=True):
     """Count the buried messages of keyspaces. Answer: their number, or why they cannot be counted, by keyspace."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from celery_sticky.keys import SlotId
 
 SLOTS_A_ROUND = 64
+LOOKED_INTO = 1024
+"""Most slots that are looked into at a time although no message is known to wait there."""
 
 
 class Rounds:
@@ -15,11 +18,20 @@ class Rounds:
     def __init__(self) -> None:
         self._maybe: dict[SlotId, None] = {}
         self._due: dict[SlotId, float] = {}
+        self._unseen: Iterator[SlotId] = iter(())
+        """The slots that `next_of` has still to return."""
 
     def note(self, slots: Iterable[SlotId]) -> None:
         """Note that these slots may hold a message."""
         for slot in slots:
             self._maybe[slot] = None
+
+    def next_of(self, slots: Iterable[SlotId]) -> list[SlotId]:
+        """Return the next of these slots, at most `LOOKED_INTO`; all come in turn."""
+        found = list(islice(self._unseen, LOOKED_INTO))
+        if len(found) < LOOKED_INTO:
+            self._unseen = iter(list(slots))
+        return found
 
     def drained(self, slots: Iterable[SlotId]) -> None:
         """Note that these slots are empty now."""

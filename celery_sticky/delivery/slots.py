@@ -33,8 +33,8 @@ class SlotLifecycle:
     """Where each slot of the worker stands between its first opening and its end here. Guarded by the courier's lock.
 
     `report` sends an event to a keyspace's member and must not block. `recalled` is told each unstarted entry with
-    counted starts before its message goes back to its queue. `held_by_connection`: the broker fences by connection, so
-    slots are given back to it. `now` is in seconds since the epoch throughout.
+    counted starts or a claim before its message goes back to its queue. `held_by_connection`: the broker fences by
+    connection, so slots are given back to it. `now` is in seconds since the epoch throughout.
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class SlotLifecycle:
             self.to_release[slot] = (self.to_release[slot][0], False)
         self._give_back(slot, tenure, drained=False)
         self._forget(slot)
+        for entry in self._gate.claimed(slot):
+            self._recalled(entry)  # if the slot comes back before another worker opens it, its run may start
         self._gate.lose(slot)
 
     def look_into(self, slot: SlotId) -> None:
@@ -100,6 +102,14 @@ class SlotLifecycle:
         """
         if self._gate.is_open(slot):
             self._rounds.note((slot,))
+
+    def look_around(self) -> None:
+        """Fetch from open slots with the next round trips, though no message is known to wait: many of them in turns.
+
+        A worker that stood still may have moved the fence of a slot under a higher epoch, which came from a store that
+        has lost it since. Then only a fetch reveals that, and no message may ever come that causes one.
+        """
+        self._rounds.note(slot for slot in self._rounds.next_of(self.held) if self._gate.is_open(slot))
 
     # -- the connection ------------------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class SlotLifecycle:
         """Return the next slots to open, with the tags that stay here; an opening puts unstarted messages back."""
         openings = []
         for slot, tenure in islice(self.to_open.items(), OPENINGS):
-            for entry in self._gate.suspects(slot):
+            for entry in dict.fromkeys((*self._gate.suspects(slot), *self._gate.claimed(slot))):
                 self._recalled(entry)
             self._gate.recall(slot)
             openings.append(Opening(tenure, tuple(self._gate.kept(slot))))

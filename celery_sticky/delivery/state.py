@@ -19,13 +19,14 @@ from celery_sticky.delivery.key_claims import KeyClaims
 from celery_sticky.delivery.message_memory import MessageMemory
 from celery_sticky.delivery.outbox import Outbox
 from celery_sticky.delivery.rounds import Rounds
+from celery_sticky.delivery.run_claims import Grant
 from celery_sticky.delivery.slots import SlotLifecycle
 from celery_sticky.envelope import Envelope, restamped
-from celery_sticky.errors import AssignmentFailed, StickyError
+from celery_sticky.errors import AssignmentFailed, RunAbandoned, StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.ownership.events import Event
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Want
+from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Want
 from celery_sticky.queues.guarantees import FULL, Fence, Guarantees
 from celery_sticky.slots import Slot
 
@@ -41,7 +42,7 @@ LONE_STARTS = 2
 """Number of last counted starts of a message (its last start, its burial) that run beside no other counted one."""
 
 
-UNREMEMBERED = (Outcome.UNCOUNT_START, Outcome.MOVE)
+UNREMEMBERED = (Outcome.UNCOUNT_START, Outcome.UNCLAIM, Outcome.MOVE)
 """Dispositions of messages that have not run. One that is delivered here again is decided about again, in its turn."""
 
 
@@ -62,6 +63,10 @@ class End(Struct, frozen=True):
     to: Slot = 0
     error: StickyError | None = None
     """The error for those who wait for the task, sent once the broker has confirmed that the message is buried."""
+    finishes: bool = True
+    """Whether the run has ended, for the ledger; False: it has not run, or another delivery has its claim."""
+    abandoned: bool = False
+    """Whether the run was claimed and never finished as far as is known: a person decides whether to run it again."""
 
 
 class DeliveryState:
@@ -80,8 +85,10 @@ class DeliveryState:
         max_waiting: int,
         max_attempts: int,
         max_waiting_bytes: int = 64 * 1024 * 1024,
+        claim_ahead: int | None = None,
         guarantees: Guarantees = FULL,
     ) -> None:
+        """`claim_ahead`: most runs that are claimed and wait for their start; None: as many as the pool runs."""
         self.gate = Gate()
         self.claims = KeyClaims(self.gate)
         self.outbox = Outbox(guarantees.company)
@@ -100,13 +107,19 @@ class DeliveryState:
         self._worker, self._concurrency = worker, concurrency
         self._max_waiting, self._max_attempts = max_waiting, max_attempts
         self._max_waiting_bytes = max_waiting_bytes
+        self._claim_ahead = claim_ahead
+        self.discarded = self.abandoned = 0
+        """Messages whose run was claimed by another copy or has finished, and abandoned runs, since the start."""
         self._memory = MessageMemory()
         self._errors: dict[Entry, StickyError] = {}
 
     # -- slots and the connection --------------------------------------------------------------
 
     def stop(self, slot: SlotId, now: float) -> None:
-        """Start nothing more in a slot, and take back counted starts that will not happen here."""
+        """Start nothing more in a slot, and take back claims and counted starts of runs that will not happen here."""
+        for entry in self.gate.claimed(slot):
+            if entry.run is not None and entry.run.once and (self.gate.end(entry) or self.gate.end_waiting(entry)):
+                self._put(entry, End(Outcome.UNCLAIM), now)
         for entry in self.gate.suspects(slot) if self._counts_starts else ():
             if entry.start_counted and (self.gate.end(entry) or self.gate.end_waiting(entry)):
                 # A counted start without a run: after a few such handovers the message would be buried as poison.
@@ -134,9 +147,11 @@ class DeliveryState:
                 entry.content = Item(replace(item.delivery, tenure=tenure), item.envelope)
         return entries
 
-    def again(self, entry: Entry, *, counted: bool, cause: str = "") -> None:
+    def again(self, entry: Entry, now: float, *, counted: bool, cause: str = "") -> None:
         """Give a started task that did not finish another turn in its place, if the slot is still ours."""
         entry.cause = cause
+        if self._gives_claim_back(entry, now):
+            return
         if entry.claim is not None:
             self.claims.prepare(entry)
         if not self.gate.again(entry, counted=counted) and not self.gate.holds(entry.slot):
@@ -146,6 +161,8 @@ class DeliveryState:
         """Retry a message later that could not start or that its task gave back; the message itself is sound."""
         if (entry.stage is Stage.HANDED and entry.turn != turn) or entry.stage not in (Stage.HANDED, Stage.STARTED):
             return  # it was taken back in the meantime
+        if self._gives_claim_back(entry, now):
+            return
         if entry.claim is not None:
             self.claims.prepare(entry)
         if not self.gate.rest(entry, turn):
@@ -155,6 +172,14 @@ class DeliveryState:
             self.backoff.note_requeue(entry, cause, now)
         else:
             self.backoff.note_failure(entry, cause, now)
+
+    def _gives_claim_back(self, entry: Entry, now: float) -> bool:
+        """Return whether the slot of an entry is lost, and the claim of its run, which has not begun, is given back."""
+        once = entry.run is not None and entry.run.once
+        if not once or self.gate.is_open(entry.slot) or not self.gate.end(entry):
+            return False
+        self._put(entry, End(Outcome.UNCLAIM), now)
+        return True
 
     def rouse(self, now: float) -> bool:
         """Give their turn to the entries whose retry is due; True if there were any."""
@@ -167,7 +192,10 @@ class DeliveryState:
 
     def end(self, entry: Entry, end: End, now: float) -> bool:
         """Settle an entry whose task has released its key. True if the disposition should go at once."""
-        return self.gate.end(entry) and (self._put(entry, end, now) or self._in_a_hurry())
+        if not self.gate.end(entry):
+            return False
+        self.abandoned += end.abandoned
+        return self._put(entry, end, now) or self._in_a_hurry()
 
     def move(self, entry: Entry, to: Slot, now: float, seen: str = "") -> bool:
         """Pass a message that has not started on to another queue of its keyspace.
@@ -193,6 +221,8 @@ class DeliveryState:
             self._put(entry, _refusal(AssignmentFailed(reason)), now)
         else:
             self._put(entry, End(Outcome.MOVE, body=restamped(item.delivery.raw(), stamp), to=to), now)
+            if entry.may_hold_claim:
+                self._note_starts(entry)  # the claim is given back with the message; it may come again before that
             # If the slot is opened here again first, it goes back to its queue: the broker may have lost newer data, so
             # that earlier messages of its key, which were passed on, stand there again.
             entry.adrift = True
@@ -208,9 +238,10 @@ class DeliveryState:
     def dispositions(self, now: float) -> list[Disposition]:
         """Return the dispositions to send now."""
         self.outbox.come_due(now)
-        counted_starts = self.gate.has_uncounted and self._mark(now)
+        prepared = self.gate.has_uncounted and self._mark(now)
+        prepared = (self.gate.run_claims and self._claim(now)) or prepared
         goes_at = self.outbox.goes_at
-        if goes_at is None or not (counted_starts or now >= goes_at or self._in_a_hurry()):
+        if goes_at is None or not (prepared or now >= goes_at or self._in_a_hurry()):
             return []
         return self.outbox.take(self._stamp)
 
@@ -223,6 +254,13 @@ class DeliveryState:
                 self._count_here(entry, now)
         return bool(due)
 
+    def _claim(self, now: float) -> bool:
+        most = self._concurrency() if self._claim_ahead is None else self._claim_ahead
+        due = list(self.gate.run_claims.take(most))
+        for entry in due:
+            self._put(entry, End(Outcome.CLAIM), now)
+        return bool(due)
+
     def _count_here(self, entry: Entry, now: float) -> None:
         """Count a start that the broker does not count: a task that kills its processes here is buried at the limit."""
         if entry.adrift or entry.orphan:
@@ -233,7 +271,7 @@ class DeliveryState:
             self._on_start_counted(entry, (entry.attempts or 0) + 1, now)
 
     def _drop(self, entry: Entry) -> None:
-        """Forget an entry whose start was not counted, for its message does not belong to this tenure."""
+        """Forget an entry whose start was not counted or claimed: its message does not belong to this tenure."""
         if entry.stage is Stage.READY:
             self._note_starts(entry)
         self.gate.forget(entry)
@@ -280,12 +318,18 @@ class DeliveryState:
         if end.error is not None:
             self._errors[entry] = end.error
         starts = max(1, (entry.attempts or 0) - entry.base + (end.outcome is Outcome.COUNT_START))
-        disposition = Disposition(end.outcome, item.delivery.tenure, entry.tag, end.due, end.body, info, end.to, starts)
+        claim = entry.run if _concerns_ledger(entry, end) else None
+        if claim is not None and entry.claimants and end.outcome in (Outcome.UNCLAIM, Outcome.MOVE):
+            claim = replace(claim, earlier=entry.claimants)
+        disposition = Disposition(
+            end.outcome, item.delivery.tenure, entry.tag, end.due, end.body, info, end.to, starts, claim
+        )
         return self.outbox.put(entry, disposition, now)
 
     def _info(self, entry: Entry, end: End, now: float) -> str:
         envelope: Envelope = entry.content.envelope
         stamp = envelope.headers.get("sticky")
+        run = {"run": entry.run.run, "abandoned": end.abandoned} if entry.run is not None else {}
         return json.dumps({
             "reason": end.reason,
             "task": envelope.task,
@@ -293,6 +337,7 @@ class DeliveryState:
             "key": stamp.get("key") if isinstance(stamp, dict) else None,
             "at": now,
             "worker": self._worker,
+            **run,
         })  # fmt: skip
 
     # -- answers -------------------------------------------------------------------------------
@@ -305,7 +350,13 @@ class DeliveryState:
                 attempts = fetched.counted_starts[disposition.tenure.keyspace, disposition.tenure.slot, disposition.tag]
                 self._on_start_counted(entry, attempts + entry.base, now)
                 continue
+            if disposition.outcome is Outcome.CLAIM:
+                place = (disposition.tenure.keyspace, disposition.tenure.slot, disposition.tag)
+                self._on_claimed(entry, fetched.claims[place], now)
+                continue
             self._settle(entry)
+            if disposition.outcome is Outcome.UNCLAIM and self.gate.is_open(entry.slot):
+                self.slots.reopen(entry.slot)  # the slot came back, and the message is still in flight
             if self._errors and (error := self._errors.pop(entry, None)) is not None:
                 self.refused.append((entry.content.envelope, error))
             if disposition.outcome is Outcome.DEFER and self.gate.is_open(entry.slot):
@@ -314,8 +365,10 @@ class DeliveryState:
             self._on_refused(disposition, now)
         for disposition, reason in fetched.failed:
             at = self.slots.unsettled.note((disposition.tenure.keyspace, disposition.tenure.slot), reason, now)
-            if disposition.outcome is Outcome.COUNT_START:
+            if disposition.outcome in (Outcome.COUNT_START, Outcome.CLAIM):
                 entry, _ = self.outbox.answered(disposition)
+                if disposition.outcome is Outcome.CLAIM:
+                    self.gate.run_claims.again(entry)
                 self.gate.hold_back(entry)  # it must not block the counted starts of other slots
                 self.backoff.wait(entry, at - now, now)
             else:
@@ -334,7 +387,7 @@ class DeliveryState:
             else:
                 self._memory.note_end(entry.content.delivery.identity, end)
         elif due is not None and due > now:
-            self._put(entry, End(Outcome.DEFER, due=due), now)
+            self._put(entry, End(Outcome.DEFER, due=due, finishes=False), now)
         elif entry.claim is None:
             self.gate.add(entry)
         else:
@@ -346,9 +399,14 @@ class DeliveryState:
         """Return how this message ended here earlier, if it did; apply the starts that were counted here."""
         delivery: Delivery = entry.content.delivery
         end, starts = self._memory.recall(delivery.identity)
-        if starts is not None and starts.epoch == delivery.tenure.epoch:
+        if starts is None:
+            return end
+        entry.claimants = starts.claimants
+        if starts.attempts is None:
+            return end
+        if starts.epoch == delivery.tenure.epoch:
             entry.attempts, entry.start_counted = starts.attempts, starts.start_counted
-        elif starts is not None:
+        else:
             entry.attempts = max(starts.attempts, entry.attempts or 0)
         return end
 
@@ -366,21 +424,39 @@ class DeliveryState:
         elif self.gate.end(entry):
             self._put(entry, End(Outcome.BURY, reason=_endless(entry, attempts)), now)
 
+    def _on_claimed(self, entry: Entry, holder: Tag | None, now: float) -> None:
+        """Process the answer to a claim: `holder` is the delivery that holds it; None: the run has finished."""
+        if not entry.unstarted or entry.grant is not Grant.ASKED:
+            return  # it was given up meanwhile
+        if holder == entry.tag or holder in entry.claimants:
+            self.gate.granted(entry)
+        elif self.gate.end(entry) or self.gate.end_waiting(entry):
+            if holder is None or self.gate.has(entry.slot[0], holder):
+                self.discarded += 1
+                self._put(entry, End(Outcome.ACK, finishes=False), now)
+            else:
+                self.abandoned += 1
+                self._put(entry, abandonment(f"its run was claimed under {holder.trip} and never finished"), now)
+
     def _on_refused(self, disposition: Disposition, now: float) -> None:
         entry, unanswered = self.outbox.answered(disposition)
+        self.slots.look_into(entry.slot)  # its fence may be another worker's
         if disposition.outcome is Outcome.COUNT_START:
             self._drop(entry)
             return
+        if disposition.outcome is Outcome.CLAIM:
+            self._drop(entry)
+            self.gate.run_claims.again(entry)  # if it waits for its turn, the claim is asked for again then
+            return
+        if disposition.outcome is Outcome.UNCLAIM:
+            self._note_starts(entry)  # the claim stands: if the message comes again, the run may start
         error = self._errors.pop(entry, None)
         if unanswered and disposition.outcome is Outcome.BURY:
             # Most likely it is buried. If we remembered this end, a message that a person requeues would be buried.
             if error is not None:
                 self.refused.append((entry.content.envelope, error))
         elif disposition.outcome not in UNREMEMBERED and entry.stage is Stage.ENDED:
-            reason = json.loads(disposition.info)["reason"] if disposition.info else ""
-            self._end_again(
-                entry, End(disposition.outcome, disposition.due, disposition.body, reason, disposition.to, error), now
-            )
+            self._end_again(entry, _end_of(disposition, error), now)
         self._settle(entry)
 
     def _end_again(self, entry: Entry, end: End, now: float) -> None:
@@ -396,6 +472,39 @@ class DeliveryState:
     def _note_starts(self, entry: Entry) -> None:
         delivery: Delivery = entry.content.delivery
         self._memory.note_starts(delivery.identity, entry, delivery.tenure.epoch)
+
+
+def abandonment(cause: str) -> End:
+    """Return the end of a run that was claimed and may have been done in part: it is not run again."""
+    error = RunAbandoned(f"{cause}; it may have run, and is not run again unless a person retries it")
+    return End(Outcome.BURY, reason=str(error), error=error, abandoned=True)
+
+
+def _concerns_ledger(entry: Entry, end: End) -> bool:
+    """Return whether an end says something of the entry's run to the ledger."""
+    match end.outcome:
+        case Outcome.ACK | Outcome.DEFER | Outcome.BURY:
+            return end.finishes
+        case Outcome.MOVE:
+            return entry.may_hold_claim
+        case Outcome.CLAIM | Outcome.UNCLAIM:
+            return True
+    return False
+
+
+def _end_of(disposition: Disposition, error: StickyError | None) -> End:
+    """Return the end that a disposition was made of."""
+    info = json.loads(disposition.info) if disposition.info else {}
+    return End(
+        disposition.outcome,
+        disposition.due,
+        disposition.body,
+        info.get("reason", ""),
+        disposition.to,
+        error,
+        disposition.claim is not None,
+        info.get("abandoned", False),
+    )
 
 
 def _endless(entry: Entry, attempts: int) -> str:

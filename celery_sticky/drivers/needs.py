@@ -40,6 +40,17 @@ def check_moves(driver: Driver, connection: Any, keyspaces: str) -> None:
         raise _lacks(connection, "moves", why, "declare those keyspaces without assign and pins")
 
 
+def check_ledger(driver: Driver, connection: Any, tasks: str) -> None:
+    """Refuse a broker that cannot carry tasks that use a ledger (their names, for the message).
+
+    Raises:
+        InvalidSettings: its slot queues keep no ledger.
+    """
+    if not has(driver, "claims_runs"):
+        why = f"cannot carry tasks {tasks}, which have delivery='at_most_once' or dedupe=True: it keeps no ledger"
+        raise _lacks(connection, "claims_runs", why, "leave out these options")
+
+
 def has(driver: Driver, guarantee: str) -> bool:
     """Return whether the driver's slot queues give a guarantee."""
     return driver.guarantees is not None and bool(getattr(driver.guarantees, guarantee))

@@ -26,6 +26,7 @@ from celery_sticky.execution.context import WorkerContext
 from celery_sticky.execution.hooks import WorkerHooks, WorkerPinHooks, signal_jobs
 from celery_sticky.execution.interrupts import Interrupts
 from celery_sticky.execution.jobs import Around, WorkerJobs, make_jobs
+from celery_sticky.execution.ledger import ledgers
 from celery_sticky.execution.places import waits_for_task
 from celery_sticky.execution.refusals import Refusals
 from celery_sticky.execution.results import Results
@@ -70,7 +71,9 @@ class _Assembly:
         self._placed = [name for name in self._keyspaces if self._settings.placed_keyspace(name) is not None]
         self._has_processes = issubclass(worker.pool_cls, PreforkPool)
         with_jobs = [name for name in self._keyspaces if name in wiring.declared.keyspaces]
-        self._guarantees = check_servers(worker, self._where, self._settings, self._placed, with_jobs)
+        self._ledgers = {name: some for name, some in ledgers(wiring.tasks).items() if name in self._keyspaces}
+        claiming = sorted(task for some in self._ledgers.values() for task in some)
+        self._guarantees = check_servers(worker, self._where, self._settings, self._placed, with_jobs, claiming)
         self._in_process = keeps_in_process(self._where)
         self._lease = Lease(self._keyspaces)
         self._instruments = Instruments()
@@ -172,6 +175,9 @@ class _Assembly:
             broker_grace=settings.broker_grace,
             placed=self._placed,
             guarantees=self._guarantees,
+            claim_ahead=settings.claim_ahead,
+            ledgers=sorted(self._ledgers),
+            ledger_retention=settings.ledger_retention,
             dead_bounds={name: settings.dead_bounds_of(name) for name in self._keyspaces},
         )
         return Courier(

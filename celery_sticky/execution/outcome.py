@@ -98,6 +98,16 @@ def decide(said: Said, *, to_blame: Callable[[], bool], failures: int) -> Ending
     return Ending.DIED if to_blame() else Ending.INTERRUPTED
 
 
+def may_have_run(ending: Ending, said: Said) -> bool:
+    """Return whether the task's body may have run although nobody says how it ended."""
+    match ending:
+        case Ending.DIED | Ending.INTERRUPTED:
+            return said.reserved
+        case Ending.FAILED:
+            return said.began and not isinstance(said.error, NotBegun)
+    return False
+
+
 def _rejected(said: Said, to_blame: Callable[[], bool]) -> Ending:
     if not said.requeue:
         return Ending.REJECTED

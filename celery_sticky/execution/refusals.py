@@ -6,6 +6,7 @@ Otherwise its caller, and the chord it is part of, would wait for its result for
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
@@ -21,10 +22,14 @@ from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
 from celery_sticky.envelope import Envelope
-from celery_sticky.errors import StickyError
+from celery_sticky.errors import RunAbandoned, StickyError
 from celery_sticky.execution.readable import Unreadable
 from celery_sticky.execution.results import Results
 from celery_sticky.execution.run import NoChannel
+from celery_sticky.message import STAMP_HEADER
+from celery_sticky.signals import task_abandoned
+
+logger = logging.getLogger("celery_sticky")
 
 
 class Refusals:
@@ -39,6 +44,8 @@ class Refusals:
     def tell(self, messages: Collection[tuple[Envelope, StickyError]]) -> None:
         """Fail the tasks of these buried messages with their errors."""
         for envelope, error in messages:
+            if isinstance(error, RunAbandoned):
+                _announce(self._hostname, envelope, error)
             self._results.put(envelope.task_id, partial(self._fail, envelope, error))
 
     def _fail(self, envelope: Envelope, error: StickyError) -> None:
@@ -78,6 +85,22 @@ class Refusals:
             channel=NoChannel(),
         )
         return Request(message, app=self._app, hostname=self._hostname, eventer=self.dispatcher)
+
+
+def _announce(hostname: str, envelope: Envelope, error: RunAbandoned) -> None:
+    stamp = envelope.headers.get(STAMP_HEADER)
+    told = stamp if isinstance(stamp, dict) else {}
+    keyspace, key = told.get("keyspace"), told.get("key")
+    logger.error(
+        "sticky: task %s[%s] of key %r is abandoned: %s. See 'celery sticky abandoned list'",
+        envelope.task,
+        envelope.task_id,
+        key,
+        error,
+    )
+    task_abandoned.send(
+        sender=hostname, keyspace=keyspace, task=envelope.task, id=envelope.task_id, key=key, reason=str(error)
+    )
 
 
 def _info(error: StickyError) -> Any:

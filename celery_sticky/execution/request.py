@@ -80,6 +80,8 @@ class StickyRequest:
         run = self._run
         run.pid = run.context.leaders.of(pid) if run.context.has_processes else pid
         run.said.began = run.accepting = run.entry.began = True
+        if run.entry.run is not None:
+            run.context.courier.began()
         try:
             super().on_accepted(pid, time_accepted)  # type: ignore[misc]
         except Exception:

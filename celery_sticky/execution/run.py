@@ -16,7 +16,7 @@ from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.state import End, Item
 from celery_sticky.errors import StickyError
 from celery_sticky.execution.context import WorkerContext
-from celery_sticky.execution.outcome import Ending, Said, decide
+from celery_sticky.execution.outcome import Ending, Said, decide, may_have_run
 from celery_sticky.execution.readable import Unreadable
 from celery_sticky.membership.deadline import Reliance
 from celery_sticky.platform.native import start_native_thread
@@ -103,9 +103,25 @@ class TaskRun:
         self.said.acknowledged = self.said.rejected = False
         self.let_go()
 
+    def lose_pool(self) -> None:
+        """Finish the run: the pool has ended, and reports nothing more of it."""
+        if self._once and self.context.has_processes:
+            self.let_go()  # its process may have begun
+        else:
+            self.unstart()
+
+    @property
+    def _once(self) -> bool:
+        """Whether the task must not run again if it may have run."""
+        return self.entry.run is not None and self.entry.run.once
+
     def _pass_on(self) -> None:
         entry, courier, error = self.entry, self._courier, self.said.error
-        match decide(self.said, to_blame=self._is_to_blame, failures=entry.failures):
+        ending = decide(self.said, to_blame=self._is_to_blame, failures=entry.failures)
+        if self._once and may_have_run(ending, self.said):
+            courier.abandon(entry, self._cause() or "its process died")
+            return
+        match ending:
             case Ending.ENDED:
                 courier.end(entry, ACK)
             case Ending.RETRIED:

@@ -16,7 +16,7 @@ from celery_sticky.drivers import (
     open_queues,
     open_store,
 )
-from celery_sticky.drivers.needs import check_moves
+from celery_sticky.drivers.needs import check_ledger, check_moves
 from celery_sticky.errors import InvalidSettings
 from celery_sticky.keys import DEFAULT_KEYSPACE
 from celery_sticky.queues import Guarantees
@@ -24,11 +24,16 @@ from celery_sticky.settings import Settings
 
 
 def check_servers(
-    worker: Any, where: Any, settings: Settings, placed: Collection[str], jobs: Collection[str]
+    worker: Any,
+    where: Any,
+    settings: Settings,
+    placed: Collection[str],
+    jobs: Collection[str],
+    claiming: Collection[str],
 ) -> Guarantees:
     """Check the broker of a worker's app and its store `where`, for its keyspaces that are placed or have jobs.
 
-    Return what the broker guarantees.
+    `claiming`: the tasks that use a ledger. Return what the broker guarantees.
 
     Raises:
         InvalidSettings: the broker or the store has no driver, or cannot do what a keyspace needs.
@@ -38,6 +43,8 @@ def check_servers(
     driver = broker_driver(broker)
     if placed:
         check_moves(driver, broker, ", ".join(placed))
+    if claiming:
+        check_ledger(driver, broker, ", ".join(claiming))
     if driver.one_process:
         _check_pool(worker, broker)
     if jobs and (driver.one_process or keeps_in_process(where)):

@@ -35,13 +35,14 @@ class Tenure(Struct, frozen=True):
     def trip(self, number: int) -> str:
         """Return a name for one request under this tenure, which is unique even if the broker loses data.
 
-        `number` counts the requests of one reader.
+        `number` counts the requests of one reader. A request that fetches from many slots has a name for each: numbers
+        of deliveries are counted by slot, and a delivery that holds a run is known in the whole keyspace.
         """
-        return f"{self.incarnation}.{self.open_count}.{number}"
+        return f"{self.incarnation}.{self.open_count}.{number}.{self.slot}"
 
 
 class Tag(Struct, frozen=True, order=True):
-    """The permanent name of one delivery.
+    """The permanent name of one delivery in its keyspace.
 
     A broker that returns with an older copy of its data counts from a lower number again, perhaps under the same
     opening. A number alone would then name two messages, and the acknowledgement of one would delete the other.
@@ -65,14 +66,40 @@ OpenAnswer = Collection[Tag] | Fenced | SlotHeld | SlotBroken
 """The answer to an `Opening`: which tags of `keep` are in flight, or why the slot is not open."""
 
 
+class RunClaim(Struct, frozen=True):
+    """A run, as the ledger of its keyspace names it.
+
+    The ledger is the durable record of runs that were claimed and finished. It outlives every tenure: a worker that
+    gets another copy of the message finds the record of its run.
+    """
+
+    run: str
+    """The task's id and the number of its retries: a retry keeps the id."""
+    once: bool
+    """At most once: the run is claimed before it starts. Otherwise only that it has finished is recorded."""
+    earlier: tuple[Tag, ...] = ()
+    """UNCLAIM, MOVE: deliveries of the same message to the same worker before; a claim that they hold is deleted too.
+
+    A worker whose connection broke gets a message that it has claimed again, as another delivery.
+    """
+
+
 class Outcome(StrEnum):
-    """The kind of a disposition. `COUNT_START` counts a coming start, `UNCOUNT_START` takes it back, unsettled."""
+    """The kind of a disposition.
+
+    Some settle nothing: `COUNT_START` counts a coming start and `UNCOUNT_START` takes it back; `CLAIM` claims a coming
+    run in the ledger and `UNCLAIM` gives it back.
+    """
 
     ACK = "ack"
     DEFER = "defer"
     BURY = "bury"
     COUNT_START = "mark"
     UNCOUNT_START = "unmark"
+    CLAIM = "claim"
+    """Claim the run of `Disposition.claim`, or ask whether it has finished. `Fetched.claims` has the answer."""
+    UNCLAIM = "unclaim"
+    """Delete the claim of a run that has not started, if this delivery or an earlier one of its message holds it."""
     MOVE = "move"
     """Settle here and add to the back of another queue of the keyspace: one step, if the driver's `moves` is true."""
 
@@ -93,6 +120,11 @@ class Disposition(Struct, frozen=True):
     """MOVE: the queue that the message goes to; it keeps its priority."""
     starts: int = 0
     """COUNT_START, UNCOUNT_START: the number of the counted start, from 1. A repeated request counts once."""
+    claim: RunClaim | None = None
+    """CLAIM, UNCLAIM: the run. ACK, DEFER, BURY: the run that has finished; this is recorded in the same step.
+
+    MOVE: the run that has not started; a claim that this delivery holds is deleted in the same step.
+    """
 
 
 class Delivery(Struct, frozen=True):
@@ -156,6 +188,11 @@ class Fetched:
     """Dispositions of a former tenure, or of a tag no longer in flight: nothing happened."""
     counted_starts: dict[tuple[str, Slot, Tag], int] = field(default_factory=dict)
     """(keyspace, slot, tag) -> starts counted so far, including this one, for each confirmed COUNT_START."""
+    claims: dict[tuple[str, Slot, Tag], Tag | None] = field(default_factory=dict)
+    """(keyspace, slot, tag) -> the delivery that holds the claim, for each confirmed CLAIM; None: the run has finished.
+
+    A delivery that is not `once` holds nothing: it is answered with its own tag if its run has not finished.
+    """
     drained: set[tuple[str, Slot]] = field(default_factory=set)
     """Wanted slots (keyspace, slot) whose queue is empty now; `idle` returns those of them that get a message."""
     lost: set[tuple[str, Slot]] = field(default_factory=set)
@@ -171,7 +208,7 @@ class Fetched:
         """Add the answer to a later part of the same request."""
         for name in ("deliveries", "confirmed", "refused", "failed"):
             getattr(self, name).extend(getattr(other, name))
-        for name in ("counted_starts", "drained", "lost", "broken", "due"):
+        for name in ("counted_starts", "claims", "drained", "lost", "broken", "due"):
             getattr(self, name).update(getattr(other, name))
 
 
@@ -214,6 +251,8 @@ class SlotQueues(Protocol):
         One round trip is bounded in bytes and time. If messages are big, or many are due at once, it may bring fewer
         than wanted, but brings something while there is anything; such a slot is not `drained`. The order holds: a
         message that came due before another was published or came due is brought first.
+
+        `now` is also the time at which runs finished, as the ledger has it.
 
         Each disposition has one answer: it is `confirmed`, `refused` or `failed`. A broker that confirms later answers
         with a later fetch; one with no wants and no dispositions only collects such answers.
@@ -274,8 +313,23 @@ class SlotQueues(Protocol):
         since the epoch and is compared with `at` of the message's info.
         """
 
+    def trim_ledger(self, keyspace: str, *, before: float) -> int:
+        """Forget the runs that finished before a time, in seconds since the epoch; claims without an end stay.
+
+        Forget one bounded batch and return its size; there may be more to forget unless it is 0.
+        """
+
+    def forget_run(self, keyspace: str, run: str) -> None:
+        """Forget a run that was claimed or has finished, so that it can be claimed again.
+
+        This and `trim_ledger` raise `SlotBroken` if a record of the ledger is unusable.
+        """
+
     def requeue(self, keyspace: str, dead_id: str) -> bool:
-        """Requeue a buried message at the back of its slot queue without counted starts; False if the id is unknown."""
+        """Requeue a buried message at the back of its slot queue without counted starts; False if the id is unknown.
+
+        The ledger forgets the run in the same step, if `run` of the message's info names one.
+        """
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
         """Delete a buried message for good; False if this id does not exist."""

@@ -43,6 +43,11 @@ class Guarantees:
 
     Then `Delivery.attempts` is None, and neither `COUNT_START` nor `UNCOUNT_START` is asked for.
     """
+    claims_runs: bool = False
+    """The broker keeps a ledger of runs (`Outcome.CLAIM`), which `delivery="at_most_once"` and `dedupe=True` need.
+
+    Claims and dispositions take effect in one step, under the fence.
+    """
     epochs_outlive_store: bool = True
     """The broker knows the epochs of slots even if the store loses its data; a worker then continues above them.
 
@@ -60,7 +65,7 @@ class Guarantees:
     """The number of dispositions for which a round trip is worth its cost; fewer wait for others for a moment."""
 
 
-FULL = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True)
+FULL = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True, claims_runs=True)
 """Every guarantee."""
 ON_SQL = replace(FULL, returns=Order.QUEUE, company=64)
 """Those of the slot queues of a SQL database."""

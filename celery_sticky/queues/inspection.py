@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -61,3 +62,12 @@ def dead_slot(dead_id: str) -> Slot | None:
         return None
     found = parse_slot(slot)
     return None if isinstance(found, KeyPlace) else found
+
+
+def run_of(info: str) -> str:
+    """Return the run of a buried message that the ledger knows, or an empty string."""
+    try:
+        run = json.loads(info).get("run")
+    except (ValueError, AttributeError):
+        return ""
+    return run if isinstance(run, str) else ""

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from bisect import bisect
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import count
@@ -18,7 +18,8 @@ from celery_sticky.errors import Fenced, SlotBroken
 from celery_sticky.keys import DEFAULT_PREFIX, SlotId, slot_of_queue
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, OpenAnswer, Opening, Outcome, Tag, Tenure, Want
 from celery_sticky.queues.guarantees import FULL, Guarantees, Order
-from celery_sticky.queues.inspection import Dead, Depth, dead_slot, sent_at
+from celery_sticky.queues.inspection import Dead, Depth, dead_slot, run_of, sent_at
+from celery_sticky.queues.memory_ledger import Ledger
 from celery_sticky.queues.memory_slot import STEPS, Message, SlotQueue
 from celery_sticky.slots import Slot
 
@@ -34,6 +35,7 @@ class MemoryBroker:
         self.changed = threading.Condition()
         self.slots: dict[SlotId, SlotQueue] = {}
         self.dead: dict[str, dict[str, tuple[str, Message]]] = {}
+        self.ledgers: dict[str, Ledger] = defaultdict(Ledger)
         self._places = count(1)
 
     def publish(self, queue: str | SlotId, body: bytes, priority: int = 0) -> None:
@@ -101,7 +103,7 @@ class MemoryQueues:
         self._trips += 1
         with self.broker.changed:
             for disposition in dispositions:
-                self._settle(disposition, fetched)
+                self._settle(disposition, fetched, now)
             for want in wants:
                 self._bring(want, now, fetched)
         return fetched
@@ -170,13 +172,25 @@ class MemoryQueues:
                 dropped += 1
             return dropped
 
+    def trim_ledger(self, keyspace: str, *, before: float) -> int:
+        """See `SlotQueues.trim_ledger`."""
+        with self.broker.changed:
+            return self.broker.ledgers[keyspace].trim(before)
+
+    def forget_run(self, keyspace: str, run: str) -> None:
+        """See `SlotQueues.forget_run`."""
+        with self.broker.changed:
+            self.broker.ledgers[keyspace].forget(run)
+
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.requeue`."""
         with self.broker.changed:
             slot, found = dead_slot(dead_id), self.broker.dead.get(keyspace, {}).pop(dead_id, None)
             if slot is None or found is None:
                 return False
-            message = found[1]
+            info, message = found
+            if run := run_of(info):
+                self.broker.ledgers[keyspace].forget(run)
             self.broker.publish((keyspace, slot), message.body, message.priority)
             return True
 
@@ -205,7 +219,7 @@ class MemoryQueues:
                 message.counted_starts = message.counted_starts or 0
         return tuple(slot.flight)
 
-    def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
+    def _settle(self, disposition: Disposition, fetched: Fetched, now: float) -> None:
         tenure, tag = disposition.tenure, disposition.tag
         slot = self.broker.slot(tenure.keyspace, tenure.slot)
         if not self._has(tenure) or tag not in slot.flight:
@@ -220,6 +234,16 @@ class MemoryQueues:
         if disposition.outcome is Outcome.UNCOUNT_START:
             if message.counted_starts and message.counted_starts == disposition.starts:
                 message.counted_starts -= 1
+            return
+        if (claim := disposition.claim) is not None:
+            ledger, settles = self.broker.ledgers[tenure.keyspace], disposition.outcome
+            if settles is Outcome.CLAIM:
+                fetched.claims[tenure.keyspace, tenure.slot, tag] = ledger.claim(claim, tag)
+            elif settles in (Outcome.UNCLAIM, Outcome.MOVE):
+                ledger.give_back(claim, tag)
+            else:
+                ledger.finish(claim, now)
+        if disposition.outcome in (Outcome.CLAIM, Outcome.UNCLAIM):
             return
         del slot.flight[tag]
         if disposition.outcome is Outcome.DEFER:

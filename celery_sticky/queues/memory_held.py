@@ -19,6 +19,7 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 HELD = replace(
     FULL,
     counts_starts=False,
+    claims_runs=False,
     epochs_outlive_store=False,
     fence=Fence.CONNECTION,
     priorities=(0,),

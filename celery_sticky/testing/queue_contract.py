@@ -11,6 +11,7 @@ The broker is empty at the start of each test. Every test checks one sentence of
 from __future__ import annotations
 
 from celery_sticky.testing.queue_fence_contract import FenceContract
+from celery_sticky.testing.queue_ledger_contract import LedgerContract
 from celery_sticky.testing.queue_settle_contract import SettleContract
 from celery_sticky.testing.queue_starts_contract import StartsContract
 from celery_sticky.testing.queue_steps import Broker
@@ -18,5 +19,5 @@ from celery_sticky.testing.queue_steps import Broker
 __all__ = ["Broker", "QueueContract"]
 
 
-class QueueContract(FenceContract, SettleContract, StartsContract):
+class QueueContract(FenceContract, SettleContract, StartsContract, LedgerContract):
     """The whole contract."""

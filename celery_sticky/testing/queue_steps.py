@@ -9,7 +9,18 @@ from typing import Any, Protocol
 import pytest
 from msgspec.structs import replace
 
-from celery_sticky.queues.base import Delivery, Disposition, Fetched, Opening, Outcome, SlotQueues, Tag, Tenure, Want
+from celery_sticky.queues.base import (
+    Delivery,
+    Disposition,
+    Fetched,
+    Opening,
+    Outcome,
+    RunClaim,
+    SlotQueues,
+    Tag,
+    Tenure,
+    Want,
+)
 from celery_sticky.slots import Slot
 
 NOW = 1_000_000.0
@@ -78,6 +89,21 @@ def unmark(delivery: Delivery, starts: int = 1) -> Disposition:
     return Disposition(Outcome.UNCOUNT_START, delivery.tenure, delivery.tag, starts=starts)
 
 
+def claim(delivery: Delivery, run: str = "id/0", *, once: bool = True) -> Disposition:
+    """Return the request to claim the run of a delivery."""
+    return Disposition(Outcome.CLAIM, delivery.tenure, delivery.tag, claim=RunClaim(run, once))
+
+
+def unclaim(delivery: Delivery, run: str = "id/0") -> Disposition:
+    """Return the request to give back the claim of a run that did not start."""
+    return Disposition(Outcome.UNCLAIM, delivery.tenure, delivery.tag, claim=RunClaim(run, once=True))
+
+
+def finishing(disposition: Disposition, run: str = "id/0", *, once: bool = True) -> Disposition:
+    """Return a disposition that ends a run."""
+    return replace(disposition, claim=RunClaim(run, once))
+
+
 def unknown(delivery: Delivery) -> Tag:
     """Return a tag that belongs to no delivery."""
     return replace(delivery.tag, number=delivery.tag.number + 1)
@@ -122,6 +148,7 @@ def _answered(queues: SlotQueues, fetched: Fetched, count: int) -> Fetched:
         fetched.refused += later.refused
         fetched.failed += later.failed
         fetched.counted_starts |= later.counted_starts
+        fetched.claims |= later.claims
     return fetched
 
 

@@ -8,6 +8,8 @@ import pytest
 from harness.sql_broker import OnSql
 
 from celery_sticky.queues import Delivery, SlotQueues, Tenure
+from celery_sticky.queues.sql.names import keyspace_name
+from celery_sticky.sql.text import chunks, values
 from celery_sticky.testing.queue_contract import QueueContract
 from celery_sticky.testing.queue_steps import (
     AGAIN,
@@ -135,3 +137,11 @@ def test_records_of_a_dead_worker_are_deleted_by_those_that_take_its_slots(on_sq
     open_slot(other, tenure(slot=8, epoch=6, incarnation="bob"))
     assert on_sql.count("flight") == 0
     other.close()
+
+
+def test_runs_are_forgotten_in_bounded_batches(on_sql: OnSql, queues: SlotQueues) -> None:
+    for some in chunks([(keyspace_name("default", "sticky"), b"%d" % n, b"", n) for n in range(1500)]):
+        rows, said = values(some)
+        on_sql.database.run("INSERT INTO {ledger} (keyspace, run, holder, done) VALUES " + rows, said)
+    assert [queues.trim_ledger("default", before=1200.0) for _ in range(3)] == [1000, 200, 0]
+    assert on_sql.value("SELECT MIN(done) FROM {ledger}") == 1200

@@ -96,12 +96,12 @@ def test_the_guarantees_of_the_drivers_are_those_on_the_page() -> None:
     for name, driver in drivers.items():
         promised = driver.guarantees
         needed = (promised.fenced, promised.ordered, promised.atomic, promised.deferred, promised.moves)
-        kept = [*needed, promised.counts_starts, promised.epochs_outlive_store]
+        kept = [*needed, promised.counts_starts, promised.claims_runs, promised.epochs_outlive_store]
         said = [promised.fence.value, ", ".join(map(str, promised.priorities))]
         assert found[name] == [*("yes" if one else "no" for one in kept), *said]
 
 
-@pytest.mark.parametrize("name", ["protocol", "placement", "failures", "job-notifications"])
+@pytest.mark.parametrize("name", ["protocol", "ledger", "placement", "failures", "job-notifications"])
 def test_the_tests_that_guard_what_is_promised_are_there(name: str) -> None:
     page = (ROOT / f"docs/explanation/{name}.md").read_text()
     sources = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "celery_sticky/testing").rglob("*.py")]

@@ -20,6 +20,25 @@ def register(app: Celery, history: Path) -> None:
     """Define the tasks on `app`."""
     recorder = Recorder(history)
 
+    @app.task(name="once", shared=False, key="key", bind=True, delivery="at_most_once", max_retries=3)
+    def once(self: Task, key: str, n: int, seconds: float = 0.0, does: str = "") -> str:
+        """Run for `seconds` at most once; `does`: then exit, retry once, or raise."""
+        with recorded(recorder, self, key, n):
+            time.sleep(seconds)
+        if does == "exit":
+            os._exit(1)
+        if does == "retry" and not self.request.retries:
+            raise self.retry(countdown=0)
+        if does == "raise":
+            raise ValueError("as asked")
+        return f"{key} {n}"
+
+    @app.task(name="deduplicated", shared=False, key="key", bind=True, dedupe=True)
+    def deduplicated(self: Task, key: str, n: int, seconds: float = 0.0) -> None:
+        """Run for `seconds`; not again once it has finished."""
+        with recorded(recorder, self, key, n):
+            time.sleep(seconds)
+
     @app.task(name="poison", shared=False, key="key", bind=True)
     def poison(self: Task, key: str, n: int) -> None:
         """Kill the whole worker."""

@@ -5,6 +5,7 @@ Tags are compared by the order of deliveries in their slot: their numbers are th
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from celery_sticky.errors import Fenced
 from celery_sticky.queues import Delivery, Disposition, Fetched, Outcome, SlotQueues, Tag, Tenure, Want
+from celery_sticky.queues.base import RunClaim
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.slots import Slot
 from celery_sticky.testing.queue_steps import open_slot
@@ -24,7 +26,11 @@ SLOTS = range(2)
 ELSEWHERE = 2
 """The slot that messages are moved to; nobody fetches there."""
 STEPS = [0, 3, 6, 9]
-outcomes = st.tuples(st.sampled_from(Outcome), st.integers(0, 30), st.integers(-2, 4), st.booleans())
+RUNS = ["run 0", "run 1"]
+claims = st.builds(RunClaim, st.sampled_from(RUNS), st.booleans())
+outcomes = st.tuples(st.sampled_from(Outcome), st.integers(0, 30), st.integers(-2, 4), st.booleans(), claims)
+Drawn = tuple[Outcome, int, int, bool, RunClaim]
+STARTS, RUNS_ONLY = (Outcome.COUNT_START, Outcome.UNCOUNT_START), (Outcome.CLAIM, Outcome.UNCLAIM)
 owners = st.sampled_from(["ann", "bob"])
 picks = st.lists(st.integers(0, 30), max_size=6)
 
@@ -39,6 +45,7 @@ class Told:
         self.queues, self.publish = queues, publish
         self.seen: list[Delivery] = []
         self._names: dict[tuple[Slot, Tag], str] = {}
+        self._holders: dict[Tag | None, str] = {None: "finished"}
         self._dead_names: dict[str, str] = {}
         self._counts: Counter[Slot] = Counter()
         self._last: dict[Slot, Tag] = {}
@@ -65,7 +72,9 @@ class Told:
         assert tag > self._last.get(slot, Tag(0, "")), "tags grow"
         self._last[slot] = tag
         self._counts[slot] += 1
-        self._names[slot, tag] = self._dead_names[f"{slot}-{tag.number}"] = f"{slot}-{self._counts[slot]}"
+        self._names[slot, tag] = self._holders[tag] = self._dead_names[f"{slot}-{tag.number}"] = (
+            f"{slot}-{self._counts[slot]}"
+        )
 
     def _plain(self, fetched: Fetched) -> dict[str, Any]:
         return {
@@ -75,6 +84,7 @@ class Told:
             "confirmed": sorted(self._said(one) for one in fetched.confirmed),
             "refused": sorted(self._said(one) for one in fetched.refused),
             "counted": {(at[1], self._names[at[1], at[2]]): n for at, n in fetched.counted_starts.items()},
+            "claims": {(at[1], self._names[at[1], at[2]]): self._holders[tag] for at, tag in fetched.claims.items()},
             "drained": fetched.drained,
             "lost": fetched.lost,
             "due": fetched.due,
@@ -127,21 +137,22 @@ class Comparison(RuleBasedStateMachine):
         outcomes=st.lists(outcomes, max_size=6),
         current=st.booleans(),
     )
-    def fetch(self, limits: list[int], outcomes: list[tuple[Outcome, int, int, bool]], current: bool) -> None:
+    def fetch(self, limits: list[int], outcomes: list[Drawn], current: bool) -> None:
         wants = [Want(tenure, limit) for tenure, limit in zip(self.tenures, limits, strict=True)]
         mine, theirs = (one.fetch(wants, self._dispositions(one, outcomes, current), self.now) for one in self.both)
         assert mine == theirs
 
-    def _dispositions(
-        self, one: Told, outcomes: list[tuple[Outcome, int, int, bool]], current: bool
-    ) -> list[Disposition]:
+    def _dispositions(self, one: Told, outcomes: list[Drawn], current: bool) -> list[Disposition]:
         found = []
-        for outcome, pick, wait, replaced in outcomes:
+        for outcome, pick, wait, replaced, claim in outcomes:
             for delivery in _some(one, [pick]):
                 tenure = self.tenures[int(delivery.tenure.slot)] if current else delivery.tenure
                 body = b"%b'" % delivery.body if replaced else None
                 due, starts = self.now + wait, pick % 3 + 1
-                found.append(Disposition(outcome, tenure, delivery.tag, due, body, '{"a": 1}', ELSEWHERE, starts))
+                info = json.dumps({"run": claim.run})
+                bare = outcome in STARTS or (pick % 4 == 0 and outcome not in RUNS_ONLY)
+                said = Disposition(outcome, tenure, delivery.tag, due, body, info, ELSEWHERE, starts)
+                found.append(said if bare else replace(said, claim=claim))
         return found
 
     @rule(seconds=st.integers(1, 3))
@@ -156,6 +167,16 @@ class Comparison(RuleBasedStateMachine):
             dead_id = one.dead()[name][0] if name else "0-1"
             done = one.queues.requeue("k", dead_id) if requeue else one.queues.drop("k", dead_id)
             assert done == bool(names)
+
+    @rule(age=st.integers(0, 3))
+    def trim(self, age: int) -> None:
+        mine, theirs = (one.queues.trim_ledger("k", before=self.now - age) for one in self.both)
+        assert mine == theirs
+
+    @rule(run=st.sampled_from(RUNS))
+    def forget(self, run: str) -> None:
+        for one in self.both:
+            one.queues.forget_run("k", run)
 
     @rule()
     def look(self) -> None:

@@ -27,6 +27,8 @@ class Rule:
     kinds: tuple[Kind, ...] = tuple(Kind)
     held: bool = False
     """Whether slots are held at the broker by connections."""
+    once: bool = False
+    """Whether tasks use the ledger of runs."""
     losses: float | None = None
     """None: drawn from the seed."""
 
@@ -34,7 +36,8 @@ class Rule:
         return self.name
 
     def scenario(self, seed: int, *, placed: bool, jobs: bool) -> Scenario:
-        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, placed=placed, jobs=jobs, held=self.held)
+        held, once = self.held, self.once
+        drawn = draw(seed, deaf=self.deaf, kinds=self.kinds, placed=placed, jobs=jobs, held=held, once=once)
         return drawn if self.losses is None else replace(drawn, losses=self.losses)
 
 

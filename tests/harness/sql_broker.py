@@ -10,7 +10,7 @@ from celery_sticky.queues.sql import SqlQueues, publish
 from celery_sticky.slots import Slot
 from celery_sticky.sql import Address, Database
 
-TABLES = ("message", "fence", "flight", "suspect", "deferred", "dead")
+TABLES = ("message", "fence", "flight", "suspect", "deferred", "dead", "ledger")
 
 
 class OnSql:

@@ -27,6 +27,7 @@ EVERY = 60.0
 @click.option("--placed/--plain", default=None, help="Placed or plain keyspaces; default: as each seed says.")
 @click.option("--jobs", is_flag=True, help="Worlds with jobs, in plain keyspaces if not --placed.")
 @click.option("--held", is_flag=True, help="A broker whose slots are held by connections, instead of fenced by epochs.")
+@click.option("--once", is_flag=True, help="Tasks that run at most once or are deduplicated, and messages sent twice.")
 @click.option("--scale", is_flag=True, help="Instead: figures of a keyspace of 1,000 members and 16,384 slots.")
 def main(
     seeds: int,
@@ -37,10 +38,13 @@ def main(
     placed: bool | None,
     jobs: bool,
     held: bool,
+    once: bool,
     scale: bool,
 ) -> None:
     """Simulate workers, a store and a broker under random faults; exit with 1 if a promise was broken."""
-    scenario = partial(draw, placed=placed, jobs=jobs, held=held)
+    if once and (jobs or held):
+        raise click.UsageError("--once goes with --plain and --placed alone")
+    scenario = partial(draw, placed=placed, jobs=jobs, held=held, once=once)
     if scale:
         for line in measure():
             click.echo(line)
@@ -86,6 +90,7 @@ def _report(failure: Failure) -> int:
     world = "--plain" if failure.scenario.placement is None else "--placed"
     world += " --jobs" if failure.scenario.jobs is not None else ""
     world += " --held" if failure.scenario.held else ""
+    world += " --once" if failure.scenario.claim_ahead is not None else ""
     click.echo(f"again: make simulate SIMULATE_ARGS='{world} --seed {failure.scenario.seed}'")
     return 1
 

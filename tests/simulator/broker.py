@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import SlotId
@@ -15,6 +15,9 @@ from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.memory_held import HeldBroker, HeldQueues
 from celery_sticky.slots import Slot
 from simulator.invariants import Witness
+
+if TYPE_CHECKING:
+    from simulator.process import Process
 
 UNUSABLE = "a record is unusable"
 
@@ -43,11 +46,11 @@ class Observed(MemoryBroker):
 
     def snapshot(self) -> Any:
         """Return a copy of the broker's state."""
-        return deepcopy((self.slots, self.dead))
+        return deepcopy((self.slots, self.dead, self.ledgers))
 
     def roll_back(self, snapshot: Any) -> None:
         """Restore the state of the copy."""
-        self.slots, self.dead = deepcopy(snapshot)
+        self.slots, self.dead, self.ledgers = deepcopy(snapshot)
 
     def connect(self) -> WitnessedQueues:
         """Return a new connection."""
@@ -106,6 +109,8 @@ class WitnessedQueues(MemoryQueues):
         self.broker: Observed = broker
         self.about: Mapping[Disposition, bytes] = {}
         """The messages that the dispositions of the next request concern."""
+        self.process: Process | None = None
+        """Whose connection it is, once that has learned of it."""
         self._witness = broker.witness
 
     @property
@@ -139,14 +144,20 @@ class WitnessedQueues(MemoryQueues):
         tenure = opening.tenure
         if self.broker.is_broken(tenure.slot):
             return SlotBroken(UNUSABLE)
+        slot = self.broker.slot(tenure.keyspace, tenure.slot)
+        fence, flight = slot.fence, dict(slot.flight)
         answer = super()._open(opening)
         if not isinstance(answer, Exception):
+            same = fence is not None and fence.incarnation == tenure.incarnation
+            if (ledger := self._witness.ledger) is not None and self.process is not None and same:
+                for tag in flight.keys() - slot.flight.keys():
+                    ledger.goes_back(flight[tag].body, self.process)
             if self.guarantees.fence is Fence.EPOCH:
                 self._witness.opens(tenure)
             self._count(tenure.keyspace, {tenure.slot})
         return answer
 
-    def _settle(self, disposition: Disposition, fetched: Fetched) -> None:
+    def _settle(self, disposition: Disposition, fetched: Fetched, now: float) -> None:
         slot = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot)
         message = slot.flight.get(disposition.tag)
         if self.broker.is_broken(disposition.tenure.slot):
@@ -154,9 +165,14 @@ class WitnessedQueues(MemoryQueues):
             if message is not None:
                 self._witness.cannot_settle(message.body)
             return
+        ledger, claim = self._witness.ledger, disposition.claim
+        unclaimed = claim is not None and claim.run not in self.broker.ledgers[disposition.tenure.keyspace].claimed
         settled = len(fetched.confirmed)
-        super()._settle(disposition, fetched)
+        super()._settle(disposition, fetched, now)
         if message is not None and len(fetched.confirmed) > settled:
+            if ledger is not None and claim is not None and disposition.outcome is Outcome.CLAIM and unclaimed:
+                assert self.process is not None, "only a connection that somebody has sends dispositions"
+                ledger.claims(claim, self.process, disposition.tenure)
             self._witness.settles(disposition, slot.fence, message.body, meant=self.about.get(disposition))
             if disposition.outcome is Outcome.MOVE:
                 beside = (*slot.flight.values(), *slot.lists[message.priority])

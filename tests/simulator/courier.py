@@ -13,7 +13,16 @@ from celery_sticky.keyspace import DeadBounds
 from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.memory_held import HELD
 from simulator.line import SteppedLine
-from simulator.terms import BROKER_GRACE, DEAD_LIMIT, EPOCH, KEYSPACE, MAX_ATTEMPTS, MAX_WAITING, MAX_WAITING_BYTES
+from simulator.terms import (
+    BROKER_GRACE,
+    DEAD_LIMIT,
+    EPOCH,
+    KEYSPACE,
+    LEDGER_RETENTION,
+    MAX_ATTEMPTS,
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
+)
 
 if TYPE_CHECKING:
     from simulator.process import Process
@@ -36,6 +45,9 @@ class WatchedCourier(Courier):
                 broker_grace=BROKER_GRACE,
                 placed=() if world.scenario.placement is None else (KEYSPACE,),
                 guarantees=HELD if world.scenario.held else FULL,
+                claim_ahead=world.scenario.claim_ahead,
+                ledgers=() if world.scenario.claim_ahead is None else (KEYSPACE,),
+                ledger_retention=LEDGER_RETENTION,
                 dead_bounds={KEYSPACE: DeadBounds(DEAD_LIMIT)},
             ),
             process.report,

@@ -14,6 +14,7 @@ from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tenure
 from celery_sticky.slots import Slot
 
 if TYPE_CHECKING:
+    from simulator.ledger_witness import LedgerWitness
     from simulator.pool import SimulatedRun
     from simulator.process import Process
 
@@ -119,6 +120,22 @@ class Invariant(StrEnum):
     request was lost."""
     NOT_STOPPED = "not-stopped"
     """A job that is not wanted is still there, long after the last fault."""
+    RUN_TWICE = "run-twice"
+    """A run of a task that runs at most once begins a second time."""
+    RUN_AFTER_FINISHED = "run-after-finished"
+    """A run begins that has finished, perhaps as another copy of the message, and the broker has confirmed that."""
+    RUN_NOT_CLAIMED = "run-not-claimed"
+    """A run of a task that runs at most once begins in a worker that has not claimed it in the ledger."""
+    NO_END = "no-end"
+    """All messages of a task are gone, but no run of it finished, and none is buried."""
+    DISCARDED_ORIGINAL = "discarded-original"
+    """A message is discarded as a copy though its run has neither finished nor is claimed."""
+    FALSE_ALARM = "false-alarm"
+    """A run is buried as abandoned that never began, and no fault explains it."""
+    MANY_LOST = "many-lost"
+    """A kill loses more runs that did not begin than a worker may claim ahead."""
+    OPEN_CLAIM = "open-claim"
+    """A run is claimed in the ledger though nothing of it is left."""
     ERROR = "error"
     """A part met an unexpected error."""
     REFUSED = "refused"
@@ -153,6 +170,8 @@ class Progress:
     """Its worker finished it but lost the slot while its broker connection was broken, before reporting it."""
     buried: bool = False
     """It asked to be buried."""
+    messages: int = 1
+    """Messages of it that are not settled: it may have been published again."""
     settled: bool = False
     gone_back: bool = False
     """The broker lost something that it had confirmed about it; that it runs again, and when, is no fault."""
@@ -179,6 +198,8 @@ class Witness:
     begun: int = 0
     """The number of runs so far."""
     evicted: list[str] = field(default_factory=list)
+    ledger: LedgerWitness | None = None
+    """None: no task uses the ledger of runs."""
     _finished: set[bytes] = field(default_factory=set)
     """Messages of which a run has finished."""
     _places: int = 0
@@ -196,9 +217,14 @@ class Witness:
     ) -> None:
         """The broker has taken a message; one that `waits` for its time has no place yet."""
         place = 0 if waits else self._next_place()
-        self.tasks[body] = Progress(slot, key, known_at, place, came=place)
+        if (known := self.tasks.get(body)) is not None:
+            known.messages, known.settled = known.messages + 1, False
+        else:
+            self.tasks[body] = Progress(slot, key, known_at, place, came=place)
         self.names[body] = name
         self._books[slot] += 1
+        if self.ledger is not None:
+            self.ledger.publishes(body)
 
     def comes_due(self, body: bytes) -> None:
         """A deferred message takes its place."""
@@ -243,13 +269,16 @@ class Witness:
             raise Violation(
                 Invariant.FORMER_TENURE, f"{disposition.outcome} by {disposition.tenure}, the fence is {fence}"
             )
+        ran = body in self._finished
+        of_ledger = self.ledger is not None and self.ledger.settles(disposition, body, self.names[body], ran=ran)
         if disposition.outcome not in (Outcome.ACK, Outcome.BURY):
             return
         progress = self.tasks[body]
-        asked = body in self._finished if disposition.outcome is Outcome.ACK else self._may_be_buried(progress)
+        asked = of_ledger or (ran if disposition.outcome is Outcome.ACK else self._may_be_buried(progress))
         if not asked:
             raise Violation(Invariant.ACKED_NEVER_RUN, f"{self.names[body]}: {disposition.outcome}")
-        progress.settled = True
+        progress.messages -= 1
+        progress.settled = progress.messages <= 0
         self._books[disposition.tenure.slot] -= 1
 
     def cannot_settle(self, body: bytes) -> None:
@@ -325,6 +354,8 @@ class Witness:
             self._check_rerun(run, progress, what)
             self._check_order(run, progress)
         self._check_epoch(run)
+        if self.ledger is not None:
+            self.ledger.begins(run)
         for other in self._running[run.key]:
             self.check_overlap(other, run)
         self._running[run.key].append(run)

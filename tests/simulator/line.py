@@ -166,9 +166,14 @@ class SteppedLine:
 
     def _connected(self, queues: WitnessedQueues) -> None:
         self._queues = queues
+        queues.process = self._process
         self._go_on(None)
 
     def _fetched(self, asked: float, fetched: Fetched) -> None:
+        if (ledger := self._world.witness.ledger) is not None:
+            for delivery in fetched.deliveries:
+                if self._courier.is_open((delivery.tenure.keyspace, delivery.tenure.slot)):
+                    ledger.comes(delivery.body, self._process)
         self._heard_at = asked
         self._closed = [(at, slot) for at, slot in self._closed if at > asked - HESITATION]
         self._go_on(fetched)

@@ -48,9 +48,9 @@ class Placed:
         """Return the stamp that a sender writes on a message."""
         return Stamp(str(key), KEYSPACE, slot_for(str(key), self.slots), self.slots, 0.0)
 
-    def send(self, task: Task) -> None:
+    def send(self, task: Task, copy: int = 0) -> None:
         """Let one of the senders send a task."""
-        self._senders[(task.key + task.n) % SENDERS].send(task)
+        self._senders[(task.key + task.n) % SENDERS].send(task, copy)
 
     def place_of(self, key: int) -> Slot | None:
         """Return the queue of a key; None: the key has no place."""

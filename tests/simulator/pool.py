@@ -13,7 +13,7 @@ from celery_sticky.envelope import Envelope
 from celery_sticky.errors import StickyError
 from celery_sticky.keys import SlotId
 from celery_sticky.message import STAMP_HEADER, Stamp
-from celery_sticky.queues.base import Outcome
+from celery_sticky.queues.base import Outcome, RunClaim
 from celery_sticky.slots import Slot
 from simulator.scenario import Ending, Point
 from simulator.terms import EPOCH, KEYSPACE
@@ -25,12 +25,14 @@ LOOK = 0.01
 """Seconds after the end of trust by which a child has ended itself."""
 
 
-def envelope(key: int, n: int, *, retries: int = 0, due: float = 0.0, stamp: Stamp | None = None) -> bytes:
-    """Return the message of a task's try; where keys are placed it has a stamp."""
+def envelope(
+    key: int, n: int, *, retries: int = 0, due: float = 0.0, stamp: Stamp | None = None, copy: int = 0
+) -> bytes:
+    """Return the message of a task's try; where keys are placed it has a stamp. Copies differ in their properties."""
     headers: dict[str, Any] = {"id": f"{key}-{n}", "key": key, "n": n, "retries": retries, "due": due}
     if stamp is not None:
         headers[STAMP_HEADER] = stamp.to_header()
-    return json.dumps({"body": "", "headers": headers, "properties": {}}).encode()
+    return json.dumps({"body": "", "headers": headers, "properties": {"copy": copy} if copy else {}}).encode()
 
 
 class SimulatedRun:
@@ -46,6 +48,7 @@ class SimulatedRun:
         self.membership = process.joined_as
         headers = item.envelope.headers
         self.key, self.n, self.retries = int(headers["key"]), int(headers["n"]), int(headers["retries"])
+        self.copy = int(item.envelope.properties.get("copy", 0))
         placed = entry.claim is not None
         self.epoch = entry.token if placed else item.delivery.tenure.epoch
         self.fenced: Slot | str = str(self.key) if placed else self.slot
@@ -61,6 +64,11 @@ class SimulatedRun:
     def trusted(self) -> bool:
         """Whether the lease it relies on lasts: what its child reads in shared memory."""
         return self.process.trusts and self.process.joined_as == self.membership
+
+    @property
+    def once(self) -> bool:
+        """Whether it must not begin again if it may have begun."""
+        return self.entry.run is not None and self.entry.run.once
 
     @property
     def stands_still(self) -> bool:
@@ -87,6 +95,10 @@ class Pool:
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
         """See `TaskSink.lock_of`."""
         return (KEYSPACE, envelope.headers["key"])
+
+    def claim_of(self, envelope: Envelope) -> RunClaim | None:
+        """See `TaskSink.claim_of`."""
+        return self._world.claim_of(envelope.headers)
 
     def due_of(self, envelope: Envelope) -> float | None:
         """See `TaskSink.due_of`."""
@@ -139,10 +151,16 @@ class Pool:
         self._world.note(self._process.origin, "runs %s", run)
         self._world.witness.begins(run)
         run.begun = True
-        self._process.in_loop(0.0, partial(setattr, run.entry, "began", True))
+        self._process.in_loop(0.0, partial(self._accepted, run))
         task = self._world.tasks[run.key, run.n]
         self._world.after(task.seconds + 1e-3, lambda: self._in_child(run, self._end))
         self._watch(run)
+
+    def _accepted(self, run: SimulatedRun) -> None:
+        """The main process learns that a run has begun."""
+        run.entry.began = True
+        if run.entry.run is not None:
+            self._process.courier.began()
 
     def _watch(self, run: SimulatedRun) -> None:
         """The child reads the lease: it ends itself at the end of trust."""
@@ -183,19 +201,25 @@ class Pool:
         self._runs.pop(run, None)
         self.ended_at = self._world.now
         courier, now = self._process.courier, self._world.now + EPOCH
+        if run.once and run.begun and run.outcome in (None, Ending.DIE):
+            courier.abandon(run.entry, "its process died")
+            self.ready()
+            return
         match run.outcome:
             case Ending.FINISH:
                 courier.end(run.entry, End(Outcome.ACK))
             case Ending.RETRY:
                 due = now + self._process.rng.choice((0.0, 0.1, 3.0))
                 stamp = self._world.stamp(run.key)
-                body = envelope(run.key, run.n, retries=run.retries + 1, due=due, stamp=stamp)
+                body = envelope(run.key, run.n, retries=run.retries + 1, due=due, stamp=stamp, copy=run.copy)
                 self._world.witness.retries(run.body, body)
                 courier.end(run.entry, End(Outcome.DEFER, due=due, body=body))
             case Ending.BURY:
                 self._world.witness.tasks[run.body].buried = True
                 courier.end(run.entry, End(Outcome.BURY, reason="rejected"))
             case Ending.REQUEUE:
+                if self._world.witness.ledger is not None:
+                    self._world.witness.ledger.given_back(run.entry.run)
                 courier.rest(run.entry, run.turn, after_run=True, cause="rejected")
             case _:
                 # If it was ended with its trust, the task is not to blame.

@@ -44,6 +44,8 @@ class Process:
         self.alive = True
         self.failed = False
         """Whether anything has ever befallen it."""
+        self.killed_as = ""
+        """The incarnation as which it was killed, if nothing had befallen it before."""
         self.paused_until = self.frozen_until = 0.0
         """Until then its main process stands still; and the children of its pool."""
         self.hung_until = 0.0
@@ -199,6 +201,8 @@ class Process:
         self.world.struck += 1
         if self.world.jobs is not None:
             self.world.jobs.struck(fault)
+        if fault.kind is Kind.CRASH and not self.failed:
+            self.killed_as = self.machine.incarnation
         self.failed = self.failed or fault.kind is not Kind.LEAVE
         match fault.kind:
             case Kind.PAUSE | Kind.FREEZE:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
+from celery_sticky.queues.base import RunClaim
 from simulator.jobs_scenario import Jobs, draw_jobs
+from simulator.ledger_scenario import Delivery, draw_ledger
 from simulator.placing import WAYS, Pin, PlacementSetup, draw_pins
 from simulator.terms import HASH
 
@@ -137,12 +139,26 @@ class Task:
     """How long each run takes."""
     ends: tuple[Ending, ...] = ()
     """How its first runs end; later runs finish."""
+    delivery: Delivery = Delivery.PLAIN
+    copies: tuple[float, ...] = ()
+    """Seconds after which its message is published again."""
+    identical: bool = False
+    """Whether that is the same message in each byte."""
+
+    def claim(self, retries: int) -> RunClaim | None:
+        """Return its run after so many retries as the ledger names it; None: it does not use the ledger."""
+        if self.delivery is Delivery.PLAIN:
+            return None
+        return RunClaim(f"{self.key}-{self.n}/{retries}", self.delivery is Delivery.ONCE)
 
     def __str__(self) -> str:
         ends = ", then ".join(self.ends) or Ending.FINISH
         words = [f"{self.at:6.2f} key {self.key} #{self.n}: {self.seconds:.2f} s, {ends}"]
         words += [f"priority {self.priority}" if self.priority else ""]
         words += [f"in {self.countdown:.1f} s" if self.countdown else ""]
+        words += [self.delivery if self.delivery is not Delivery.PLAIN else ""]
+        words += [f"published again after {delay:.2f} s" for delay in self.copies]
+        words += ["with the same bytes" if self.identical else ""]
         return ", ".join(word for word in words if word)
 
 
@@ -173,6 +189,8 @@ class Scenario:
     """Whether slots are held at the broker by connections, not fenced by epochs."""
     away: str = ""
     """Names of workers that are not started again once they have ended."""
+    claim_ahead: int | None = None
+    """Most runs that a worker claims ahead of their start; None: no task uses the ledger of runs."""
 
     @property
     def ends(self) -> list[float]:
@@ -194,8 +212,15 @@ def draw(
     placed: bool | None = None,
     jobs: bool = False,
     held: bool = False,
+    once: bool = False,
 ) -> Scenario:
-    """Return the scenario of a seed, with faults of these kinds. `placed` None: the seed chooses."""
+    """Return the scenario of a seed, with faults of these kinds. `placed` None: the seed chooses.
+
+    `once`: its tasks use the ledger of runs. Its broker does not go back: it would lose claims with the other data.
+    """
+    if once:
+        kinds = [kind for kind in kinds if kind is not Kind.BROKER_BACK]
+        return _use_ledger(_draw(seed, kinds=kinds, deaf=deaf, placed=placed))
     if jobs:
         drawn = _draw_with_jobs(seed, kinds, JOB_POINTS if not placed else tuple(Point), deaf=deaf)
         return replace(_place(drawn) if placed else drawn, held=held)
@@ -212,6 +237,17 @@ def _draw(seed: int, *, kinds: Collection[Kind], deaf: bool, placed: bool | None
     if Kind.BROKEN in kinds:
         scenario = replace(scenario, faults=(*scenario.faults, *_breaks(Random(f"broken {seed}"), scenario.slots)))
     return _place(scenario) if placed else scenario
+
+
+def _use_ledger(scenario: Scenario) -> Scenario:
+    """Return the scenario with tasks that run at most once, tasks that are deduplicated, and messages sent twice."""
+    drawn = draw_ledger(scenario.seed, len(scenario.tasks), scenario.concurrency)
+    parts = zip(scenario.tasks, drawn.deliveries, drawn.copies, drawn.identical, strict=True)
+    tasks = tuple(
+        replace(task, delivery=delivery, copies=copies, identical=identical and bool(copies))
+        for task, delivery, copies, identical in parts
+    )
+    return replace(scenario, tasks=tasks, claim_ahead=drawn.claim_ahead)
 
 
 def _place(scenario: Scenario) -> Scenario:

@@ -11,7 +11,6 @@ from celery_sticky.errors import NotPinned, NoWorker, StoreUnavailable
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.placement.lookup import FRESH, PlacementLookup
 from celery_sticky.settings import Settings
-from celery_sticky.slots import Slot
 from celery_sticky.stores.memory.placement import MemoryPlacementStore
 from celery_sticky.stores.placement import Look, Version
 from simulator.scenario import Task
@@ -42,8 +41,8 @@ class Sender:
         self.unsent: dict[Task, str] = {}
         """Tasks that could not be sent so far, and why."""
 
-    def send(self, task: Task, tries: int = 1) -> None:
-        """Send a task; try again later if that fails."""
+    def send(self, task: Task, copy: int = 0, tries: int = 1) -> None:
+        """Send a task, or another copy of its message; try again later if that fails."""
         try:
             queue = self._lookup.of(self._keyspace, str(task.key))
         except (StoreUnavailable, NoWorker, NotPinned) as error:
@@ -51,15 +50,12 @@ class Sender:
             if isinstance(error, NotPinned) and tries >= TRIES:
                 del self.unsent[task]
             else:
-                self._world.after(AGAIN, partial(self.send, task, tries + 1))
+                self._world.after(AGAIN, partial(self.send, task, copy, tries + 1))
             return
         self.unsent.pop(task, None)
         known_at = self._world.now - FRESH
         delay = self._rng.uniform(0, 0.02) if self._rng.random() < 0.9 else self._rng.uniform(0, SLOW)
-        self._world.after(delay, partial(self._arrive, task, queue, known_at))
-
-    def _arrive(self, task: Task, queue: Slot, known_at: float) -> None:
-        self._world.publish(task, queue, known_at)
+        self._world.after(delay, partial(self._world.publish, task, queue, known_at, copy))
 
 
 class _PlacementStore(MemoryPlacementStore):

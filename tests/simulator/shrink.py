@@ -42,6 +42,8 @@ class Failure:
         pins = [f"  pin   {pin}" for pin in scenario.pins]
         placed = [f"keys are placed by {scenario.placement}"] if scenario.placement is not None else []
         placed += [f"{scenario.away} is not started again"] if scenario.away else []
+        if scenario.claim_ahead is not None:
+            placed += [f"at most {scenario.claim_ahead} runs are claimed ahead"]
         trace = ["trace:", *(f"  {line}" for line in self.trace)]
         return "\n".join([head, world, *placed, *faults, *pins, *tasks, *calls, *trace])
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,14 @@ from celery_sticky.ownership import changes
 from celery_sticky.ownership.holdings import SlotState
 from celery_sticky.ownership.machine import Phase
 from celery_sticky.ownership.view import MemberState, View
+from celery_sticky.queues.base import RunClaim, Tenure
 from celery_sticky.slots import Slot
 from celery_sticky.stores.base import Store
 from celery_sticky.stores.memory.store import MemoryServer, MemoryStore
 from simulator.broker import Observed, ObservedHeld, WitnessedQueues
 from simulator.invariants import Invariant, Violation, Witness
 from simulator.jobs_world import JobsWorld
+from simulator.ledger_witness import LedgerWitness
 from simulator.placed import Placed
 from simulator.pool import envelope
 from simulator.process import Process
@@ -39,7 +42,7 @@ RECOVERY = 120.0
 """Seconds after the last fault within which everything must be in order again."""
 LOST = 3
 """Requests of a member without an answer, one after the other, that are a fault: its heartbeats may come too late."""
-AFTER_WORK = (Invariant.NOT_DRAINED, Invariant.NOT_GIVEN_BACK)
+AFTER_WORK = (Invariant.NOT_DRAINED, Invariant.NOT_GIVEN_BACK, Invariant.OPEN_CLAIM)
 """What can only be in order when all work is done."""
 LEAVES_IN = 3.0
 """Seconds within which a worker without running tasks must leave."""
@@ -76,6 +79,10 @@ class World:
         self.witness = self.placed.witness if self.placed is not None else Witness(scenario.slots)
         kind = ObservedHeld if scenario.held else Observed
         self.broker = kind(self.witness, self._has_message, lambda: self.now, placed=self.placed is not None)
+        if scenario.claim_ahead is not None:
+            self.witness.ledger = LedgerWitness(
+                lambda: self.broker.ledgers[KEYSPACE], self._claim_of, self._explains_loss, scenario.claim_ahead
+            )
         self.instruments = Instruments()
         """Of all workers."""
         self.processes: list[Process] = []
@@ -87,6 +94,10 @@ class World:
         self._numbers = count()
         self._out_until = 0.0
         self._beaten: dict[str, float] = {}
+        self._evicted: set[str] = set()
+        """The incarnations that were evicted."""
+        self._store_lost = False
+        """Whether the store ever lost data, or may have: then owners lose their slots without a handover."""
         self.jobs = JobsWorld(self, scenario.jobs) if scenario.jobs is not None else None
         self._plan()
         self._backup = self.server.snapshot()
@@ -242,6 +253,7 @@ class World:
             case Kind.BROKER_BACK:
                 self._broker_goes_back()
         if fault.kind in (Kind.WIPE, Kind.RESTART, Kind.FAIL_OVER):
+            self._store_lost = True
             self._backup = self.server.snapshot()
             if self.jobs is not None:
                 self.jobs.copy()
@@ -335,6 +347,7 @@ class World:
         for name, member in old.members.items():
             if name not in new.members and member.state is not MemberState.LEAVING and writer.name != name:
                 self.witness.evicted.append(name)
+                self._evicted.add(member.incarnation)
                 self._judge_eviction(name, member.incarnation)
 
     def _judge_eviction(self, name: str, incarnation: str) -> None:
@@ -362,16 +375,21 @@ class World:
         return self.broker.connect()
 
     def _send(self, task: Task) -> None:
-        if self.placed is not None:
-            self.placed.send(task)
-        else:
-            self.publish(task, task.key % self.scenario.slots, self.now)
+        self._send_copy(task, 0)
+        for copy, delay in enumerate(task.copies, 1):
+            self.after(delay, partial(self._send_copy, task, copy))
 
-    def publish(self, task: Task, slot: Slot, known_at: float) -> None:
-        """Publish a message whose sender read the placement of its key at `known_at` or later."""
+    def _send_copy(self, task: Task, copy: int) -> None:
+        if self.placed is not None:
+            self.placed.send(task, copy)
+        else:
+            self.publish(task, task.key % self.scenario.slots, self.now, copy)
+
+    def publish(self, task: Task, slot: Slot, known_at: float, copy: int) -> None:
+        """Publish a copy of a message whose sender read the placement of its key at `known_at` or later."""
         due = self.now + EPOCH + task.countdown if task.countdown else 0.0
-        body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key))
-        name = f"key {task.key} #{task.n}"
+        body = envelope(task.key, task.n, due=due, stamp=self.stamp(task.key), copy=0 if task.identical else copy)
+        name = f"key {task.key} #{task.n}" + (f" copy {copy}" if copy else "")
         if self.placed is not None:
             self.note("sender", "%s goes to queue %s", name, slot)
         self.witness.publishes(body, slot, name, waits=due > 0, key=str(task.key), known_at=known_at)
@@ -380,6 +398,20 @@ class World:
     def stamp(self, key: int) -> Stamp | None:
         """Return the stamp that a sender writes on a message; None if the keyspace is not placed."""
         return self.placed.stamp(key) if self.placed is not None else None
+
+    def claim_of(self, headers: Mapping[str, Any]) -> RunClaim | None:
+        """Return the run of a message as the ledger names it; None: its task does not use the ledger."""
+        return self.tasks[int(headers["key"]), int(headers["n"])].claim(int(headers["retries"]))
+
+    def _claim_of(self, body: bytes) -> RunClaim | None:
+        return self.claim_of(json.loads(body)["headers"])
+
+    def _explains_loss(self, process: Process, tenure: Tenure) -> bool:
+        """Return whether a fault explains that a worker lost a slot and did not take back its claims there."""
+        lost_membership = tenure.incarnation in self._evicted or tenure.incarnation != process.machine.incarnation
+        killed = not process.alive and process.machine.phase is not Phase.LEFT
+        befell = killed or lost_membership or process.courier.gave_up
+        return befell or self._store_lost or tenure.slot in self.broker.unusable
 
     def _has_message(self, slot: Slot) -> None:
         for process in self.processes:
@@ -401,6 +433,8 @@ class World:
                 return Invariant.NOT_OWNED, text
         if left := self.witness.left:
             return Invariant.NOT_DRAINED, f"{left} are left"
+        if self.witness.ledger is not None and (found := self.witness.ledger.disorder()) is not None:
+            return found
         if self.jobs is not None and (found := self.jobs.disorder()) is not None:
             return found
         return self.placed.disorder(living) if self.placed is not None else None

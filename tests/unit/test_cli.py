@@ -480,11 +480,19 @@ def test_doctor_tells_effective_settings_and_where_they_come_from(app: Any, sess
     assert settings["sticky_store"][1] == "the broker"
     assert found["guarantees"] == json.loads(json.dumps(asdict(FULL)))
     promised = (
-        "slot queues here: fenced, ordered, atomic, deferred, moves, counts starts, epochs outlive store, exact idle"
+        "slot queues here: fenced, ordered, atomic, deferred, moves, counts starts, claims runs, epochs outlive store, "
+        "exact idle"
     )
     assert f"{promised}; fence by epoch; priorities 0, 3, 6, 9" in " ".join(run(app, "doctor", *QUICK).output.split())
     assert found["tasks"] == [
-        {"task": "sync", "key": "its key, the argument 'tenant'", "keyspace": "default", "serial": True}
+        {
+            "task": "sync",
+            "key": "its key, the argument 'tenant'",
+            "keyspace": "default",
+            "serial": True,
+            "delivery": "at_least_once",
+            "dedupe": False,
+        }
     ]
     assert "nothing is wrong" in run(app, "doctor", *QUICK).output
 

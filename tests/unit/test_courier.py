@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from celery_sticky.delivery import rounds
 from celery_sticky.delivery.courier import Courier
-from celery_sticky.delivery.flow import IDLE, RETRY_FIRST, RETRY_LAST, UNTRUSTED, CourierConfig
+from celery_sticky.delivery.flow import IDLE, LOOK, RETRY_FIRST, RETRY_LAST, UNTRUSTED, CourierConfig
 from celery_sticky.delivery.gate import Entry
 from celery_sticky.delivery.requests import (
     Close,
@@ -33,7 +34,7 @@ from celery_sticky.errors import BrokerUnavailable, Fenced, InvalidKey, SlotBrok
 from celery_sticky.keys import SlotId
 from celery_sticky.keyspace import DeadBounds
 from celery_sticky.ownership.events import BrokerDown, BrokerUp, Drained, Event, Opened, OpenRefused
-from celery_sticky.queues.base import Fetched, Outcome
+from celery_sticky.queues.base import Fetched, Opening, Outcome, Tenure
 from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.memory import MemoryBroker, MemoryQueues
 from celery_sticky.queues.memory_held import HELD, HeldBroker, HeldQueues
@@ -161,6 +162,9 @@ class Worker:
             raise InvalidKey("no key")
         return envelope.task_id.partition(":")[0]
 
+    def claim_of(self, envelope: Envelope) -> None:
+        return None
+
     def due_of(self, envelope: Envelope) -> None:
         return None
 
@@ -213,6 +217,44 @@ def test_with_nothing_to_do_it_idles_until_the_next_time_at_which_there_may_be(w
     worker.line.rest()
     assert worker.readied > readied
     assert [entry.key for entry in worker.started()] == ["k"]
+
+
+def take_the_fence(worker: Worker, slot: int) -> None:
+    """Open a slot as a worker does that stood still, under an epoch that the store has forgotten."""
+    MemoryQueues(worker.broker).open([Opening(Tenure(KS, slot, 9, "stood still", 1))])
+
+
+def test_an_idle_owner_notices_that_the_fence_of_its_slot_was_moved(worker: Worker) -> None:
+    worker.open(1, 2)
+    take_the_fence(worker, 2)
+    assert worker.line.rest() > 0
+    assert OpenRefused(2, 9) not in worker.events
+    worker.now += LOOK
+    worker.line.rest()
+    assert worker.events[-1] == OpenRefused(2, 9)
+
+
+def test_a_refusal_is_followed_by_a_look_at_once(worker: Worker) -> None:
+    """Its message is in flight under the other fence: no message may ever come that causes a fetch."""
+    worker.publish(1, "k:1")
+    worker.open(1)
+    (entry,) = worker.started()
+    take_the_fence(worker, 1)
+    worker.courier.end(entry, End(Outcome.ACK))
+    worker.now += 1.0
+    worker.line.rest()
+    assert worker.events[-1] == OpenRefused(1, 9)
+
+
+def test_many_slots_are_looked_into_in_turns(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
+    monkeypatch.setattr(rounds, "LOOKED_INTO", 2)
+    worker.open(1, 2, 3, 4, 5)
+    for slot in range(1, 6):
+        take_the_fence(worker, slot)
+    for _ in range(4):
+        worker.now += LOOK
+        worker.line.rest()
+    assert {event.slot for event in worker.events if isinstance(event, OpenRefused)} == {1, 2, 3, 4, 5}
 
 
 def test_what_may_not_start_for_lack_of_trust_is_offered_again_soon(worker: Worker) -> None:

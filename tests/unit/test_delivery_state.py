@@ -274,10 +274,10 @@ def test_a_task_that_never_comes_to_an_end_is_marked_and_buried_at_the_limit(bro
     worker.open(1)
     worker.turn()
     started = worker.start()["a:1"]
-    worker.state.again(started, counted=True)
+    worker.state.again(started, NOW, counted=True)
     assert worker.start() == {}, "its start must be marked first"
     worker.turn()
-    worker.state.again(worker.start()["a:1"], counted=True)
+    worker.state.again(worker.start()["a:1"], NOW, counted=True)
     worker.turn()
     worker.turn()
     assert reasons(worker) == ["started 2 times and never finished: its process died each time"]
@@ -384,7 +384,7 @@ def test_what_runs_again_after_its_slot_came_back_runs_under_the_tenure_of_today
         SLOT
     )  # evicted, or the store was lost: while it runs the slot comes back under a higher epoch
     worker.open(8)
-    worker.state.again(entry, counted=False)
+    worker.state.again(entry, NOW, counted=False)
     worker.turn()
     assert worker.start()["a:1"] is entry
     assert entry.content.delivery.tenure.epoch == 8
@@ -477,7 +477,7 @@ def test_a_refused_mark_leaves_a_death_counted() -> None:
         worker.turn()  # a start that needs a mark gets it now
         for entry in worker.start().values():
             runs += 1
-            worker.state.again(entry, counted=True)
+            worker.state.again(entry, NOW, counted=True)
         worker.reconnect()
     assert runs == 3
     assert reasons(worker) == ["started 3 times and never finished: its process died each time"]
@@ -489,7 +489,7 @@ def test_a_mark_that_was_not_answered_counts_once(broker: MemoryBroker, lost: bo
     started = worker.start()
     worker.state.end(started["b:1"], ACK, NOW)
     worker.turn()
-    worker.state.again(started["a:1"], counted=True)
+    worker.state.again(started["a:1"], NOW, counted=True)
     dispositions = worker.state.dispositions(NOW + 60)
     if lost:
         worker.queues.fetch([], dispositions, NOW)
@@ -530,7 +530,7 @@ def test_no_more_is_fetched_while_what_waits_is_too_many_bytes_and_one_message_a
     assert worker.state.wants(NOW, company=True) == []
     (started,) = worker.start().values()
     assert worker.state.gate.bytes < 100 and worker.state.wants(NOW, company=True)
-    worker.state.again(started, counted=False)
+    worker.state.again(started, NOW, counted=False)
     assert worker.state.gate.bytes >= 500
     worker.state.stop(SLOT, NOW)
     assert worker.state.gate.bytes == 0
@@ -615,7 +615,7 @@ def test_a_slot_is_not_given_away_while_a_task_runs_whose_message_the_broker_has
     rolled_back(broker, copy)
     worker.reconnect()
     worker.state.stop(SLOT, NOW)
-    worker.state.again(started["a:1"], counted=False)
+    worker.state.again(started["a:1"], NOW, counted=False)
     assert Drained(1) not in worker.reports, "b:1 runs"
     worker.state.end(started["b:1"], ACK, NOW)
     worker.turn()
@@ -705,7 +705,7 @@ def test_a_mark_that_one_slot_refuses_holds_up_no_other(broker: MemoryBroker) ->
     worker = suspects(broker)
     worker.concurrency = 1
     for entry in worker.start().values():
-        worker.state.again(entry, counted=True)
+        worker.state.again(entry, NOW, counted=True)
     (mark,) = worker.state.dispositions(NOW)
     worker.state.take_in(Fetched(failed=[(mark, "a key of a wrong type")]), NOW)
     (other,) = worker.state.dispositions(NOW + 0.1)
@@ -718,7 +718,7 @@ def test_a_start_that_a_slot_refuses_to_count_for_long_is_counted_when_the_slot_
     worker = suspects(broker)
     worker.concurrency = 2
     for entry in worker.start().values():
-        worker.state.again(entry, counted=True)
+        worker.state.again(entry, NOW, counted=True)
     now = NOW
     for _ in range(6):
         marks = worker.state.dispositions(now)

@@ -87,7 +87,22 @@ def send(app: Any, keyspace: str) -> None:
 
 def test_every_guarantee_is_asked_for() -> None:
     described = {"counts_starts", "epochs_outlive_store", "fence", "priorities", "returns", "exact_idle", "company"}
-    assert {field.name for field in fields(Guarantees)} == {*NEEDS, "moves", *described}
+    assert {field.name for field in fields(Guarantees)} == {*NEEDS, "moves", "claims_runs", *described}
+
+
+@pytest.mark.parametrize("option", [{"delivery": "at_most_once"}, {"dedupe": True}], ids=str)
+def test_only_tasks_with_a_ledger_need_a_broker_that_keeps_one(
+    app: Any, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
+) -> None:
+    without("claims_runs", monkeypatch)
+    assemble(app)
+
+    @app.task(name="mail", key="to", shared=False, **option)
+    def mail(to: str) -> None: ...
+
+    said = r"memory://.*cannot carry tasks mail.*'claims_runs' is missing.*Redis or Valkey.*leave out these options"
+    with pytest.raises(InvalidSettings, match=said):
+        assemble(app)
 
 
 @pytest.mark.parametrize("name", NEEDS)

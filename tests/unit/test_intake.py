@@ -34,6 +34,9 @@ class Sink:
     def lock_of(self, slot: SlotId, envelope: Envelope) -> str:
         return envelope.task_id
 
+    def claim_of(self, envelope: Envelope) -> None:
+        return None
+
     def due_of(self, envelope: Envelope) -> None:
         return None
 

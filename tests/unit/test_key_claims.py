@@ -157,7 +157,7 @@ def test_messages_that_belong_elsewhere_go_there_in_their_order_and_lock_nothing
     assert standing(broker, OTHER) == ["a0"], "not before the broker is told"
     worker.turn()
     assert standing(broker, OTHER) == ["a0", "a1", "a2"]
-    assert not broker.slot(KS, MINE).flight.keys() - {Tag(2, "me-1.1.1")} and worker.delivery_state.gate.keys == 1
+    assert not broker.slot(KS, MINE).flight.keys() - {Tag(2, "me-1.1.1.@me")} and worker.delivery_state.gate.keys == 1
     hops = [json.loads(m.body)["headers"][STAMP_HEADER].get("hops") for m in broker.slot(KS, OTHER).waiting]
     assert hops == [None, 1, 1]
 
@@ -183,7 +183,7 @@ def test_what_waits_behind_a_run_that_has_not_begun_stays_behind_it(worker: Work
     worker.move_all("a", OTHER)
     worker.turn()
     assert standing(broker, OTHER) == []
-    worker.delivery_state.again(started["a1"], counted=False)
+    worker.delivery_state.again(started["a1"], NOW, counted=False)
     assert worker.start() == {}, "the key belongs elsewhere"
     worker.move_all("a", OTHER)
     worker.turn()
@@ -242,7 +242,7 @@ def test_a_run_that_came_to_no_end_needs_the_claim_again(worker: Worker) -> None
     worker.grant("a")
     started = worker.start()
     worker.claims.serve(KS, "me-2", MINE)
-    worker.delivery_state.again(started["a1"], counted=False)
+    worker.delivery_state.again(started["a1"], NOW, counted=False)
     assert worker.start() == {}
     worker.grant("a", 9)
     assert [entry.token for entry in worker.start().values()] == [9]
@@ -255,13 +255,13 @@ def test_a_run_that_came_to_no_end_waits_where_members_have_changed_while_it_ran
     worker.grant("b")
     worker.claims.review(KS)
     started = worker.start()
-    worker.delivery_state.again(started["b1"], counted=False)
+    worker.delivery_state.again(started["b1"], NOW, counted=False)
     assert worker.start() == {} and worker.asked(NOW + 0.1) == ["a", "b"]
     worker.claims.reviewed(KS, "b", NOW, elsewhere=False)
     started = worker.start()
     assert list(started) == ["b1"] and started["b1"].token == 7, "it belongs here still"
     worker.claims.review(KS)
-    worker.delivery_state.again(started["b1"], counted=False)
+    worker.delivery_state.again(started["b1"], NOW, counted=False)
     worker.claims.reviewed(KS, "b", NOW, elsewhere=True)
     assert worker.start() == {}
     worker.move_all("b", OTHER)

@@ -23,7 +23,7 @@ def test_an_end_is_recalled_once() -> None:
 def test_starts_are_recalled_with_the_epoch_in_which_they_were_counted() -> None:
     memory = MessageMemory()
     memory.note_starts(b"m", Entry(("ks", 1), 1, "key", attempts=2, start_counted=True), 7)
-    assert memory.recall(b"m") == (None, Starts(2, True, 7))
+    assert memory.recall(b"m") == (None, Starts(2, True, 7, ()))
 
 
 def test_no_more_messages_are_remembered_than_there_is_room_for() -> None:

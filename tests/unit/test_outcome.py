@@ -10,7 +10,7 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import InvalidTaskError, Reject
 
 from celery_sticky.execution.body import NotBegun
-from celery_sticky.execution.outcome import MOST_TRIES, Ending, Said, decide
+from celery_sticky.execution.outcome import MOST_TRIES, Ending, Said, decide, may_have_run
 
 pytestmark = pytest.mark.unit
 LAST = MOST_TRIES - 1
@@ -54,6 +54,24 @@ def test_what_the_worker_ended_itself_counts_for_nothing(said: dict[str, Any]) -
 @pytest.mark.parametrize("error", [ConnectionError(), MemoryError(), RuntimeError("the pool is closed"), KeyError("x")])
 def test_what_fails_before_the_start_is_tried_again(error: Exception) -> None:
     assert decide(Said(error=error), to_blame=lambda: True, failures=0) is Ending.FAILED
+
+
+@pytest.mark.parametrize(
+    ("ending", "said", "may"),
+    [
+        (Ending.DIED, {"reserved": True}, True),
+        (Ending.DIED, {}, False),
+        (Ending.INTERRUPTED, {"reserved": True}, True),
+        (Ending.FAILED, {"reserved": True, "began": True, "error": ConnectionError()}, True),
+        (Ending.FAILED, {"reserved": True, "began": True, "error": NotBegun("away")}, False),
+        (Ending.FAILED, {"reserved": True, "error": ConnectionError()}, False),
+        (Ending.NOT_STARTED, {"reserved": True, "dropped": True}, False),
+        (Ending.REQUEUED, {"reserved": True, "began": True}, False),
+        (Ending.ENDED, {"reserved": True, "began": True}, False),
+    ],
+)
+def test_which_attempts_may_have_run_without_an_end(ending: Ending, said: dict[str, Any], may: bool) -> None:
+    assert may_have_run(ending, Said(**said)) is may
 
 
 def test_a_message_that_cannot_be_read_is_given_up_at_once() -> None:

@@ -183,6 +183,9 @@ class Worker:
     def lock_of(self, slot: SlotId, envelope: Envelope) -> Hashable:
         return (slot[0], envelope.headers[STAMP_HEADER]["key"])
 
+    def claim_of(self, envelope: Envelope) -> None:
+        return None
+
     def due_of(self, envelope: Envelope) -> None:
         return None
 

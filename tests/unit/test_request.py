@@ -53,7 +53,10 @@ def test_what_the_pool_has_accepted_has_begun() -> None:
             assert run.accepting and run.entry.began
 
     run = SimpleNamespace(
-        said=Said(), accepting=False, entry=SimpleNamespace(began=False), context=SimpleNamespace(has_processes=False)
+        said=Said(),
+        accepting=False,
+        entry=SimpleNamespace(began=False, run=None),
+        context=SimpleNamespace(has_processes=False),
     )
     request: Any = object.__new__(sticky_request_class(Stock))
     request._run = run

@@ -544,6 +544,10 @@ def no_key(self: Any, order: Any) -> Any:
         ({"key": lambda self, tenant: tenant, "bind": True}, "without `self`"),
         ({"key": "tenant", "keyspace": "a.b"}, "keyspace 'a.b'"),
         ({"key": "tenant", "serial": "no"}, "serial"),
+        ({"key": "tenant", "delivery": "once"}, "delivery is 'once'; it must be 'at_least_once' or 'at_most_once'"),
+        ({"key": "tenant", "dedupe": 1}, "dedupe is 1; it must be True or False"),
+        ({"delivery": "at_most_once"}, "delivery but no key: only keyed tasks have a ledger"),
+        ({"dedupe": True, "delivery": "at_most_once"}, "delivery and dedupe but no key"),
     ],
 )
 def test_a_key_that_cannot_be_taken_is_refused_by_task(app: Any, declared: dict[str, Any], reason: str) -> None:
@@ -553,7 +557,7 @@ def test_a_key_that_cannot_be_taken_is_refused_by_task(app: Any, declared: dict[
 
     app.task(shared=False, name="wrong", **declared)(bound if declared.get("bind") else run)
     with pytest.raises(InvalidTask) as refused:
-        task(app, "wrong").delay("foo")
+        Sticky.of(app).tasks.spec_of(task(app, "wrong"))
     assert "'wrong'" in str(refused.value) and reason in str(refused.value)
     with pytest.raises(InvalidTask, match="'wrong'"):
         Sticky.of(app).tasks.all()

@@ -96,8 +96,8 @@ def closed_at_once(self: WorkerQueues) -> bool:
     return True
 
 
-def moved_and_dropped(self: MemoryQueues, disposition: Disposition, fetched: Fetched) -> None:
-    settle(self, disposition, fetched)
+def moved_and_dropped(self: MemoryQueues, disposition: Disposition, fetched: Fetched, now: float) -> None:
+    settle(self, disposition, fetched, now)
     if disposition.outcome is Outcome.MOVE and disposition in fetched.confirmed:
         for line in self.broker.slot(disposition.tenure.keyspace, disposition.to).lists.values():
             if line and line[-1].body == disposition.body:

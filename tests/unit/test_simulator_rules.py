@@ -228,9 +228,9 @@ def refuses_no_old_count(fence: Tenure, tenure: Tenure) -> bool:
     return fence.epoch > tenure.epoch or (fence.epoch == tenure.epoch and fence.incarnation != tenure.incarnation)
 
 
-def settle_for_anybody(self: MemoryQueues, disposition: Disposition, fetched: Fetched) -> None:
+def settle_for_anybody(self: MemoryQueues, disposition: Disposition, fetched: Fetched, now: float) -> None:
     fence = self.broker.slot(disposition.tenure.keyspace, disposition.tenure.slot).fence
-    settle(self, msgspec.structs.replace(disposition, tenure=fence or disposition.tenure), fetched)
+    settle(self, msgspec.structs.replace(disposition, tenure=fence or disposition.tenure), fetched, now)
 
 
 def bring_to_anybody(self: MemoryQueues, want: Want, now: float, fetched: Fetched) -> None:
@@ -381,6 +381,14 @@ RULES = [
         breaks={Invariant.TWO_OWNERS},
         first=8_027_043,
     ),
+    rule(
+        "an idle owner looks into its slots now and then",
+        SlotLifecycle,
+        "look_around",
+        lambda self: None,
+        breaks={Invariant.NOT_OWNED},
+        first=1_452_382_499,
+    ),
     rule("one task of a key at a time", Gate, "add", add_to_no_line, breaks={Invariant.OVERLAP_SAME_WORKER}),
     rule(
         "a key is free when the disposition is confirmed",
@@ -455,6 +463,9 @@ RULES = [
         Rounds,
         "note_deferred",
         lambda self, slot, due: None,
+        SlotLifecycle,
+        "look_around",
+        lambda self: None,
         breaks={Invariant.NOT_DRAINED},
     ),
     rule(
@@ -462,6 +473,9 @@ RULES = [
         CourierFlow,
         "_after_idle",
         lambda self, woken: after_idle(self, ()),
+        SlotLifecycle,
+        "look_around",
+        lambda self: None,
         breaks={Invariant.NOT_DRAINED},
     ),
     rule(

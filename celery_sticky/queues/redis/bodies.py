@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from celery_sticky.errors import SlotBroken
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure
-from celery_sticky.queues.redis.exchange import field_of
+from celery_sticky.queues.ledger_records import tag_text
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
@@ -122,7 +122,7 @@ class Bodies:
         if seq is None:
             return None
         tag = Tag(seq + 1, tenure.trip(trip))
-        key = f"{queue}:body:{field_of(tag)}"
+        key = f"{queue}:body:{tag_text(tag)}"
         priority = self._layout.priority_of(tenure.keyspace, tenure.slot, list_key)
         value = b"%d:%b%b" % (priority, REFERENCE, key.encode())
         body = self._move(queue, list_key, key, tag, value, _parts(tenure))
@@ -155,7 +155,7 @@ class Bodies:
             value = b"%d:%b" % (delivery.priority, delivery.body)
             *_, done = self._server.ask(
                 pack("MULTI"),
-                pack("HSET", f"{queue}:flight", field_of(delivery.tag), value),
+                pack("HSET", f"{queue}:flight", tag_text(delivery.tag), value),
                 pack("UNLINK", key),
                 pack("SREM", f"{queue}:big", key),
                 *([] if referred(delivery.body) else [pack("HSET", f"{queue}:fence", "light", 1, "more", 1)]),
@@ -170,7 +170,7 @@ class Bodies:
         replies = self._server.wire.call(
             pack("MULTI"),
             pack("HSET", f"{queue}:fence", "seq", tag.number, "big", 1, "more", 1),
-            pack("HSET", f"{queue}:flight", field_of(tag), value),
+            pack("HSET", f"{queue}:flight", tag_text(tag), value),
             pack("SADD", f"{queue}:big", key),
             pack("LMOVE", list_key, key, "RIGHT", "LEFT"),
             pack("EXEC"),
@@ -181,11 +181,11 @@ class Bodies:
         if isinstance(done, ServerError):
             if not any(str(reply).startswith("OOM") for reply in replies if isinstance(reply, ServerError)):
                 self._server.answered(done)
-            said: list[Argument] = [*ours, tag.number, field_of(tag), value]
+            said: list[Argument] = [*ours, tag.number, tag_text(tag), value]
             return cast(bytes | None, self._server.run_one(self._aside, [queue, list_key, key], said))
         body = cast(list[object], done)[-1]
         if not isinstance(body, bytes):  # purged meanwhile, or of a wrong type
-            self._server.ask(pack("HDEL", f"{queue}:flight", field_of(tag)), pack("SREM", f"{queue}:big", key))
+            self._server.ask(pack("HDEL", f"{queue}:flight", tag_text(tag)), pack("SREM", f"{queue}:big", key))
         if isinstance(body, ServerError):
             raise SlotBroken(f"key {list_key}: {body}")
         return cast(bytes | None, body)

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import cast
 
 from celery_sticky.errors import SlotBroken
-from celery_sticky.queues.inspection import Dead
+from celery_sticky.queues.inspection import Dead, run_of
+from celery_sticky.queues.ledger_records import run_name
 from celery_sticky.queues.redis.bodies import Bodies
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.scripts import Script
@@ -76,9 +77,15 @@ class DeadQueue:
 
     def requeue(self, keyspace: str, dead_id: str, slot: Slot) -> bool:
         """See `SlotQueues.requeue`."""
-        keys = [self._layout.dead(keyspace), self._layout.queue(keyspace, slot)]
+        dead = self._layout.dead(keyspace)
+        keys = [dead, self._layout.queue(keyspace, slot), self._layout.ledger(keyspace)]
         with self._about(keyspace):
-            return self._server.run_one(self._requeue, keys, [self._layout.separator, dead_id]) == 1
+            (info,) = self._server.ask(pack("HGET", f"{dead}:info", dead_id))
+            run = run_name(run_of(cast(bytes, info or b"").decode()))
+            done = self._server.run_one(self._requeue, keys, [self._layout.separator, dead_id, run])
+            if isinstance(done, bytes):
+                raise SlotBroken(done.decode(errors="replace"))
+        return done == 1
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.drop`."""

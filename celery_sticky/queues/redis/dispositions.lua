@@ -106,19 +106,70 @@ local function settle(queue, act, field, at, has)
     return 1
 end
 
+-- Return the ledger and the run, the last two arguments of a disposition that concerns a run, or nil.
+local function run_of(act, at)
+    if act == 'c' or act == 'g' or act ~= string.lower(act) then
+        local last = at + arguments[act] - 1
+        return ARGV[last - 1], ARGV[last]
+    end
+end
+
+-- Return which earlier deliveries may hold the claim that is given back: it stands before the ledger.
+local function earlier_of(act, at)
+    return ARGV[at + arguments[act] - 3]
+end
+
+-- Claim a run or give it back: the delivery stays in flight.
+local function settle_run(queue, act, field, at)
+    if redis.call('HEXISTS', queue .. ':flight', field) == 0 then
+        return 0
+    end
+    local ledger, run = run_of(act, at)
+    if act == 'c' then
+        return claim(ledger, run, field, ARGV[at + 1] == '1')
+    end
+    give_back(ledger, run, field, earlier_of(act, at))
+    return 1
+end
+
+-- Settle a delivery, and record in the same step what that means for its run.
+local function settle_with_run(queue, act, field, at, has)
+    local ledger, run = run_of(act, at)
+    touch_ledger(ledger)
+    local plain = act == 'A' and not has.more
+    local answer = plain and redis.call('HDEL', has.flight, field) or settle(queue, string.lower(act), field, at, has)
+    if answer == 1 and act == 'F' then
+        give_back(ledger, run, field, earlier_of(act, at))
+    elseif answer == 1 then
+        finish(ledger, run, now)
+    end
+    return answer
+end
+
+local function settler(act, ledger)
+    if not ledger then
+        return settle
+    end
+    return (act == 'c' or act == 'g') and settle_run or settle_with_run
+end
+
 local function settle_safely(queue, act, at, has)
     if spent > BUDGET then
         return -1
     end
     spent = spent + DISPOSITION_COST
-    local done, answer = pcall(settle, queue, act, string.sub(ARGV[at], 2), at, has)
+    local ledger = run_of(act, at)
+    local done, answer = pcall(settler(act, ledger), queue, act, string.sub(ARGV[at], 2), at, has)
     if done then
         return answer
     end
-    local others = {}
+    local others = ledger and ledger_keys(ledger) or {}
+    act = string.lower(act)
     if act == 'b' then
         local dead = ARGV[at + 1]
-        others = {{dead, 'hash'}, {dead .. ':info', 'hash'}, {dead .. ':order', 'zset'}}
+        others[#others + 1] = {dead, 'hash'}
+        others[#others + 1] = {dead .. ':info', 'hash'}
+        others[#others + 1] = {dead .. ':order', 'zset'}
     elseif act == 'f' then
         for _, priority in ipairs(steps) do
             others[#others + 1] = {list(ARGV[at + 1], priority), 'list'}

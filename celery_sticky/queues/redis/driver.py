@@ -27,6 +27,7 @@ from celery_sticky.queues.redis.depths import Depths
 from celery_sticky.queues.redis.empty_slots import EmptySlots
 from celery_sticky.queues.redis.exchange import REQUEST_DISPOSITIONS, Answer, arguments, arrange, read, split
 from celery_sticky.queues.redis.layout import Layout
+from celery_sticky.queues.redis.ledger import RunLedger
 from celery_sticky.queues.redis.openings import Openings
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
@@ -57,6 +58,7 @@ class RedisQueues:
         self._server = Server(self._wire)
         self._bodies = Bodies(self._server, layout)
         self._dead = DeadQueue(self._server, layout, self._bodies)
+        self._ledger = RunLedger(self._server, layout)
         self._openings = Openings(self._server, layout, self._empty)
         self._depths = Depths(self._server, layout)
         self._fetch = Script.load("fetch")
@@ -173,6 +175,14 @@ class RedisQueues:
     def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
         """See `SlotQueues.trim_dead`."""
         return self._dead.trim(keyspace, limit, before)
+
+    def trim_ledger(self, keyspace: str, *, before: float) -> int:
+        """See `SlotQueues.trim_ledger`."""
+        return self._ledger.trim(keyspace, before)
+
+    def forget_run(self, keyspace: str, run: str) -> None:
+        """See `SlotQueues.forget_run`."""
+        self._ledger.forget(keyspace, run)
 
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.requeue`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Tenure, Want
+from celery_sticky.queues.ledger_records import run_name, tag_of, tag_text
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.redis_resp import Argument
 
@@ -15,6 +17,18 @@ NOT_NOW = -1
 REQUEST_BYTES = 1024 * 1024
 """Most bytes of bodies in one request."""
 REQUEST_DISPOSITIONS = 256
+ACTS = {
+    Outcome.ACK: "a",
+    Outcome.DEFER: "d",
+    Outcome.BURY: "b",
+    Outcome.MOVE: "f",
+    Outcome.COUNT_START: "m",
+    Outcome.UNCOUNT_START: "u",
+    Outcome.CLAIM: "c",
+    Outcome.UNCLAIM: "g",
+}
+"""Outcomes as the script names them; in upper case if they settle a run too."""
+ACTS_OF_STARTS, ACTS_OF_RUNS = "mu", "cg"
 
 
 @dataclass(slots=True)
@@ -61,37 +75,55 @@ def split(dispositions: Sequence[Disposition]) -> int:
 
 def arguments(parts: Sequence[TenurePart], layout: Layout, now: float, trip: int) -> list[Argument]:
     """Return the script arguments for these parts."""
-    said: list[Argument] = [repr(now), layout.separator, layout.steps_json, trip]
+    said: list[Argument] = [repr(now), layout.separator, layout.steps_json]
     for part in parts:
         tenure = part.tenure
         said += (tenure.epoch, tenure.incarnation, tenure.open_count, part.limit, len(part.dispositions))
         for disposition in part.dispositions:
-            if disposition.outcome is Outcome.ACK:
-                said.append("a" + field_of(disposition.tag))
+            if disposition.outcome is Outcome.ACK and disposition.claim is None:
+                said.append("a" + tag_text(disposition.tag))
             else:
-                _say(said, disposition, layout)
+                said += _words(disposition, layout)
+        if part.limit != NOTHING_WANTED:
+            said.append(tenure.trip(trip))
     return said
 
 
-def field_of(tag: Tag) -> str:
-    """Return the field of a delivery in the hash of deliveries in flight."""
-    return f"{tag.number}:{tag.trip}"
+def _words(disposition: Disposition, layout: Layout) -> list[Argument]:
+    """Return the script arguments of a disposition."""
+    act, words, claim = ACTS[disposition.outcome], _own_words(disposition, layout), disposition.claim
+    if act in ACTS_OF_RUNS:
+        assert claim is not None, "a run is claimed or given back"
+    if claim is not None and act not in ACTS_OF_STARTS:
+        act = act if act in ACTS_OF_RUNS else act.upper()
+        words += (layout.ledger(disposition.tenure.keyspace), run_name(claim.run))
+    return [act + tag_text(disposition.tag), *words]
 
 
-def _say(said: list[Argument], disposition: Disposition, layout: Layout) -> None:
-    name, body = field_of(disposition.tag), disposition.body or b""
+def _own_words(disposition: Disposition, layout: Layout) -> list[Argument]:
+    """Return the arguments between the delivery and its run."""
+    keyspace, body = disposition.tenure.keyspace, disposition.body or b""
     match disposition.outcome:
-        case Outcome.COUNT_START:
-            said += ("m" + name, disposition.starts)
-        case Outcome.UNCOUNT_START:
-            said += ("u" + name, disposition.starts)
+        case Outcome.COUNT_START | Outcome.UNCOUNT_START:
+            return [disposition.starts]
+        case Outcome.CLAIM:
+            return [int(disposition.claim is not None and disposition.claim.once)]
         case Outcome.DEFER:
-            said += ("d" + name, repr(disposition.due), body)
+            return [repr(disposition.due), body]
+        case Outcome.UNCLAIM if disposition.claim is not None:
+            return [_fields(disposition.claim.earlier)]
         case Outcome.MOVE:
-            said += ("f" + name, layout.queue(disposition.tenure.keyspace, disposition.to), body)
+            earlier = [] if disposition.claim is None else [_fields(disposition.claim.earlier)]
+            return [layout.queue(keyspace, disposition.to), body, *earlier]
         case Outcome.BURY:
-            slot, keyspace = disposition.tenure.slot, disposition.tenure.keyspace
-            said += ("b" + name, layout.dead(keyspace), f"{slot}-{disposition.tag.number}", disposition.info)
+            dead_id = f"{disposition.tenure.slot}-{disposition.tag.number}"
+            return [layout.dead(keyspace), dead_id, disposition.info]
+        case _:
+            return []
+
+
+def _fields(tags: Sequence[Tag]) -> str:
+    return json.dumps([tag_text(tag) for tag in tags]) if tags else ""
 
 
 def read(parts: Sequence[TenurePart], reply: Sequence[object], trip: int) -> Answer:
@@ -134,10 +166,11 @@ def _settled(answer: Answer, disposition: Disposition, told: object) -> None:
         fetched.refused.append(disposition)
     else:
         fetched.confirmed.append(disposition)
+        at = (disposition.tenure.keyspace, disposition.tenure.slot, disposition.tag)
         if disposition.outcome is Outcome.COUNT_START:
-            fetched.counted_starts[disposition.tenure.keyspace, disposition.tenure.slot, disposition.tag] = cast(
-                int, told
-            )
+            fetched.counted_starts[at] = cast(int, told)
+        elif disposition.outcome is Outcome.CLAIM:
+            fetched.claims[at] = next(map(tag_of, cast(list[bytes], told)), None)
 
 
 def _brought(answer: Answer, tenure: Tenure, trip: int, answers: Iterator[object]) -> None:

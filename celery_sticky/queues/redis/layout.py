@@ -10,7 +10,7 @@
                                            cut: the time before which deferred messages come before the lists;
                                            more: present if any of the fields after seq may be present
     <list>:ahead                  list     while there is a cut: messages that come before that list
-    <queue>:flight                hash     <number>:<opening>.<trip> → <priority>:<body>
+    <queue>:flight                hash     <number>:<trip> → <priority>:<body>
     <queue>:deferred              zset     <number>:<priority>:<body>, scored with its due time
     <queue>:marks                 hash     SHA-1 of a suspect's body (its ends, if long) → starts
     <queue>:body:…                list     one body that is too big for a script; its reference is in its place
@@ -18,8 +18,11 @@
     <prefix>.<keyspace>:dead      hash     id → <priority>:<body>
     <prefix>.<keyspace>:dead:info hash     id → the JSON object given when it was buried
     <prefix>.<keyspace>:dead:order zset    id, scored with its position
+    <prefix>.<keyspace>:ledger    hash     run → the field of the delivery that holds it: claimed, not finished
+    <prefix>.<keyspace>:ledger:done zset   run, scored with the time at which it finished
 
-Bodies are never decoded or re-encoded. Only the fence outlives the messages: one small hash per slot.
+Bodies are never decoded or re-encoded. Two things outlive the messages: the fence, one small hash per slot, and the
+ledger.
 """
 
 from __future__ import annotations
@@ -85,3 +88,7 @@ class Layout:
     def dead(self, keyspace: str) -> str:
         """Return the key of a keyspace's buried messages."""
         return f"{self.key_prefix}{self.prefix}.{keyspace}:dead"
+
+    def ledger(self, keyspace: str) -> str:
+        """Return the key of a keyspace's claimed runs."""
+        return f"{self.key_prefix}{self.prefix}.{keyspace}:ledger"

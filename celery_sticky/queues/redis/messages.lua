@@ -195,9 +195,8 @@ local function take(queue, limit, has, trip)
     end
 end
 
-local function take_safely(queue, limit, has, at)
+local function take_safely(queue, limit, has, trip)
     local said = answered
-    local trip = ARGV[at + 1] .. '.' .. ARGV[at + 2] .. '.' .. ARGV[4]
     local done, err = pcall(take, queue, limit, has, trip)
     if not done then
         for i = answered, said + 1, -1 do

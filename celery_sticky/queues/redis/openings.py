@@ -8,8 +8,8 @@ from typing import cast
 
 from celery_sticky.errors import Fenced, SlotBroken
 from celery_sticky.queues.base import OpenAnswer, Opening, Tag
+from celery_sticky.queues.ledger_records import tag_text
 from celery_sticky.queues.redis.empty_slots import EmptySlots
-from celery_sticky.queues.redis.exchange import field_of
 from celery_sticky.queues.redis.layout import Layout
 from celery_sticky.queues.redis.scripts import Script
 from celery_sticky.queues.redis.server import Server
@@ -43,7 +43,7 @@ class Openings:
         ]
 
     def _call(self, opening: Opening) -> tuple[list[Argument], list[Argument]]:
-        tenure, fields = opening.tenure, [field_of(tag) for tag in opening.keep]
+        tenure, fields = opening.tenure, [tag_text(tag) for tag in opening.keep]
         said: list[Argument] = [self._layout.separator, self._layout.steps_json]
         said += (tenure.epoch, tenure.incarnation, tenure.open_count, len(fields), *fields)
         return [self._layout.queue(tenure.keyspace, tenure.slot)], said
@@ -64,7 +64,7 @@ class Openings:
             return SlotBroken(cast(bytes, reply[1]).decode(errors="replace"))
         self._empty.remove((opening.tenure.keyspace, opening.tenure.slot))
         self._warn(cast(bytes, reply[1]))
-        fields = {field_of(tag): tag for tag in opening.keep}
+        fields = {tag_text(tag): tag for tag in opening.keep}
         return [fields[cast(bytes, name).decode()] for name in reply[2:]]
 
     def _go_on(self, opening: Opening, call: tuple[list[Argument], list[Argument]]) -> Reply:
@@ -80,7 +80,7 @@ class Openings:
     def _in_flight(self, queue: str, keep: Collection[Tag]) -> list[str]:
         """Return the fields of deliveries to put back, last fetched first."""
         (names,) = self._server.ask(pack("HKEYS", f"{queue}:flight"))
-        fields = {name.decode() for name in cast(list[bytes], names)} - {field_of(tag) for tag in keep}
+        fields = {name.decode() for name in cast(list[bytes], names)} - {tag_text(tag) for tag in keep}
         return sorted(fields, key=lambda name: int(name.partition(":")[0]), reverse=True)
 
     def _warn(self, former: bytes) -> None:

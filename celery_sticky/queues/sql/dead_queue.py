@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from celery_sticky.queues.inspection import Dead
+from celery_sticky.queues.inspection import Dead, run_of
+from celery_sticky.queues.sql.ledger import forget_run
 from celery_sticky.queues.sql.names import keyspace_name
 from celery_sticky.sql import Database
 from celery_sticky.sql.text import marks
@@ -82,8 +83,11 @@ class DeadQueue:
                     f"WHERE {ONE}",
                     one,
                 )
+                info = inside.rows(f"SELECT info FROM {{dead}} WHERE {ONE}", one)
                 if not inside.run(f"DELETE FROM {{dead}} WHERE {ONE}", one):
                     raise _Gone
+                if run := run_of(bytes(info[0][0]).decode()):
+                    forget_run(inside, one[0], run)
         except _Gone:
             return False
         return True

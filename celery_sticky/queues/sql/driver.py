@@ -13,6 +13,8 @@ from celery_sticky.queues.sql.dead_queue import DeadQueue
 from celery_sticky.queues.sql.depths import Depths
 from celery_sticky.queues.sql.exchange import Exchange
 from celery_sticky.queues.sql.late_commits import LateCommits
+from celery_sticky.queues.sql.ledger import forget_run, trim_runs
+from celery_sticky.queues.sql.names import keyspace_name
 from celery_sticky.queues.sql.openings import Openings
 from celery_sticky.queues.sql.waiting import Waiting
 from celery_sticky.sql import Database
@@ -25,7 +27,7 @@ class SqlQueues:
 
     def __init__(self, database: Database, *, prefix: str) -> None:
         """`database` is for this driver alone. `prefix` is the first part of the names of queues."""
-        self._database = database
+        self._database, self._prefix = database, prefix
         self._late = LateCommits(self._database)
         self._exchange = Exchange(self._database, self._late, prefix)
         self._openings = Openings(self._database, self._exchange, prefix)
@@ -92,6 +94,14 @@ class SqlQueues:
     def trim_dead(self, keyspace: str, *, limit: int, before: float) -> int:
         """See `SlotQueues.trim_dead`."""
         return self._dead.trim(keyspace, limit, before)
+
+    def trim_ledger(self, keyspace: str, *, before: float) -> int:
+        """See `SlotQueues.trim_ledger`."""
+        return trim_runs(self._database, keyspace_name(keyspace, self._prefix), before)
+
+    def forget_run(self, keyspace: str, run: str) -> None:
+        """See `SlotQueues.forget_run`."""
+        forget_run(self._database, keyspace_name(keyspace, self._prefix), run)
 
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.requeue`."""

@@ -16,6 +16,7 @@ from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, T
 from celery_sticky.queues.sql.deferrals import next_due, wake
 from celery_sticky.queues.sql.fences import read_fences
 from celery_sticky.queues.sql.late_commits import LateCommits
+from celery_sticky.queues.sql.ledger import settle_runs
 from celery_sticky.queues.sql.one_statement import OneStatement
 from celery_sticky.queues.sql.open_slot import InFlight, OpenSlot
 from celery_sticky.queues.sql.portable import Portable
@@ -113,6 +114,7 @@ class Exchange:
         with self._database.transaction() as inside:
             held = self._lock(inside, slots)
             settlement.keep(held)
+            settle_runs(settlement, inside, self._database, self._prefix, now)
             carry_out(settlement, inside, self._database, self._prefix)
             for queue in sorted(waking & held):
                 wake(inside, self._database.dialect, slots[queue], now)

@@ -10,10 +10,11 @@ from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Disposition, Fetched, Outcome, Tag
 from celery_sticky.queues.sql.names import keyspace_name, slot_number
 from celery_sticky.queues.sql.open_slot import InFlight, OpenSlot
+from celery_sticky.slots import Slot
 from celery_sticky.sql import Database, Transaction
 from celery_sticky.sql.text import Place, chunks, portions, values
 
-COUNTS = (Outcome.COUNT_START, Outcome.UNCOUNT_START)
+STAYS = (Outcome.COUNT_START, Outcome.UNCOUNT_START, Outcome.CLAIM, Outcome.UNCLAIM)
 """The outcomes that settle nothing."""
 
 SAME = "JOIN {message} m ON m.queue = d.queue AND m.priority = d.priority AND m.id = d.id"
@@ -41,7 +42,7 @@ class Step:
     @property
     def settles(self) -> bool:
         """Whether the message leaves its queue."""
-        return self.disposition.outcome not in COUNTS
+        return self.disposition.outcome not in STAYS
 
 
 @dataclass(slots=True)
@@ -53,12 +54,16 @@ class Settlement:
     starts: dict[tuple[int, int], int] = field(default_factory=dict)
     """Queue and message id -> starts counted after this trip, where they change."""
     counted: dict[tuple[str, object, Tag], int] = field(default_factory=dict)
+    claims: dict[tuple[str, Slot, Tag], Tag | None] = field(default_factory=dict)
+    """See `Fetched.claims`."""
 
     @property
     def only_acks(self) -> bool:
-        """Whether nothing but rows of messages without counted starts is deleted."""
+        """Whether nothing but rows of messages without counted starts and claimed runs is deleted."""
         return all(
-            step.disposition.outcome is Outcome.ACK and step.delivery.id not in step.slot.suspects
+            step.disposition.outcome is Outcome.ACK
+            and step.disposition.claim is None
+            and step.delivery.id not in step.slot.suspects
             for step in self.steps
         )
 
@@ -116,6 +121,7 @@ def conclude(settlement: Settlement, fetched: Fetched) -> Iterator[str]:
         slot.suspects |= {
             message: count for (queue, message), count in settlement.starts.items() if queue == slot.queue
         }
+    fetched.claims |= settlement.claims
     fetched.counted_starts |= settlement.counted  # type: ignore[arg-type]
 
 
@@ -184,7 +190,7 @@ def _count(settlement: Settlement, inside: Transaction, database: Database) -> N
             case Outcome.UNCOUNT_START:
                 if starts and starts == said:
                     settlement.starts[key] = starts - 1
-            case _:
+            case _ if step.settles:
                 settlement.starts.pop(key, None)
                 if step.delivery.id in step.slot.suspects:
                     forgotten.append(step.place)

@@ -54,7 +54,10 @@ class Dialect(Protocol):
         """Return the error's code, or an empty string."""
 
     def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
-        """Return the end of an INSERT that overwrites `columns` of rows that are there already."""
+        """Return the end of an INSERT that overwrites `columns` of rows that are there already.
+
+        Without columns they stay as they are.
+        """
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Piece:
         """Return an expression for FROM: a table of these rows, of which there is at least one.

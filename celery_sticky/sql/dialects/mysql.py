@@ -72,7 +72,7 @@ class MySQL:
 
     def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
         """See `Dialect.upsert`."""
-        return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in columns)
+        return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in columns or keys)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Piece:
         """See `Dialect.table`."""

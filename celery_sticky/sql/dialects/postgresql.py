@@ -89,7 +89,7 @@ class PostgreSQL:
     def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
         """See `Dialect.upsert`."""
         changes = ", ".join(f"{column} = EXCLUDED.{column}" for column in columns)
-        return f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changes}"
+        return f" ON CONFLICT ({', '.join(keys)}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Piece:
         """Return arrays that are unnested: the text stays the same for any number of rows."""

@@ -63,7 +63,7 @@ class SQLite:
     def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
         """See `Dialect.upsert`."""
         changes = ", ".join(f"{column} = excluded.{column}" for column in columns)
-        return f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changes}"
+        return f" ON CONFLICT ({', '.join(keys)}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Piece:
         """See `Dialect.table`."""

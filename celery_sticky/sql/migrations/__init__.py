@@ -8,6 +8,7 @@ from celery_sticky.sql.migrations.m0001_slot_queues import STATEMENTS as SLOT_QU
 from celery_sticky.sql.migrations.m0002_ownership import STATEMENTS as OWNERSHIP
 from celery_sticky.sql.migrations.m0003_ordinary_queues import STATEMENTS as ORDINARY_QUEUES
 from celery_sticky.sql.migrations.m0004_jobs import STATEMENTS as JOBS
+from celery_sticky.sql.migrations.m0005_ledger import STATEMENTS as LEDGER
 
-MIGRATIONS = (SLOT_QUEUES, OWNERSHIP, ORDINARY_QUEUES, JOBS)
+MIGRATIONS = (SLOT_QUEUES, OWNERSHIP, ORDINARY_QUEUES, JOBS, LEDGER)
 """`MIGRATIONS[n]` leads from version n to version n + 1."""

@@ -52,8 +52,8 @@ class Depths:
         nexts = [place for queue in queues if (place := self._next(queue, flight.get(queue, set()))) is not None]
         found: dict[int, float | None] = {}
         for some in chunks(nexts):
-            where, said = at_places(some)
-            statement = f"SELECT queue, body FROM {{message}} WHERE ({where}) AND LENGTH(body) <= %s"
+            where, said = at_places(some, "t")
+            statement = f"SELECT t.queue, t.body FROM {{message}} t WHERE ({where}) AND LENGTH(t.body) <= %s"
             found |= {queue: sent_at(bytes(body)) for queue, body in self._database.rows(statement, [*said, SMALL])}
         return found
 

@@ -73,8 +73,8 @@ class Portable:
     def _bodies(self, inside: Transaction, places: Sequence[Place]) -> dict[Place, bytes]:
         found: dict[Place, bytes] = {}
         for some in chunks(places):
-            where, said = at_places(some)
-            statement = f"SELECT queue, priority, id, body FROM {{message}} WHERE {where}"
+            where, said = at_places(some, "t")
+            statement = f"SELECT t.queue, t.priority, t.id, t.body FROM {{message}} t WHERE {where}"
             for *place, body in inside.rows(statement, said):
                 queue, priority, number = place
                 found[queue, priority, number] = bytes(body)

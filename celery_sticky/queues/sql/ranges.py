@@ -1,8 +1,8 @@
 """Parts of queues, and statements that look into many of them. Each part is one range of the primary key.
 
 MySQL and MariaDB use the key for a range only if its bounds are constants: with bounds from another table they read
-the queue from its front. There every part is a SELECT of its own, in one statement. PostgreSQL would plan each of them,
-so it reads the parts from a table of arrays.
+the queue from its front, with the dead rows there. So they get the bounds as constants. PostgreSQL would plan each of
+these parts, so it reads the bounds from a table of arrays.
 """
 
 from __future__ import annotations
@@ -74,12 +74,14 @@ def filled(runner: Runner, dialect: Dialect, parts: Sequence[tuple[int, Range]],
 
 
 def crowded(runner: Runner, dialect: Dialect, windows: Sequence[Window]) -> list[int]:
-    """Return the indices of the windows that have more rows than are known."""
+    """Return the indices of the windows that have more rows than are known; each is of another queue or priority."""
     found: list[int] = []
     for some in chunks(list(enumerate(windows))):
-        statement, said = _crowded(dialect, some)
-        found += [row[0] for row in runner.rows(statement, said)]
-    return found
+        numbers = {(window.queue, window.priority): (number, window.known) for number, window in some}
+        for queue, priority, count in runner.rows(*_counts(dialect, [window for _, window in some])):
+            number, known = numbers[queue, priority]
+            found += [number] if count > known else []
+    return sorted(found)
 
 
 def _filled(dialect: Dialect, parts: Sequence[tuple[int, Range]], condition: str) -> Piece:
@@ -101,16 +103,18 @@ def _filled(dialect: Dialect, parts: Sequence[tuple[int, Range]], condition: str
     return " UNION ALL ".join(selects), said
 
 
-def _crowded(dialect: Dialect, windows: Sequence[tuple[int, Window]]) -> Piece:
+def _counts(dialect: Dialect, windows: Sequence[Window]) -> Piece:
+    """Return a statement that counts the messages in windows, by queue and priority."""
+    rows = [window[:4] for window in windows]
     if dialect.row_values:
-        columns = ("n", "queue", "priority", "floor", "upto", "known")
-        table, said = dialect.table("w", columns, [(number, *window) for number, window in windows])
+        table, said = dialect.table("w", ("queue", "priority", "floor", "upto"), rows)
         return (
-            f"SELECT w.n FROM {table} WHERE w.known < (SELECT COUNT(*) FROM {{message}} t WHERE t.queue = w.queue "
-            "AND t.priority = w.priority AND t.id > w.floor AND t.id <= w.upto)"
+            f"SELECT w.queue, w.priority, (SELECT COUNT(*) FROM {{message}} t WHERE t.queue = w.queue "
+            f"AND t.priority = w.priority AND t.id > w.floor AND t.id <= w.upto) FROM {table}"
         ), said
-    one = (
-        "SELECT %s AS n FROM {message} t WHERE t.queue = %s AND t.priority = %s AND t.id > %s AND t.id <= %s "
-        "HAVING COUNT(*) > %s"
-    )
-    return " UNION ALL ".join([one] * len(windows)), [value for number, one in windows for value in (number, *one)]
+    one = "(t.queue = %s AND t.priority = %s AND t.id > %s AND t.id <= %s)"
+    return (
+        # Another key, that of the ids alone, is also one for messages of other queues.
+        "SELECT t.queue, t.priority, COUNT(*) FROM {message} t FORCE INDEX (PRIMARY) "
+        f"WHERE {' OR '.join([one] * len(rows))} GROUP BY t.queue, t.priority"
+    ), [value for row in rows for value in row]

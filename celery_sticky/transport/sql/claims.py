@@ -14,15 +14,15 @@ from typing import NamedTuple
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.queues.sql.ranges import ORDER, filled, within
 from celery_sticky.sql import Database, Transaction
-from celery_sticky.sql.dialects.base import joined
-from celery_sticky.sql.text import Place, chunks, values
+from celery_sticky.sql.text import Place, at_places, chunks, values
 from celery_sticky.transport.sql.floors import Floors
 
 BATCH = 100
 """Most messages of one queue that one trip claims."""
 KEY = ("queue", "priority", "id")
-# Not with NOT EXISTS: planners may make it a join with all claims, or with a copy of them.
-UNCLAIMED = "(SELECT 1 FROM {claim} c WHERE c.queue = t.queue AND c.priority = t.priority AND c.id = t.id) IS NULL"
+SAME = "c.queue = t.queue AND c.priority = t.priority AND c.id = t.id"
+# NOT EXISTS may become a join with all claims, or with a copy of them; and for IS NULL PostgreSQL expects few rows.
+UNCLAIMED = f"(SELECT 1 = 1 FROM {{claim}} c WHERE {SAME}) IS NOT TRUE"
 
 
 class Evicted(Exception):
@@ -50,19 +50,19 @@ class Claims:
     def __init__(self, database: Database, consumer: bytes) -> None:
         self.consumer = consumer
         self._database, self._dialect = database, database.dialect
-        self._floors = Floors()
+        self.floors = Floors()
 
     def look(self, queues: Collection[int]) -> set[int]:
         """Return those of the queues that have a message nobody has claimed: see `floors`."""
-        front = self._floors.turn()
+        front = self.floors.turn()
         if front is not None:
-            self._floors.fall_behind(queues)
-        parts = [(queue, part) for queue in sorted(queues) for part in self._floors.ranges(queue)]
+            self.floors.fall_behind(queues)
+        parts = [(queue, part) for queue in sorted(queues) for part in self.floors.ranges(queue)]
         with self._careful():
             found = filled(self._database, self._dialect, parts, UNCLAIMED)
         if front is not None:
-            self._floors.looked(front)
-        self._floors.caught_up(set(queues) - found)
+            self.floors.looked(front)
+        self.floors.caught_up(set(queues) - found)
         return found
 
     def trip(
@@ -75,10 +75,10 @@ class Claims:
         Raises:
             Evicted: nothing was done.
         """
-        self._floors.give_back(returned)
-        front = self._floors.turn() if wants else None
+        self.floors.give_back(returned)
+        front = self.floors.turn() if wants else None
         if front is not None:
-            self._floors.fall_behind(want.queue for want in wants)
+            self.floors.fall_behind(want.queue for want in wants)
         with self._careful(), self._database.transaction() as inside:
             self._settle(inside, acked, returned)
             found: list[Claimed] = []
@@ -89,7 +89,7 @@ class Claims:
                     left[want.room] -= len(claimed)
                     found += claimed
         if front is not None:
-            self._floors.looked(front)
+            self.floors.looked(front)
         rooms.update(left)
         return found
 
@@ -99,11 +99,11 @@ class Claims:
         try:
             yield
         except BrokerUnavailable:
-            self._floors.forget()
+            self.floors.forget()
             raise
 
     def _settle(self, inside: Transaction, acked: Collection[Place], returned: Collection[Place]) -> None:
-        own = f"SELECT t.counter FROM {{consumer}} t WHERE t.consumer = %s{self._dialect.share}"
+        own = f"SELECT {self._dialect.ordered} FROM {{consumer}} t WHERE t.consumer = %s{self._dialect.share}"
         if not inside.rows(own, [self.consumer]):
             raise Evicted
         for table, places in (("{message}", acked), ("{claim}", {*acked, *returned})):
@@ -113,16 +113,16 @@ class Claims:
     def _claim(self, inside: Transaction, queue: int, limit: int) -> list[Claimed]:
         found: list[Claimed] = []
         first = self._first(inside, queue, limit)
-        self._floors.found(queue, first, limit)
+        self.floors.found(queue, first, limit)
         for some in chunks(first):
             # Another consumer may have claimed one since our snapshot began: what was inserted is read back.
             text, said = values([(*place, self.consumer) for place in some])
             columns = "queue, priority, id, consumer"
             inside.run(f"INSERT INTO {{claim}} ({columns}) VALUES {text}{self._dialect.or_nothing}", said)
-            rows, said = joined(self._dialect, "{claim}", KEY, some)
+            where, said = at_places(some, "t")
             statement = (
-                f"SELECT t.queue, t.priority, t.id, m.body FROM {rows} JOIN {{message}} m ON m.queue = t.queue "
-                "AND m.priority = t.priority AND m.id = t.id WHERE t.consumer = %s ORDER BY t.priority, t.id"
+                f"SELECT t.queue, t.priority, t.id, t.body FROM {{message}} t WHERE ({where}) "
+                f"AND (SELECT c.consumer FROM {{claim}} c WHERE {SAME}) = %s{ORDER}"
             )
             for *place, body in inside.rows(statement, [*said, self.consumer]):
                 found.append(Claimed((place[0], place[1], place[2]), bytes(body)))
@@ -131,7 +131,7 @@ class Claims:
     def _first(self, inside: Transaction, queue: int, limit: int) -> list[Place]:
         """Return the first unclaimed messages above the floor of a queue, and lock them."""
         found: list[Place] = []
-        for part in self._floors.ranges(queue):
+        for part in self.floors.ranges(queue):
             where, bounds = within(self._dialect, part)
             statement = (
                 f"SELECT t.priority, t.id FROM {{message}} t WHERE t.queue = %s AND {where} AND {UNCLAIMED}{ORDER} "

@@ -33,17 +33,18 @@ class Floors:
         """Queue -> priority -> the highest id that was found."""
         self._behind: set[int] = set()
         """Queues that may have messages below their floor."""
-        self._next_front = 0.0
+        self.next_front = 0.0
+        """When the next look from the front is due."""
 
     def turn(self) -> float | None:
         """Return the time, in seconds of the clock, if it is time to look from the front, else None."""
         now = self._clock()
-        return now if now >= self._next_front else None
+        return now if now >= self.next_front else None
 
     def looked(self, began: float) -> None:
         """Note that a look from the front has ended, which began at that time."""
         now = self._clock()
-        self._next_front = now + max(PAUSE, SHARE * (now - began))
+        self.next_front = now + max(PAUSE, SHARE * (now - began))
 
     def ranges(self, queue: int) -> list[Range]:
         """Return where to look in a queue, in order."""

@@ -35,6 +35,11 @@ def portions(items: Sequence[Item], size_of: Callable[[Item], int]) -> Iterator[
         yield items[start:]
 
 
+def as_bytes(value: Any) -> bytes:
+    """Return a value of a column of bytes: SQLite stores whatever type somebody else has written there."""
+    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value).encode()
+
+
 def marks(count: int) -> str:
     """Return `count` placeholders in parentheses."""
     return f"({', '.join(['%s'] * count)})"

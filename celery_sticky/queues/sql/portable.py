@@ -10,7 +10,7 @@ from celery_sticky.queues.sql.flights import Fetch, record
 from celery_sticky.queues.sql.ranges import ORDER, crowded, within
 from celery_sticky.queues.sql.trip import BUDGET, MESSAGE_COST, Found, Haul, Trip
 from celery_sticky.sql import Database, Transaction
-from celery_sticky.sql.text import Place, at_places, chunks
+from celery_sticky.sql.text import Place, as_bytes, at_places, chunks
 
 Key = tuple[int, int, int, int]
 """Turn, priority, id, and bytes of the body."""
@@ -77,7 +77,7 @@ class Portable:
             statement = f"SELECT t.queue, t.priority, t.id, t.body FROM {{message}} t WHERE {where}"
             for *place, body in inside.rows(statement, said):
                 queue, priority, number = place
-                found[queue, priority, number] = bytes(body)
+                found[queue, priority, number] = as_bytes(body)
         return found
 
     def _record(self, trip: Trip, inside: Transaction, taken: Sequence[Key]) -> None:

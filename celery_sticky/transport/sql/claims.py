@@ -14,7 +14,7 @@ from typing import NamedTuple
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.queues.sql.ranges import ORDER, filled, within
 from celery_sticky.sql import Database, Transaction
-from celery_sticky.sql.text import Place, at_places, chunks, values
+from celery_sticky.sql.text import Place, as_bytes, at_places, chunks, values
 from celery_sticky.transport.sql.floors import Floors
 
 BATCH = 100
@@ -122,11 +122,11 @@ class Claims:
             where, said = at_places(some, "t")
             statement = (
                 f"SELECT t.queue, t.priority, t.id, t.body FROM {{message}} t WHERE ({where}) "
-                f"AND (SELECT c.consumer FROM {{claim}} c WHERE {SAME}) = %s{ORDER}"
+                f"AND (SELECT c.consumer FROM {{claim}} c WHERE {SAME}) = %s"
             )
             for *place, body in inside.rows(statement, [*said, self.consumer]):
-                found.append(Claimed((place[0], place[1], place[2]), bytes(body)))
-        return found
+                found.append(Claimed((place[0], place[1], place[2]), as_bytes(body)))
+        return sorted(found)
 
     def _first(self, inside: Transaction, queue: int, limit: int) -> list[Place]:
         """Return the first unclaimed messages above the floor of a queue, and lock them."""

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.queues.sql.ranges import ORDER, filled, within
 from celery_sticky.sql import Database, Transaction
-from celery_sticky.sql.text import Place, as_bytes, at_places, chunks, values
+from celery_sticky.sql.dialects.base import joined
+from celery_sticky.sql.text import Place, as_bytes, chunks, values
 from celery_sticky.transport.sql.floors import Floors
 
 BATCH = 100
@@ -119,10 +120,10 @@ class Claims:
             text, said = values([(*place, self.consumer) for place in some])
             columns = "queue, priority, id, consumer"
             inside.run(f"INSERT INTO {{claim}} ({columns}) VALUES {text}{self._dialect.or_nothing}", said)
-            where, said = at_places(some, "t")
+            rows, said = joined(self._dialect, "{message}", KEY, some)
             statement = (
-                f"SELECT t.queue, t.priority, t.id, t.body FROM {{message}} t WHERE ({where}) "
-                f"AND (SELECT c.consumer FROM {{claim}} c WHERE {SAME}) = %s"
+                f"SELECT t.queue, t.priority, t.id, t.body FROM {rows} "
+                f"WHERE (SELECT c.consumer FROM {{claim}} c WHERE {SAME}) = %s"
             )
             for *place, body in inside.rows(statement, [*said, self.consumer]):
                 found.append(Claimed((place[0], place[1], place[2]), as_bytes(body)))

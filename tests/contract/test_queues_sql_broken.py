@@ -99,7 +99,7 @@ def test_a_slot_that_the_database_refuses_to_serve_is_broken_alone(on_sql: OnSql
 
 
 def test_a_row_that_is_there_already_fails_one_burial(on_sql: OnSql, queues: SlotQueues) -> None:
-    """Somebody has deleted the fence of the slot, so the numbers of its deliveries begin anew."""
+    """Somebody has deleted the fence of the slot, so its deliveries are numbered from the start again."""
     brought = fetch_all(on_sql, queues)
     settle(queues, bury(brought[-2]))
     on_sql.database.run("DELETE FROM {fence} WHERE queue = %s", [QUEUE])

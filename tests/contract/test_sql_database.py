@@ -113,6 +113,22 @@ def test_the_statements_for_a_database_administrator_are_those_of_a_migration(sq
         assert len(careful.rows("SELECT value FROM {meta} WHERE name = %s", [b"store"])[0][0]) == 32
 
 
+@pytest.mark.parametrize("sql_url", ["postgresql"], indirect=True)
+def test_tables_whose_rows_come_and_go_are_vacuumed_early_however_big_they_are(sql_url: str) -> None:
+    with connected(database(sql_url, "churn_")) as one:
+        options = "SELECT relname, reloptions FROM pg_class WHERE relname LIKE %s AND relkind = 'r'"
+        settings = {name: set(found or ()) for name, found in one.rows(options, ["churn\\_%"])}
+        always = "autovacuum_vacuum_scale_factor=0"
+        assert {name for name, found in settings.items() if always in found} == {
+            f"churn_{table}"
+            for table in ("message", "claim", "deferred", "flight", "broadcast", "fence", "heartbeat", "consumer")
+        }
+        assert "autovacuum_vacuum_threshold=5000" in settings["churn_message"]
+        assert "fillfactor=50" in settings["churn_fence"]
+        toast = "SELECT t.reloptions FROM pg_class c JOIN pg_class t ON t.oid = c.reltoastrelid WHERE c.relname = %s"
+        assert always in one.rows(toast, ["churn_message"])[0][0]
+
+
 def test_a_migration_that_was_interrupted_goes_on(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from celery_sticky.sql import schema
 

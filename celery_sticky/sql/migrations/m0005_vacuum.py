@@ -1,6 +1,6 @@
 """When PostgreSQL vacuums the tables whose rows come and go with each task.
 
-By default it waits until a fifth of a table is dead, and whoever reads a queue from its front meets all of that. Here a
+By default it waits until a fifth of a table is dead, and a look at a queue from its front meets all of that. Here a
 fixed number of dead rows counts, so a backlog does not put the vacuum off. Statistics that are renewed early let the
 planner know of a backlog. Rows that are updated in place (fences, heartbeats) leave room for that in their page.
 """

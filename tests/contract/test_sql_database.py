@@ -19,6 +19,7 @@ from celery_sticky.errors import BrokerUnavailable, SchemaTooNew, SchemaTooOld
 from celery_sticky.queues.sql import SqlQueues
 from celery_sticky.sql import Address, Database
 from celery_sticky.sql.migrations import MIGRATIONS
+from celery_sticky.sql.migrations.m0001_slot_queues import STATEMENTS as SLOT_QUEUES
 from celery_sticky.sql.schema import NEWEST, statements
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.queue_steps import AGAIN, FIRST, NEXT, ack, bodies, open_slot, take
@@ -52,7 +53,7 @@ def test_processes_that_migrate_an_empty_database_at_once_do_not_disturb_each_ot
     from celery_sticky.sql import schema
 
     once = "INSERT INTO {fence} (queue, epoch, incarnation, opens, opening) VALUES (1, 1, '', 1, 1)"
-    monkeypatch.setattr(schema, "MIGRATIONS", ((*MIGRATIONS[0], once),))
+    monkeypatch.setattr(schema, "MIGRATIONS", ((*SLOT_QUEUES, once),))
     failures: list[BaseException] = []
     ready, prefix = threading.Barrier(8), f"at_once_{attempt}_"
 
@@ -132,7 +133,7 @@ def test_tables_whose_rows_come_and_go_are_vacuumed_early_however_big_they_are(s
 def test_a_migration_that_was_interrupted_goes_on(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from celery_sticky.sql import schema
 
-    broken = (*MIGRATIONS[0][:3], "CREATE NONSENSE")
+    broken = (*SLOT_QUEUES[:3], "CREATE NONSENSE")
     monkeypatch.setattr(schema, "MIGRATIONS", (broken,))
     with connected(database(sql_url, "interrupted_")) as one, pytest.raises(BrokerUnavailable):
         one.rows("SELECT COUNT(*) FROM {message}")

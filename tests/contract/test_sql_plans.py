@@ -96,7 +96,8 @@ def scans(database: Explained) -> list[str]:
     """Return the lines of plans that read messages or claims otherwise than by bounds of the primary key."""
     found = _scans_of_mysql if database.dialect.name == "mysql" else _scans_of_postgresql
     assert database.plans
-    return [f"{line} IN {statement[:200]}" for statement, plan in database.plans for line in found(statement, plan)]
+    lines = {f"{line} IN {statement[:200]}" for statement, plan in database.plans for line in found(statement, plan)}
+    return sorted(lines)
 
 
 def _scans_of_mysql(statement: str, plan: Sequence[tuple[Any, ...]]) -> Iterator[str]:

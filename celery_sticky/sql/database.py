@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 from celery_sticky.errors import StickyError
 from celery_sticky.sql.address import Address
 from celery_sticky.sql.dialects import dialect_of
-from celery_sticky.sql.failures import describe
+from celery_sticky.sql.failures import describe, is_refusal
 from celery_sticky.sql.link import Link, Parameters, Row
 from celery_sticky.sql.schema import ensure_schema, version_of
 from celery_sticky.sql.tables import DEFAULT, Tables
@@ -131,6 +131,11 @@ class Database:
                 link.run("ROLLBACK")
                 raise
             link.run("COMMIT")
+
+    def has_refused(self, error: Exception) -> bool:
+        """Return whether an error that was raised here is about the data of a statement; nothing took effect then."""
+        cause = error.__cause__
+        return isinstance(cause, self.dialect.errors) and is_refusal(self.dialect.code(cause))
 
     def close(self) -> None:
         """Close the connection; the next statement makes another. May be called twice."""

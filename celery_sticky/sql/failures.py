@@ -29,7 +29,18 @@ ADVICE = (
 )
 """Error codes (SQLSTATE of PostgreSQL, numbers of MySQL, names of SQLite) and what to do."""
 
+REFUSALS = re.compile(
+    r"(22|23|44|45|54|P0)\w{3}|1048|1062|1153|1264|1366|1406|1451|1452|1644|3819|4025"
+    r"|SQLITE_CONSTRAINT\w*|SQLITE_TOOBIG|SQLITE_MISMATCH"
+)
+"""Codes with which a database refuses a statement for its data: a constraint, a trigger, a value too long."""
+
 _KNOWN = [(re.compile(codes), advice) for codes, advice in ADVICE]
+
+
+def is_refusal(code: str) -> bool:
+    """Return whether an error with this code is about the data of a statement: its transaction has had no effect."""
+    return REFUSALS.fullmatch(code) is not None
 
 
 def describe(error: BaseException, code: str) -> str:

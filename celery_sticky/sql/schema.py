@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from celery_sticky.errors import SchemaTooNew, SchemaTooOld
 from celery_sticky.sql.dialects.base import Dialect
@@ -62,7 +62,7 @@ def statements(dialect: Dialect, tables: Tables, since: int) -> Iterator[str]:
     Each can be repeated. The version is written down after each step, so that one that was interrupted goes on.
     """
     for number, step in enumerate(MIGRATIONS[since:], since + 1):
-        for statement in step:
+        for statement in step.get(dialect.name, ()) if isinstance(step, Mapping) else step:
             yield tables.fill(_typed(statement, dialect))
         if number == 1:  # a database that was created again has another id
             yield _remember(dialect, tables, STORE, uuid.uuid4().hex.encode())

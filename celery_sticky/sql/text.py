@@ -35,6 +35,11 @@ def portions(items: Sequence[Item], size_of: Callable[[Item], int]) -> Iterator[
         yield items[start:]
 
 
+def as_bytes(value: Any) -> bytes:
+    """Return a value of a column of bytes: SQLite stores whatever type somebody else has written there."""
+    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value).encode()
+
+
 def marks(count: int) -> str:
     """Return `count` placeholders in parentheses."""
     return f"({', '.join(['%s'] * count)})"
@@ -45,12 +50,15 @@ def values(rows: Sequence[Sequence[Any]]) -> Piece:
     return ", ".join([marks(len(rows[0]))] * len(rows)), [value for row in rows for value in row]
 
 
-def at_places(places: Iterable[Place]) -> Piece:
-    """Return a condition that is true for these messages. Each queue and priority is one range of the primary key."""
+def at_places(places: Iterable[Place], table: str) -> Piece:
+    """Return a condition for rows of a table: those of these messages.
+
+    Each queue and priority is one range of the primary key.
+    """
     parts: list[str] = []
     said: list[Any] = []
     for (queue, priority), group in groupby(sorted(places), key=lambda place: place[:2]):
         ids = [place[2] for place in group]
-        parts.append(f"(queue = %s AND priority = %s AND id IN {marks(len(ids))})")
+        parts.append(f"({table}.queue = %s AND {table}.priority = %s AND {table}.id IN {marks(len(ids))})")
         said += (queue, priority, *ids)
     return " OR ".join(parts), said

@@ -7,7 +7,60 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from celery_sticky.stores.jobs import UNWANTED, JobRecord, JobState, Report, RunResult
+from celery_sticky.slots import Slot
+from celery_sticky.stores.jobs import (
+    REPEATED,
+    UNWANTED,
+    Admission,
+    JobGroup,
+    JobRecord,
+    JobState,
+    NewJob,
+    Report,
+    RunResult,
+)
+from celery_sticky.stores.notes import Fate
+from celery_sticky.stores.ticks import Tick
+
+
+def refused(there: JobRecord | None, fresh: int, max_queued: int) -> Admission | None:
+    """Return why a job is not admitted, or None.
+
+    `there` is the record at its address, and `fresh` the number of jobs whose dispatcher waits.
+    """
+    if there is not None and there.state is not JobState.STOPPING:
+        return Admission.EXISTS
+    return Admission.FULL if fresh >= max_queued else None
+
+
+def queued(job: NewJob, now: float, replaced: JobRecord | None) -> JobRecord:
+    """Return the record of a job that is admitted; `replaced` is that of one that is still stopping."""
+    return JobRecord(
+        name=job.name,
+        key=job.key,
+        slot=job.slot,
+        id=job.id,
+        payload=job.payload,
+        state=JobState.QUEUED,
+        fresh=True,
+        attempt=0,
+        epoch=replaced.epoch if replaced is not None else 0,
+        worker=replaced.worker if replaced is not None else "",
+        error="",
+        created=now,
+        version=0,
+        durable=job.durable,
+    )
+
+
+def changeable(record: JobRecord | None) -> bool:
+    """Return whether clients may still change a job."""
+    return record is not None and record.state is not JobState.STOPPING
+
+
+def ending(record: JobRecord) -> bool:
+    """Return whether those who shut down wait for the end of this job, or of the one that it replaces."""
+    return record.state is JobState.STOPPING or record.replaces
 
 
 def stopped(record: JobRecord) -> JobRecord | None:
@@ -60,6 +113,50 @@ def settled(record: JobRecord, report: Report, now: float) -> JobRecord | None:
             return _failed(record, report, now)
         case _:
             return None
+
+
+def tells_stop_error(report: Report) -> bool:
+    """Return whether a report has an error that a stop has raised, which is kept for those who wait."""
+    return report.result is RunResult.UNCLEAN and bool(report.error)
+
+
+def noted(record: JobRecord | None, waiting: int, limit: int) -> Fate:
+    """Return whether a note can be left for a job (`SENT`) for which so many are waiting."""
+    if not changeable(record):
+        return Fate.NO_JOB
+    return Fate.FULL if waiting >= limit else Fate.SENT
+
+
+def revision(last: int, now: float) -> int:
+    """Return the revision after `last`. It is taken from the clock, so that it stays unique if records are lost."""
+    return max(last + 1, int(now * 1e6))
+
+
+def ticked(last: int, now: int, every: int) -> tuple[int, Tick]:
+    """Return the start of the claimed period, and what its claimant is told. All is in milliseconds.
+
+    A `last` in the future is a mistake of a clock: it is corrected, and nobody has claimed a period.
+    """
+    begins = now - now % every
+    return (begins if last > now else max(last, begins)), Tick(last < begins, (begins + every - now) / 1000)
+
+
+def group(
+    slot: Slot, state: JobState, worker: str, epoch: int, failures: int, apart: bool, name: str, key: str
+) -> JobGroup:
+    """Return the group of jobs that a job is counted in, with it alone."""
+    number = slot if isinstance(slot, int) else None
+    return JobGroup(
+        count=1,
+        slot=number,
+        state=state,
+        worker=worker,
+        epoch=0 if number is None else epoch,
+        failures=min(failures, REPEATED),
+        apart=apart,
+        name=name,
+        key=key,
+    )
 
 
 def outcome(report: Report) -> str:

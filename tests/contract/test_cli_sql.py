@@ -76,6 +76,9 @@ def test_the_statements_are_printed_and_make_the_tables(app: Celery, tmp_path: P
 def test_the_statements_for_another_database_need_no_server(app: Celery) -> None:
     printed = invoke(app, "ddl", "--url", "sticky+mysql://shop:secret@db.example/shop", "--prefix", "sticky_")
     assert printed.exit_code == 0 and "ENGINE=InnoDB" in printed.output and "secret" not in printed.output
+    assert "autovacuum" not in printed.output
+    printed = invoke(app, "ddl", "--url", "sticky+postgresql://db.example/shop")
+    assert "ALTER TABLE own_message SET (autovacuum_vacuum_scale_factor = 0" in printed.output
 
 
 def test_an_app_without_a_database_is_told_what_to_name(app: Celery) -> None:

@@ -19,6 +19,7 @@ from celery_sticky.errors import BrokerUnavailable, SchemaTooNew, SchemaTooOld
 from celery_sticky.queues.sql import SqlQueues
 from celery_sticky.sql import Address, Database
 from celery_sticky.sql.migrations import MIGRATIONS
+from celery_sticky.sql.migrations.m0001_slot_queues import STATEMENTS as SLOT_QUEUES
 from celery_sticky.sql.schema import NEWEST, statements
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.queue_steps import AGAIN, FIRST, NEXT, ack, bodies, open_slot, take
@@ -52,7 +53,7 @@ def test_processes_that_migrate_an_empty_database_at_once_do_not_disturb_each_ot
     from celery_sticky.sql import schema
 
     once = "INSERT INTO {fence} (queue, epoch, incarnation, opens, opening) VALUES (1, 1, '', 1, 1)"
-    monkeypatch.setattr(schema, "MIGRATIONS", ((*MIGRATIONS[0], once),))
+    monkeypatch.setattr(schema, "MIGRATIONS", ((*SLOT_QUEUES, once),))
     failures: list[BaseException] = []
     ready, prefix = threading.Barrier(8), f"at_once_{attempt}_"
 
@@ -113,10 +114,26 @@ def test_the_statements_for_a_database_administrator_are_those_of_a_migration(sq
         assert len(careful.rows("SELECT value FROM {meta} WHERE name = %s", [b"store"])[0][0]) == 32
 
 
+@pytest.mark.parametrize("sql_url", ["postgresql"], indirect=True)
+def test_tables_whose_rows_come_and_go_are_vacuumed_early_however_big_they_are(sql_url: str) -> None:
+    with connected(database(sql_url, "churn_")) as one:
+        options = "SELECT relname, reloptions FROM pg_class WHERE relname LIKE %s AND relkind = 'r'"
+        settings = {name: set(found or ()) for name, found in one.rows(options, ["churn\\_%"])}
+        always = "autovacuum_vacuum_scale_factor=0"
+        assert {name for name, found in settings.items() if always in found} == {
+            f"churn_{table}"
+            for table in ("message", "claim", "deferred", "flight", "broadcast", "fence", "heartbeat", "consumer")
+        }
+        assert "autovacuum_vacuum_threshold=5000" in settings["churn_message"]
+        assert "fillfactor=50" in settings["churn_fence"]
+        toast = "SELECT t.reloptions FROM pg_class c JOIN pg_class t ON t.oid = c.reltoastrelid WHERE c.relname = %s"
+        assert always in one.rows(toast, ["churn_message"])[0][0]
+
+
 def test_a_migration_that_was_interrupted_goes_on(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from celery_sticky.sql import schema
 
-    broken = (*MIGRATIONS[0][:3], "CREATE NONSENSE")
+    broken = (*SLOT_QUEUES[:3], "CREATE NONSENSE")
     monkeypatch.setattr(schema, "MIGRATIONS", (broken,))
     with connected(database(sql_url, "interrupted_")) as one, pytest.raises(BrokerUnavailable):
         one.rows("SELECT COUNT(*) FROM {message}")

@@ -12,6 +12,7 @@ import pytest
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Address, Database
+from celery_sticky.transport.sql import floors
 from celery_sticky.transport.sql.broadcasts import Broadcast
 from celery_sticky.transport.sql.claims import Claims, Evicted, Want
 from celery_sticky.transport.sql.consumers import BEATS, Consumers
@@ -119,6 +120,66 @@ def test_an_evicted_consumer_changes_nothing(database: Database, clock: Clock) -
     assert again.look([1, 2]) == {1}
     assert again.trip((), (), [Want(1, 7)], rooms) == [found] and rooms == {7: 4}
     assert again.look([1, 2]) == set(), "what is claimed is claimed"
+
+
+# -- where claims begin ------------------------------------------------------------------------------
+
+
+def insert(database: Database, number: int) -> None:
+    database.run("INSERT INTO {message} (id, queue, priority, body) VALUES (%s, 1, 0, %s)", [number, b"%d" % number])
+
+
+def bodies_of(claims: Claims) -> list[bytes]:
+    return [one.body for one in claims.trip((), (), [Want(1, 7)], {7: 100})]
+
+
+@pytest.fixture
+def claims(database: Database, monkeypatch: pytest.MonkeyPatch) -> Claims:
+    """The claims of a consumer whose next look from the front is far away, once it has claimed message 50."""
+    monkeypatch.setattr(floors, "PAUSE", 1000.0)
+    claims = Claims(database, Consumers(database, TIMEOUT).register())
+    insert(database, 50)
+    assert bodies_of(claims) == [b"50"]
+    return claims
+
+
+def test_claims_begin_at_the_floor(database: Database, claims: Claims) -> None:
+    insert(database, 20)
+    insert(database, 60)
+    assert claims.look([1]) == {1} and bodies_of(claims) == [b"60"]
+    assert claims.look([1]) == set()
+
+
+def test_a_message_that_goes_back_is_claimed_again_at_once(database: Database, claims: Claims) -> None:
+    insert(database, 60)
+    assert bodies_of(claims) == [b"60"]
+    [again] = claims.trip((), [(1, 0, 50)], [Want(1, 7)], {7: 100})
+    assert again.place == (1, 0, 50)
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+def test_messages_below_the_floor_are_found_from_the_front(database: Database, claims: Claims, busy: bool) -> None:
+    """They were committed late, or another consumer has given them back."""
+    for number in range(10, 40):
+        insert(database, number)
+    claims.floors.next_front = 0.0
+    if not busy:
+        assert claims.look([1]) == {1}
+        assert claims.floors.turn() is None
+    some = claims.trip((), (), [Want(1, 7)], {7: 10})
+    assert [one.place[2] for one in some] == list(range(10, 20))
+    assert bodies_of(claims) == [b"%d" % number for number in range(20, 40)]
+    assert claims.look([1]) == set()
+
+
+def test_a_lost_database_is_claimed_from_its_front(database: Database, claims: Claims) -> None:
+    """It may have come back with an older copy, in which ids begin lower."""
+    insert(database, 20)
+    database.run("ALTER TABLE {consumer} RENAME TO away")
+    with pytest.raises(BrokerUnavailable):
+        bodies_of(claims)
+    database.run("ALTER TABLE away RENAME TO {consumer}")
+    assert bodies_of(claims) == [b"20"]
 
 
 # -- small things ------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from celery_sticky.errors import SlotBroken
 from celery_sticky.queues.inspection import Dead, run_of
 from celery_sticky.queues.sql.ledger import forget_run
 from celery_sticky.queues.sql.names import keyspace_name
 from celery_sticky.sql import Database
-from celery_sticky.sql.text import marks
+from celery_sticky.sql.text import as_bytes, marks
 
 PAGE = 200
 TRIM_STEP = 100
@@ -37,7 +38,7 @@ class DeadQueue:
                 "SELECT id, name, info FROM {dead} WHERE keyspace = %s AND id > %s ORDER BY id LIMIT %s",
                 [name, seen, wanted],
             )
-            found += [Dead(bytes(row[1]).decode(), bytes(row[2]).decode()) for row in rows]
+            found += [Dead(_text(row[0], "name", row[1]), _text(row[0], "info", row[2])) for row in rows]
             if len(rows) < wanted:
                 break
             seen = rows[-1][0]
@@ -45,8 +46,8 @@ class DeadQueue:
 
     def read(self, keyspace: str, dead_id: str) -> Dead | None:
         """See `SlotQueues.dead_message`."""
-        rows = self._database.rows(f"SELECT info, body FROM {{dead}} WHERE {ONE}", self._one(keyspace, dead_id))
-        return Dead(dead_id, bytes(rows[0][0]).decode(), bytes(rows[0][1])) if rows else None
+        rows = self._database.rows(f"SELECT id, info, body FROM {{dead}} WHERE {ONE}", self._one(keyspace, dead_id))
+        return Dead(dead_id, _text(rows[0][0], "info", rows[0][1]), as_bytes(rows[0][2])) if rows else None
 
     def counts(self, keyspaces: Collection[str]) -> dict[str, int]:
         """See `SlotQueues.dead_counts`."""
@@ -66,7 +67,7 @@ class DeadQueue:
         )
         dropped: list[int] = []
         for number, at in rows:
-            if len(dropped) >= surplus and not (at is not None and at < before):
+            if len(dropped) >= surplus and not (isinstance(at, int | float) and at < before):
                 break
             dropped.append(number)
         if not dropped:
@@ -98,3 +99,10 @@ class DeadQueue:
 
     def _one(self, keyspace: str, dead_id: str) -> list[bytes]:
         return [keyspace_name(keyspace, self._prefix), dead_id.encode()]
+
+
+def _text(number: int, column: str, value: object) -> str:
+    try:
+        return as_bytes(value).decode()
+    except UnicodeDecodeError as error:
+        raise SlotBroken(f"table dead, row {number}: {column} is not UTF-8; correct or delete the row") from error

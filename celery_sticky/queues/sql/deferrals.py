@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from celery_sticky.queues.sql.apart import check_number
 from celery_sticky.queues.sql.open_slot import OpenSlot
 from celery_sticky.sql import Runner
 from celery_sticky.sql.dialects.base import Dialect
@@ -37,8 +38,16 @@ def wake(inside: Runner, dialect: Dialect, slot: OpenSlot, now: float) -> None:
 
 
 def next_due(inside: Runner, queues: Collection[int]) -> dict[int, float]:
-    """Return when the next deferred message of each queue is due; queues without any are missing."""
+    """Return when the next deferred message of each queue is due; queues without any are missing.
+
+    Raises:
+        SlotBroken: a row is unusable.
+    """
     if not queues:
         return {}
     statement = f"SELECT queue, MIN(due) FROM {{deferred}} WHERE queue IN {marks(len(queues))} GROUP BY queue"
-    return dict(inside.rows(statement, sorted(queues)))
+    found: dict[int, float] = {}
+    for queue, due in inside.rows(statement, sorted(queues)):
+        check_number("deferred", queue, "due", due)
+        found[queue] = due
+    return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from celery_sticky.errors import SlotBroken
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.inspection import Depth, sent_at
 from celery_sticky.queues.sql.fences import read_fences
 from celery_sticky.queues.sql.flight_table import in_flight, read_records
 from celery_sticky.queues.sql.names import slot_number
 from celery_sticky.sql import Database
-from celery_sticky.sql.text import Place, at_places, chunks, marks
+from celery_sticky.sql.text import Place, as_bytes, at_places, chunks, marks
 
 SMALL = 64 * 1024
 """Messages up to this many bytes are read to find their age."""
@@ -24,6 +25,16 @@ class Depths:
 
     def read(self, slots: Collection[SlotId]) -> dict[SlotId, Depth]:
         """Return the depths of slots. The counts are made one after the other: each is of a slightly later time."""
+        try:
+            return self._read(slots)
+        except SlotBroken as error:
+            if len(slots) == 1:
+                return {slot: Depth(0, 0, 0, None, str(error)) for slot in slots}
+        every = list(slots)
+        half = len(every) // 2
+        return self.read(every[:half]) | self.read(every[half:])
+
+    def _read(self, slots: Collection[SlotId]) -> dict[SlotId, Depth]:
         numbers = {slot: slot_number(*slot, self._prefix) for slot in slots}
         flight = self._flight(numbers.values())
         messages, deferred = (self._count(table, list(numbers.values())) for table in ("{message}", "{deferred}"))
@@ -52,9 +63,9 @@ class Depths:
         nexts = [place for queue in queues if (place := self._next(queue, flight.get(queue, set()))) is not None]
         found: dict[int, float | None] = {}
         for some in chunks(nexts):
-            where, said = at_places(some)
-            statement = f"SELECT queue, body FROM {{message}} WHERE ({where}) AND LENGTH(body) <= %s"
-            found |= {queue: sent_at(bytes(body)) for queue, body in self._database.rows(statement, [*said, SMALL])}
+            where, said = at_places(some, "t")
+            statement = f"SELECT t.queue, t.body FROM {{message}} t WHERE ({where}) AND LENGTH(t.body) <= %s"
+            found |= {queue: sent_at(as_bytes(body)) for queue, body in self._database.rows(statement, [*said, SMALL])}
         return found
 
     def _next(self, queue: int, flight: set[Place]) -> Place | None:

@@ -40,6 +40,7 @@ class SqlQueues:
         if not openings:
             return []
         answers = self._openings.open(openings)
+        self._openings.clean()
         opened = [one.tenure for one, said in zip(openings, answers, strict=True) if not isinstance(said, Exception)]
         self._waiting.remove([(tenure.keyspace, tenure.slot) for tenure in opened])
         return answers

@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Delivery, Disposition, Fetched, Outcome, Tag, Want
+from celery_sticky.queues.sql.apart import BECAUSE_OF_A_SLOT, divided, failure, is_of_a_slot
 from celery_sticky.queues.sql.deferrals import next_due, wake
 from celery_sticky.queues.sql.fences import read_fences
 from celery_sticky.queues.sql.late_commits import LateCommits
@@ -76,15 +76,29 @@ class Exchange:
         try:
             self._late.age(one.slot for one in wanted)
             carried = self._carry(wanted, settlement, slots, now)
-        except BrokerUnavailable:
-            self.forget(slots.values())
-            raise
+        except BECAUSE_OF_A_SLOT as error:
+            if not is_of_a_slot(self._database, error):
+                self.forget(slots.values())
+                raise
+            return self._apart(wants, dispositions, now, error)
         self._conclude(fetched, carried, settlement, slots)
         fetched.lost |= {one.slot.id for one in wanted if one.slot.queue not in carried.held}
         self._bring(fetched, carried)
         late = [one for turn in sorted(carried.late) if (one := carried.trip.wanted[turn]).slot.queue in carried.held]
         if late and self._late.look(slot for slot, _ in late):
             fetched.add(self.trip([Want(slot.tenure, limit) for slot, limit in late], (), now))
+        return fetched
+
+    def _apart(
+        self, wants: Sequence[Want], dispositions: Sequence[Disposition], now: float, error: Exception
+    ) -> Fetched:
+        """Carry a trip out in parts, after it has failed as a whole and had no effect."""
+        parts = divided(wants, dispositions)
+        if len(parts) == 1:
+            return failure(wants, dispositions, error)
+        fetched = Fetched()
+        for some_wants, some_dispositions in parts:
+            fetched.add(self.trip(some_wants, some_dispositions, now))
         return fetched
 
     def forget(self, slots: Iterable[OpenSlot]) -> None:

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from celery_sticky.errors import Fenced
 from celery_sticky.queues.base import Tenure
+from celery_sticky.queues.sql.apart import check_number
 from celery_sticky.sql import Database, Runner
 from celery_sticky.sql.dialects.base import Dialect, joined
-from celery_sticky.sql.text import chunks, values
+from celery_sticky.sql.text import as_bytes, chunks, values
 
 DELIVERIES = 1 << 36
 """The numbers of tags that one opening has. Openings are numbered in these steps."""
@@ -31,12 +32,11 @@ class Fence(NamedTuple):
 
     def refusal(self, tenure: Tenure) -> Fenced | None:
         """Return why this fence cannot be replaced by one for a tenure, or None if it can."""
-        incarnation = self.incarnation.decode()
         if self.epoch != tenure.epoch:
             refused = self.epoch > tenure.epoch
         else:
-            refused = incarnation != tenure.incarnation or self.opens >= tenure.open_count
-        return Fenced(self.epoch, incarnation) if refused and self.opening else None
+            refused = self.incarnation != tenure.incarnation.encode() or self.opens >= tenure.open_count
+        return Fenced(self.epoch, self.incarnation.decode(errors="replace")) if refused and self.opening else None
 
     def after(self, tenure: Tenure) -> Fence:
         """Return the fence that an opening for this tenure sets."""
@@ -45,14 +45,20 @@ class Fence(NamedTuple):
 
 
 def read_fences(runner: Runner, dialect: Dialect, queues: Iterable[int], lock: str = "") -> dict[int, Fence]:
-    """Return the fences of queues; `lock` is the dialect's `share` or `update`. Locks are taken in one order."""
+    """Return the fences of queues; `lock` is the dialect's `share` or `update`. Locks are taken in one order.
+
+    Raises:
+        SlotBroken: a row is unusable.
+    """
     found: dict[int, Fence] = {}
     for some in chunks(sorted(set(queues))):
         rows, said = joined(dialect, "{fence}", ["queue"], [(queue,) for queue in some])
         columns = ", ".join(f"t.{column}" for column in COLUMNS)
         for row in runner.rows(f"SELECT {columns} FROM {rows} ORDER BY t.queue{lock}", said):
             queue, epoch, incarnation, opens, opening = row
-            found[queue] = Fence(queue, epoch, bytes(incarnation), opens, opening)
+            for column, value in (("epoch", epoch), ("opens", opens), ("opening", opening)):
+                check_number("fence", queue, column, value)
+            found[queue] = Fence(queue, epoch, as_bytes(incarnation), opens, opening)
     return found
 
 

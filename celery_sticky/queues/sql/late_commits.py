@@ -12,10 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from celery_sticky.queues.sql.open_slot import OpenSlot, Window
-from celery_sticky.sql import Database, Runner
-from celery_sticky.sql.dialects.base import Dialect
-from celery_sticky.sql.text import chunks
+from celery_sticky.queues.sql.open_slot import OpenSlot
+from celery_sticky.queues.sql.ranges import Window, crowded
+from celery_sticky.sql import Database
 
 SHARE = 50
 """Counting takes at most one part in this many of the time."""
@@ -23,21 +22,6 @@ PAUSE = 0.05
 """Least seconds between two looks at idle slots whose cursor has moved lately."""
 SWEEP_SECONDS = 2.0
 """Least seconds between two counts of all rows below all cursors."""
-
-
-def crowded(runner: Runner, dialect: Dialect, windows: Sequence[Window]) -> list[int]:
-    """Return the indices of the windows that have more rows than are known."""
-    found: list[int] = []
-    for some in chunks(list(enumerate(windows))):
-        table, said = dialect.table(
-            "w", ("n", "queue", "priority", "floor", "upto", "known"), [(number, *window) for number, window in some]
-        )
-        statement = (
-            f"SELECT w.n FROM {table} WHERE w.known < (SELECT COUNT(*) FROM {{message}} m WHERE m.queue = w.queue "
-            "AND m.priority = w.priority AND m.id > w.floor AND m.id <= w.upto)"
-        )
-        found += [row[0] for row in runner.rows(statement, said)]
-    return found
 
 
 class LateCommits:

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from celery_sticky.keys import SlotId
 from celery_sticky.queues.base import Tag, Tenure
+from celery_sticky.queues.sql.ranges import Range, Window, above
 
-LAST_ID = (1 << 63) - 1
-LAST_PRIORITY = (1 << 15) - 1
 LATE_SECONDS = 2.0
 """How long a transaction may stay open after it has added a message, without being overtaken by later ones."""
 
@@ -27,25 +26,6 @@ class InFlight(NamedTuple):
     id: int
     record: str
     """The key of the flight record that names it."""
-
-
-class Window(NamedTuple):
-    """The part of a queue below a cursor in which messages may still be committed late, and how many are known."""
-
-    queue: int
-    priority: int
-    floor: int
-    upto: int
-    known: int
-
-
-class Range(NamedTuple):
-    """A part of a queue: the messages after (`priority`, `after`), up to (`last`, `upto`)."""
-
-    priority: int
-    after: int
-    last: int
-    upto: int
 
 
 @dataclass(slots=True)
@@ -95,21 +75,15 @@ class OpenSlot:
         return self.due is not None and self.due <= now
 
     def ranges(self) -> list[Range]:
-        """Return where unfetched messages may be, in the order of the queue; the last range of each priority is open.
-
-        An open range reaches up to the next priority that has a cursor: priorities between the two have no messages
-        yet, or were not noticed.
-        """
-        priorities = sorted(self.cursors)
+        """Return where unfetched messages may be, in the order of the queue; each priority ends with an open range."""
         found: list[Range] = []
-        for priority, following in zip(priorities, [*priorities[1:], LAST_PRIORITY + 1], strict=True):
+        for priority, after, last, upto in above(self.cursors):
             found += [Range(priority, one - 1, priority, one) for one in self._ids(self.late, priority)]
-            after = self.cursors[priority]
             for one in self._ids(self.ahead, priority):
                 if one - 1 > after:
                     found.append(Range(priority, after, priority, one - 1))
                 after = one
-            found.append(Range(priority, after, following - 1, LAST_ID))
+            found.append(Range(priority, after, last, upto))
         return found
 
     def note(self, tag: Tag, fetched: InFlight) -> None:

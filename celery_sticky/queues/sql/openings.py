@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.errors import SlotBroken
 from celery_sticky.queues.base import OpenAnswer, Opening
+from celery_sticky.queues.sql.apart import BECAUSE_OF_A_SLOT, check_number, is_of_a_slot
 from celery_sticky.queues.sql.deferrals import next_due
 from celery_sticky.queues.sql.exchange import Exchange
 from celery_sticky.queues.sql.fences import COLUMNS, Fence, make_fences, read_fences, write_fences
@@ -63,30 +64,45 @@ class Openings:
 
     def __init__(self, database: Database, exchange: Exchange, prefix: str) -> None:
         self._database, self._exchange, self._prefix = database, exchange, prefix
+        self._former: Records = {}
+        """The flight records that openings have read."""
 
     def open(self, openings: Sequence[Opening]) -> list[OpenAnswer]:
         """See `SlotQueues.open`."""
+        try:
+            return self._open(openings)
+        except BECAUSE_OF_A_SLOT as error:
+            if not is_of_a_slot(self._database, error):
+                known = [self._exchange.slots.get((one.tenure.keyspace, one.tenure.slot)) for one in openings]
+                self._exchange.forget(slot for slot in known if slot is not None)
+                raise
+            if len(openings) == 1:
+                return [SlotBroken(str(error))]
+        half = len(openings) // 2
+        return [*self.open(openings[:half]), *self.open(openings[half:])]
+
+    def clean(self) -> None:
+        """Delete what the openings since the last call have made useless."""
+        former, self._former = self._former, {}
+        clean(self._database, former)
+
+    def _open(self, openings: Sequence[Opening]) -> list[OpenAnswer]:
         wanted = {slot_number(one.tenure.keyspace, one.tenure.slot, self._prefix): one for one in openings}
         dialect = self._database.dialect
-        name, records = self._exchange.name_record(), Records()
-        try:
-            make_fences(self._database, wanted)
-            with self._database.transaction() as inside:
-                fences = read_fences(inside, dialect, wanted, dialect.update)
-                refused = {queue: fences[queue].refusal(one.tenure) for queue, one in wanted.items()}
-                accepted = [Accepted(one, fences[queue]) for queue, one in wanted.items() if not refused[queue]]
-                records = read_records(inside, {one.former.incarnation for one in accepted})
-                self._read(inside, accepted, records)
-                self._write(inside, accepted, name)
-        except BrokerUnavailable:
-            known = [self._exchange.slots.get((one.tenure.keyspace, one.tenure.slot)) for one in openings]
-            self._exchange.forget(slot for slot in known if slot is not None)
-            raise
+        name = self._exchange.name_record()
+        make_fences(self._database, wanted)
+        with self._database.transaction() as inside:
+            fences = read_fences(inside, dialect, wanted, dialect.update)
+            refused = {queue: fences[queue].refusal(one.tenure) for queue, one in wanted.items()}
+            accepted = [Accepted(one, fences[queue]) for queue, one in wanted.items() if not refused[queue]]
+            records = read_records(inside, {one.former.incarnation for one in accepted})
+            self._read(inside, accepted, records)
+            self._write(inside, accepted, name)
         answers: dict[int, OpenAnswer] = {queue: refusal for queue, refusal in refused.items() if refusal}
         for one in accepted:
             self._exchange.replace(one.slot(name))
             answers[one.fence.queue] = [entry.tag for entry in one.kept]
-        clean(self._database, records)
+        self._former |= records
         return [answers[queue] for queue in wanted]
 
     def _read(self, inside: Runner, accepted: Sequence[Accepted], records: Records) -> None:
@@ -98,6 +114,7 @@ class Openings:
         for part in chunks(sorted(by_queue)):
             statement = f"SELECT queue, id, starts FROM {{suspect}} WHERE queue IN {marks(len(part))}"
             for queue, message, starts in inside.rows(statement, part):
+                check_number("suspect", queue, "starts", starts)
                 by_queue[queue].suspects[message] = starts
             for queue, due in next_due(inside, part).items():
                 by_queue[queue].due = due

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_sticky.queues.sql.flights import Fetch, record
-from celery_sticky.queues.sql.late_commits import crowded
-from celery_sticky.queues.sql.open_slot import Range
+from celery_sticky.queues.sql.ranges import ORDER, crowded, within
 from celery_sticky.queues.sql.trip import BUDGET, MESSAGE_COST, Found, Haul, Trip
 from celery_sticky.sql import Database, Transaction
-from celery_sticky.sql.text import Piece, Place, at_places, chunks
+from celery_sticky.sql.text import Place, as_bytes, at_places, chunks
 
 Key = tuple[int, int, int, int]
 """Turn, priority, id, and bytes of the body."""
@@ -53,10 +52,10 @@ class Portable:
         for some in chunks(parts):
             selects, said = list[str](), list[Any]()
             for number, (turn, (slot, limit), part) in enumerate(some):
-                where, bounds = self._inside(part)
+                where, bounds = within(self._database.dialect, part)
                 selects.append(
-                    f"SELECT * FROM (SELECT %s AS turn, priority, id, LENGTH(body) AS size FROM {{message}} "
-                    f"WHERE queue = %s AND {where} ORDER BY priority, id LIMIT %s) AS r{number}"
+                    f"SELECT * FROM (SELECT %s AS turn, t.priority, t.id, LENGTH(t.body) AS size FROM {{message}} t "
+                    f"WHERE t.queue = %s AND {where}{ORDER} LIMIT %s) AS r{number}"
                 )
                 said += (turn, slot.queue, *bounds, limit + 1)
             rows = inside.rows(" UNION ALL ".join(selects), said)
@@ -71,24 +70,14 @@ class Portable:
         turns = [turn for turn, _ in windows]
         return {turns[number] for number in crowded(inside, self._database.dialect, [one for _, one in windows])}
 
-    def _inside(self, part: Range) -> Piece:
-        """Return the condition for a range in the form for which this database uses its index."""
-        priority, after, last, upto = part
-        if self._database.dialect.row_values:
-            return "(priority, id) > (%s, %s) AND (priority, id) <= (%s, %s)", list(part)
-        if last == priority:
-            return "priority = %s AND id > %s AND id <= %s", [priority, after, upto]
-        where = "(priority = %s AND id > %s OR priority > %s AND priority <= %s)"  # such a range has no end in `last`
-        return where, [priority, after, priority, last]
-
     def _bodies(self, inside: Transaction, places: Sequence[Place]) -> dict[Place, bytes]:
         found: dict[Place, bytes] = {}
         for some in chunks(places):
-            where, said = at_places(some)
-            statement = f"SELECT queue, priority, id, body FROM {{message}} WHERE {where}"
+            where, said = at_places(some, "t")
+            statement = f"SELECT t.queue, t.priority, t.id, t.body FROM {{message}} t WHERE {where}"
             for *place, body in inside.rows(statement, said):
                 queue, priority, number = place
-                found[queue, priority, number] = bytes(body)
+                found[queue, priority, number] = as_bytes(body)
         return found
 
     def _record(self, trip: Trip, inside: Transaction, taken: Sequence[Key]) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from celery_sticky.queues.sql.flights import Group
-from celery_sticky.queues.sql.open_slot import OpenSlot, Range, Window
+from celery_sticky.queues.sql.open_slot import OpenSlot
+from celery_sticky.queues.sql.ranges import Range, Window
 from celery_sticky.sql import Transaction
 from celery_sticky.sql.text import Place
 

@@ -10,8 +10,8 @@ from celery_sticky.queues.base import Tenure
 from celery_sticky.queues.sql.exchange import Exchange
 from celery_sticky.queues.sql.late_commits import LateCommits
 from celery_sticky.queues.sql.open_slot import OpenSlot
+from celery_sticky.queues.sql.ranges import filled
 from celery_sticky.sql import Database
-from celery_sticky.sql.text import chunks
 from celery_sticky.waker import Waker
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
@@ -88,22 +88,12 @@ class Waiting:
             return ready
         version = self._database.version()
         if version is None or version != self._version:
-            for some in chunks(slots):
-                ready |= self._filled(some)
+            ready |= self._filled(slots)
             self._version = version
         return ready | {slot.id for slot in self._late.watch(slots)}
 
     def _filled(self, slots: Collection[OpenSlot]) -> set[SlotId]:
         """Return those of the slots that have unfetched messages."""
-        parts = [(number, slot.queue, *part) for number, slot in enumerate(slots) for part in slot.ranges()]
-        names = {number: slot.id for number, slot in enumerate(slots)}
-        found: set[SlotId] = set()
-        for some in chunks(parts):
-            columns = ("n", "queue", "priority", "after", "last", "upto")
-            table, said = self._database.dialect.table("w", columns, some)
-            statement = (
-                f"SELECT w.n FROM {table} WHERE (SELECT 1 FROM {{message}} m WHERE m.queue = w.queue AND "
-                "(m.priority, m.id) > (w.priority, w.after) AND (m.priority, m.id) <= (w.last, w.upto) LIMIT 1) = 1"
-            )
-            found |= {names[row[0]] for row in self._database.rows(statement, said)}
-        return found
+        parts = [(slot.queue, part) for slot in slots for part in slot.ranges()]
+        found = filled(self._database, self._database.dialect, parts)
+        return {slot.id for slot in slots if slot.queue in found}

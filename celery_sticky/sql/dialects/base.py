@@ -44,6 +44,10 @@ class Dialect(Protocol):
     """An expression: text that changes when another server answers, which may lack the last transactions."""
     synchronous: str
     """An expression: evaluated in a transaction, it makes the commit wait for the disk, if a transaction can say so."""
+    ordered: str
+    """An expression: evaluated in a transaction, its next statements read what they order by a key in the key's order.
+
+    A planner that expects few rows may else read and sort all of them, before a LIMIT."""
     errors: tuple[type[Exception], ...]
     """What the client library raises."""
 

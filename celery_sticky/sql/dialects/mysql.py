@@ -47,6 +47,7 @@ class MySQL:
     clock = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
     server = "CONCAT_WS('.', @@server_id, @@hostname, @@port)"  # MariaDB has no `server_uuid`
     synchronous = "NULL"  # only `innodb_flush_log_at_trx_commit` of the server says so
+    ordered = "NULL"
     errors: tuple[type[Exception], ...] = (pymysql.Error, OSError)
 
     def connect(self, address: Address, timeout: float) -> Link:

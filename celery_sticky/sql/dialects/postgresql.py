@@ -66,6 +66,7 @@ class PostgreSQL:
     synchronous = (
         "CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
     )
+    ordered = "set_config('enable_sort', 'off', true)"
     errors: tuple[type[Exception], ...] = (psycopg.Error, OSError)
 
     def connect(self, address: Address, timeout: float) -> Link:

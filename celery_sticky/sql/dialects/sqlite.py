@@ -46,6 +46,7 @@ class SQLite:
     }
     clock, server = "sticky_clock()", "sticky_file()"
     synchronous = "NULL"
+    ordered = "NULL"
     errors: tuple[type[Exception], ...] = (sqlite3.Error, OSError)
 
     def connect(self, address: Address, timeout: float) -> Link:

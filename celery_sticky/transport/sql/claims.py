@@ -7,21 +7,23 @@ that it knows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.queues.sql.ranges import ORDER, filled, within
 from celery_sticky.sql import Database, Transaction
 from celery_sticky.sql.dialects.base import joined
-from celery_sticky.sql.text import Place, chunks, values
+from celery_sticky.sql.text import Place, as_bytes, chunks, values
+from celery_sticky.transport.sql.floors import Floors
 
 BATCH = 100
 """Most messages of one queue that one trip claims."""
 KEY = ("queue", "priority", "id")
-UNCLAIMED = "NOT EXISTS (SELECT 1 FROM {claim} c WHERE c.queue = t.queue AND c.priority = t.priority AND c.id = t.id)"
-FIRST = (
-    f"SELECT t.queue, t.priority, t.id FROM {{message}} t WHERE t.queue = %s AND {UNCLAIMED} "
-    "ORDER BY t.priority, t.id LIMIT %s"
-)
+SAME = "c.queue = t.queue AND c.priority = t.priority AND c.id = t.id"
+# NOT EXISTS may become a join with all claims, or with a copy of them; and for IS NULL PostgreSQL expects few rows.
+UNCLAIMED = f"(SELECT 1 = 1 FROM {{claim}} c WHERE {SAME}) IS NOT TRUE"
 
 
 class Evicted(Exception):
@@ -49,22 +51,23 @@ class Claims:
     def __init__(self, database: Database, consumer: bytes) -> None:
         self.consumer = consumer
         self._database, self._dialect = database, database.dialect
+        self.floors = Floors()
 
     def look(self, queues: Collection[int]) -> set[int]:
-        """Return those of the queues that have a message nobody has claimed."""
-        found: set[int] = set()
-        for some in chunks(sorted(queues)):
-            table, said = self._dialect.table("w", ("queue",), [(queue,) for queue in some])
-            statement = (
-                # In order, and not with EXISTS: a planner may else read the messages of all queues.
-                f"SELECT w.queue FROM {table} WHERE (SELECT 1 FROM {{message}} t WHERE t.queue = w.queue "
-                f"AND {UNCLAIMED} ORDER BY t.priority, t.id LIMIT 1) = 1"
-            )
-            found |= {row[0] for row in self._database.rows(statement, said)}
+        """Return those of the queues that have a message nobody has claimed: see `floors`."""
+        front = self.floors.turn()
+        if front is not None:
+            self.floors.fall_behind(queues)
+        parts = [(queue, part) for queue in sorted(queues) for part in self.floors.ranges(queue)]
+        with self._careful():
+            found = filled(self._database, self._dialect, parts, UNCLAIMED)
+        if front is not None:
+            self.floors.looked(front)
+        self.floors.caught_up(set(queues) - found)
         return found
 
     def trip(
-        self, acked: Collection[Place], returned: Collection[Place], wants: Iterable[Want], rooms: dict[int, int]
+        self, acked: Collection[Place], returned: Collection[Place], wants: Sequence[Want], rooms: dict[int, int]
     ) -> list[Claimed]:
         """Delete acknowledged messages, give others back, and claim as many as there is room for, in one transaction.
 
@@ -73,13 +76,12 @@ class Claims:
         Raises:
             Evicted: nothing was done.
         """
-        with self._database.transaction() as inside:
-            own = f"SELECT t.counter FROM {{consumer}} t WHERE t.consumer = %s{self._dialect.share}"
-            if not inside.rows(own, [self.consumer]):
-                raise Evicted
-            for table, places in (("{message}", acked), ("{claim}", {*acked, *returned})):
-                for some in chunks(sorted(places)):
-                    inside.run(*self._dialect.delete(table, KEY, some))
+        self.floors.give_back(returned)
+        front = self.floors.turn() if wants else None
+        if front is not None:
+            self.floors.fall_behind(want.queue for want in wants)
+        with self._careful(), self._database.transaction() as inside:
+            self._settle(inside, acked, returned)
             found: list[Claimed] = []
             left = dict(rooms)
             for want in wants:
@@ -87,24 +89,57 @@ class Claims:
                     claimed = self._claim(inside, want.queue, min(left[want.room], BATCH))
                     left[want.room] -= len(claimed)
                     found += claimed
+        if front is not None:
+            self.floors.looked(front)
         rooms.update(left)
         return found
 
+    @contextmanager
+    def _careful(self) -> Iterator[None]:
+        """Forget the floors if the database is lost: it may come back with an older copy, in which ids begin lower."""
+        try:
+            yield
+        except BrokerUnavailable:
+            self.floors.forget()
+            raise
+
+    def _settle(self, inside: Transaction, acked: Collection[Place], returned: Collection[Place]) -> None:
+        own = f"SELECT {self._dialect.ordered} FROM {{consumer}} t WHERE t.consumer = %s{self._dialect.share}"
+        if not inside.rows(own, [self.consumer]):
+            raise Evicted
+        for table, places in (("{message}", acked), ("{claim}", {*acked, *returned})):
+            for some in chunks(sorted(places)):
+                inside.run(*self._dialect.delete(table, KEY, some))
+
     def _claim(self, inside: Transaction, queue: int, limit: int) -> list[Claimed]:
         found: list[Claimed] = []
-        first: Sequence[Place] = [
-            (row[0], row[1], row[2]) for row in inside.rows(FIRST + self._dialect.skip, [queue, limit])
-        ]
+        first = self._first(inside, queue, limit)
+        self.floors.found(queue, first, limit)
         for some in chunks(first):
             # Another consumer may have claimed one since our snapshot began: what was inserted is read back.
             text, said = values([(*place, self.consumer) for place in some])
             columns = "queue, priority, id, consumer"
             inside.run(f"INSERT INTO {{claim}} ({columns}) VALUES {text}{self._dialect.or_nothing}", said)
-            rows, said = joined(self._dialect, "{claim}", KEY, some)
+            rows, said = joined(self._dialect, "{message}", KEY, some)
             statement = (
-                f"SELECT t.queue, t.priority, t.id, m.body FROM {rows} JOIN {{message}} m ON m.queue = t.queue "
-                "AND m.priority = t.priority AND m.id = t.id WHERE t.consumer = %s ORDER BY t.priority, t.id"
+                f"SELECT t.queue, t.priority, t.id, t.body FROM {rows} "
+                f"WHERE (SELECT c.consumer FROM {{claim}} c WHERE {SAME}) = %s"
             )
             for *place, body in inside.rows(statement, [*said, self.consumer]):
-                found.append(Claimed((place[0], place[1], place[2]), bytes(body)))
+                found.append(Claimed((place[0], place[1], place[2]), as_bytes(body)))
+        return sorted(found)
+
+    def _first(self, inside: Transaction, queue: int, limit: int) -> list[Place]:
+        """Return the first unclaimed messages above the floor of a queue, and lock them."""
+        found: list[Place] = []
+        for part in self.floors.ranges(queue):
+            where, bounds = within(self._dialect, part)
+            statement = (
+                f"SELECT t.priority, t.id FROM {{message}} t WHERE t.queue = %s AND {where} AND {UNCLAIMED}{ORDER} "
+                f"LIMIT %s{self._dialect.skip}"
+            )
+            rows = inside.rows(statement, [queue, *bounds, limit - len(found)])
+            found += [(queue, row[0], row[1]) for row in rows]
+            if len(found) >= limit:
+                break
         return found

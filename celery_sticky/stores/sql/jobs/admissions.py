@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.sql import Database
 from celery_sticky.sql.text import chunks, portions
-from celery_sticky.stores.jobs import STOPPED, Admission, DispatchOutcome, JobState, NewJob, digest
+from celery_sticky.stores import job_rules
+from celery_sticky.stores.jobs import STOPPED, Admission, DispatchOutcome, NewJob, digest
 from celery_sticky.stores.sql.jobs.answers import Answers, forget_outcomes, outcomes
 from celery_sticky.stores.sql.jobs.changes import Changes, changes_in
 from celery_sticky.stores.sql.jobs.controls import AT_ONCE, stop
-from celery_sticky.stores.sql.jobs.rows import ENDING, FRESH, Stored, queued, slot_of
+from celery_sticky.stores.sql.jobs.rows import ENDING, FRESH, Stored, added, slot_of
 from celery_sticky.stores.sql.jobs.slots import make_rows
 
 Answer = tuple[Admission, DispatchOutcome | None]
@@ -135,16 +135,14 @@ class _Queue:
             same = known.identity == digest(job.name, job.key, job.payload)
             return (Admission.REPEATED, known.outcome) if same else (Admission.CONFLICT, None)
         old = changes.at((job.slot, job.name, job.key))
-        if old is not None and old.record.state is not JobState.STOPPING:
-            return Admission.EXISTS, None
-        if self._fresh >= self._max_queued:
-            return Admission.FULL, None
-        new = queued(job, self._outcome_ttl, changes.slots.now)
-        if old is not None:
-            self._fresh -= old.record.fresh
-            changes.remove(old.record, STOPPED)
-            new = replace(new, record=replace(new.record, epoch=old.record.epoch, worker=old.record.worker))
-        changes.add(new)
+        there = old.record if old is not None else None
+        refused = job_rules.refused(there, self._fresh, self._max_queued)
+        if refused is not None:
+            return refused, None
+        if there is not None:
+            self._fresh -= there.fresh
+            changes.remove(there, STOPPED)
+        changes.add(added(job_rules.queued(job, changes.slots.now, there), self._outcome_ttl))
         changes.slots.signal(job.slot)
         self._fresh += 1
         self.admitted.add(job.id)

@@ -9,7 +9,7 @@ from celery_sticky.slots import Slot
 from celery_sticky.sql import Database
 from celery_sticky.sql.text import chunks, portions
 from celery_sticky.stores import job_rules
-from celery_sticky.stores.jobs import STOPPED, JobAddress, JobRecord, JobState, digest
+from celery_sticky.stores.jobs import STOPPED, JobAddress, JobRecord, digest
 from celery_sticky.stores.notes import Fate
 from celery_sticky.stores.sql.jobs.changes import Changes, changes_in
 from celery_sticky.stores.sql.jobs.notes import Inboxes
@@ -64,7 +64,7 @@ class Controls:
         with changes_in(self._database, self._scope, [address[0]]) as changes:
             changes.read_addresses([address])
             job = changes.at(address)
-            if job is None or job.record.state is JobState.STOPPING:
+            if job is None or not job_rules.changeable(job.record):
                 return None
             after = change(job.record)
             if after != job.record or others:

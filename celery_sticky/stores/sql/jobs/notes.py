@@ -13,7 +13,8 @@ from celery_sticky.slots import Slot
 from celery_sticky.sql import Runner
 from celery_sticky.sql.link import Row
 from celery_sticky.sql.text import chunks, marks, portions, values
-from celery_sticky.stores.jobs import SEEN_NOTES, JobAddress, JobRecord, JobState
+from celery_sticky.stores import job_rules
+from celery_sticky.stores.jobs import SEEN_NOTES, JobAddress, JobRecord
 from celery_sticky.stores.notes import FailedDelivery, Fate, Note
 from celery_sticky.stores.sql.jobs.burial import Death, bury
 from celery_sticky.stores.sql.jobs.changes import Changes
@@ -65,9 +66,9 @@ class Inboxes:
     def room(self, address: JobAddress) -> tuple[Fate, str]:
         """Return whether a note can be left for a job (`SENT`), and the job's id."""
         job = self._changes.at(address)
-        if job is None or job.record.state is JobState.STOPPING:
+        if job is None:
             return Fate.NO_JOB, ""
-        return (Fate.FULL if self._counts.get(job.record.id, 0) >= self._limit else Fate.SENT), job.record.id
+        return job_rules.noted(job.record, self._counts.get(job.record.id, 0), self._limit), job.record.id
 
     def notify(self, address: JobAddress, payload: bytes) -> Fate:
         """Leave a note for a job; see `JobStore.notify`."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from celery_sticky.slots import Slot
 from celery_sticky.sql import Database
 from celery_sticky.stores import job_rules
-from celery_sticky.stores.jobs import Checkpoint, Report, Reserved, RunResult
+from celery_sticky.stores.jobs import Checkpoint, Report, Reserved
 from celery_sticky.stores.notes import FailedDelivery
 from celery_sticky.stores.sql.jobs.answers import STOP, Answer
 from celery_sticky.stores.sql.jobs.changes import Changes, changes_in
@@ -81,7 +81,7 @@ class Owners:
 
 def _settle(changes: Changes, slot: Slot, report: Report, ttl: float) -> None:
     anywhere, job = changes.by_id(report.id), changes.in_slot(slot, report.id)
-    if report.result is RunResult.UNCLEAN and report.error and (job is not None or anywhere is None):
+    if job_rules.tells_stop_error(report) and (job is not None or anywhere is None):
         changes.answer(Answer(STOP, report.id, "", report.error, ttl))
     if job is None:
         return

@@ -8,7 +8,8 @@ from typing import Any
 
 from celery_sticky.slots import Slot, WorkerQueue, parse_slot
 from celery_sticky.sql.link import Row
-from celery_sticky.stores.jobs import JobRecord, JobState, NewJob, digest
+from celery_sticky.stores import job_rules
+from celery_sticky.stores.jobs import JobRecord, JobState, digest
 
 FRESH, ENDING = 1, 2
 """The bits of `waits`: a dispatcher waits for its start, and those who shut down wait for its end (`ending`)."""
@@ -85,10 +86,9 @@ def stored(row: Row) -> Stored:
 
 def changing(record: JobRecord) -> Mapping[str, Any]:
     """Return the values of the columns that rules change."""
-    ending = record.state is JobState.STOPPING or record.replaces
     return {
         "state": record.state.value.encode(),
-        "waits": FRESH * record.fresh + ENDING * ending,
+        "waits": FRESH * record.fresh + ENDING * job_rules.ending(record),
         "attempt": record.attempt,
         "epoch": record.epoch,
         "worker": record.worker.encode(),
@@ -124,22 +124,6 @@ def inserted(scope: bytes, one: Stored) -> Mapping[str, Any]:
     }
 
 
-def queued(job: NewJob, outcome_ttl: float, now: float) -> Stored:
+def added(record: JobRecord, outcome_ttl: float) -> Stored:
     """Return the row of a job that is admitted now."""
-    record = JobRecord(
-        name=job.name,
-        key=job.key,
-        slot=job.slot,
-        id=job.id,
-        payload=job.payload,
-        state=JobState.QUEUED,
-        fresh=True,
-        attempt=0,
-        epoch=0,
-        worker="",
-        error="",
-        created=now,
-        version=0,
-        durable=job.durable,
-    )
-    return Stored(record, digest(job.name, job.key, job.payload), outcome_ttl)
+    return Stored(record, digest(record.name, record.key, record.payload), outcome_ttl)

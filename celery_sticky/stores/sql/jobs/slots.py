@@ -10,6 +10,7 @@ from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.sql import Runner
 from celery_sticky.sql.dialects.base import Dialect, joined
 from celery_sticky.sql.text import chunks, marks
+from celery_sticky.stores import job_rules
 from celery_sticky.stores.sql.jobs.rows import slot_name, slot_of
 
 KEY = ("scope name", "slot slot")
@@ -118,17 +119,14 @@ class Slots:
         self._inside.run(statement, [epoch, self._scope, slot_name(slot)])
 
     def revise(self, slot: Slot, *, again: bool = False) -> int:
-        """Return the next revision of a slot, one for all changes of this transaction, unless it is asked for `again`.
-
-        It is taken from the clock, so that it stays unique when the database loses its last writes.
-        """
+        """Return the next revision of a slot: one for all changes of this transaction, or another if `again` is set."""
         row = self._rows.setdefault(slot, SlotRow())
         if again or not row.revised:
             last = row.revised or row.revision
             if isinstance(slot, KeyPlace):  # all places share one counter, because a forgotten one may come back
                 assert self._last is not None
                 last = self._last
-            row.revised = max(last + 1, int(self.now * 1e6))
+            row.revised = job_rules.revision(last, self.now)
             if isinstance(slot, KeyPlace):
                 self._last = row.revised
         return row.revised

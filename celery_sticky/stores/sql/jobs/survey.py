@@ -9,7 +9,8 @@ from celery_sticky.slots import Slot
 from celery_sticky.sql import Database
 from celery_sticky.sql.link import Row
 from celery_sticky.sql.text import marks, portions
-from celery_sticky.stores.jobs import REPEATED, JobAddress, JobCounts, JobGroup, JobRecord, JobState
+from celery_sticky.stores import job_rules
+from celery_sticky.stores.jobs import JobAddress, JobCounts, JobGroup, JobRecord, JobState
 from celery_sticky.stores.sql.jobs.rows import WHOLE, columns, slot_name, slot_of, stored
 
 PAGE = 1000
@@ -82,16 +83,13 @@ def _group(
     slot: bytes, state: bytes, worker: bytes, epoch: int, failures: int, apart: int, name: bytes, key: bytes
 ) -> JobGroup:
     """Return a group of one job."""
-    where = slot_of(slot)
-    number = where if isinstance(where, int) else None
-    return JobGroup(
-        count=1,
-        slot=number,
-        state=JobState(bytes(state).decode()),
-        worker=bytes(worker).decode(),
-        epoch=0 if number is None else epoch,
-        failures=min(failures, REPEATED),
-        apart=bool(apart),
-        name=bytes(name).decode(),
-        key=bytes(key).decode(),
+    return job_rules.group(
+        slot_of(slot),
+        JobState(bytes(state).decode()),
+        bytes(worker).decode(),
+        epoch,
+        failures,
+        bool(apart),
+        bytes(name).decode(),
+        bytes(key).decode(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery_sticky.sql import Database
+from celery_sticky.stores import job_rules
 from celery_sticky.stores.ticks import Tick
 
 
@@ -18,7 +19,7 @@ def claim(database: Database, scope: bytes, name: str, every: int) -> Tick:
             rows = inside.rows(lock, one)
         last = int(rows[0][0])
         now = int(float(inside.rows(f"SELECT {database.dialect.clock}")[0][0]) * 1000)  # behind the lock
-        begins, future = now - now % every, last > now
-        if future or last < begins:
+        begins, tick = job_rules.ticked(last, now, every)
+        if begins != last:
             inside.run("UPDATE {job_tick} SET begins = %s WHERE scope = %s AND name = %s", [begins, *one])
-        return Tick(last < begins, (begins + every - now) / 1000)
+        return tick

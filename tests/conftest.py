@@ -13,13 +13,14 @@ import pytest
 from harness.app import AppConfig
 from harness.fleet import Fleet
 from harness.keyed_fleet import CONF, KeyedFleet
-from harness.sql_servers import EmbeddedPostgres, drop_tables, own_database, standing
+from harness.sql_servers import drop_tables, own_database, standing
 from harness.standing import claimed_database, clear, standing_server
 from harness.ways import Run
 from hypothesis import settings
 
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.processes import running
+from celery_sticky.testing.servers.postgresql import PostgresServer
 from celery_sticky.testing.servers.valkey import ValkeyServer
 
 FLOORS = ("unit", "contract", "docs", "worker", "system")
@@ -146,8 +147,8 @@ def crew(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 def postgresql_url(guard: Guard) -> Iterator[str]:
     """A database of this session on a PostgreSQL server: the standing one, or an embedded one."""
     url = standing("postgresql", os.environ)
-    embedded = EmbeddedPostgres(guard).start() if url is None else None
-    with own_database(url or (embedded.url if embedded else "")) as own:
+    embedded = PostgresServer(guard).start() if url is None else None
+    with own_database(url or (embedded.url.removeprefix("sticky+") if embedded else "")) as own:
         yield own
     if embedded is not None:
         embedded.teardown()

@@ -1,0 +1,102 @@
+"""A SQLite file as a server: nothing to install, and no process."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from celery_sticky.sql import Address
+from celery_sticky.sql.dialects import dialect_of
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.servers.base import Ability
+from celery_sticky.testing.servers.sql import DatabaseRecords
+
+LOCK_TIMEOUT = 30.0
+"""Seconds to wait for the file's lock, which workers hold in turn."""
+NO_PROCESS = "a SQLite file has no server process"
+NO_CONNECTION = "no network connection leads to a SQLite file"
+
+
+class SqliteFile(DatabaseRecords):
+    """A file in a folder of its own. There is no process: `start`, `stop` and `kill` do nothing."""
+
+    lacks: Mapping[Ability, str] = {
+        Ability.RESTART: NO_PROCESS,
+        Ability.FREEZE: NO_PROCESS,
+        Ability.FAIL_OVER: NO_PROCESS,
+        Ability.PROXY: NO_CONNECTION,
+        Ability.DISCONNECT: NO_CONNECTION,
+        Ability.FILL: "it needs a file system of its own that can be filled",
+        Ability.SPOIL: "its tables have columns of one type, so no record has another",
+        Ability.READ_ONLY: "a SQLite file stays writable for those who have opened it",
+        Ability.DEADLOCK: "SQLite has one writer at a time, so writers never wait in a circle",
+    }
+
+    def __init__(self, guard: Guard) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sticky-sqlite-"))
+        guard.remove(self.folder)
+        self._copy = self.folder / "copy.db"
+
+    @property
+    def url(self) -> str:
+        """The address in Celery's form."""
+        return f"sticky+sqlite:///{self.folder / 'tasks.db'}"
+
+    def start(self) -> SqliteFile:
+        """Do nothing: the file is created when it is opened."""
+        return self
+
+    def freeze(self) -> None:
+        """Do nothing."""
+
+    def thaw(self) -> None:
+        """Do nothing."""
+
+    def kill(self) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    def restart(self) -> None:
+        """Do nothing."""
+
+    def copy(self) -> None:
+        """Keep a copy of the present data for `restore`."""
+        self._copy.unlink(missing_ok=True)
+        with self.link(LOCK_TIMEOUT) as link:
+            link.run("VACUUM INTO %s", [str(self._copy)])
+
+    def restore(self) -> None:
+        """Bring the copy back in place, in one transaction, as the command `.restore` of the SQLite shell does."""
+        address = Address.parse(f"sqlite:///{self._copy}")
+        copy = dialect_of(address).connect(address, LOCK_TIMEOUT)
+        try:
+            with self.link(LOCK_TIMEOUT) as link:
+                copy.raw.backup(link.raw)
+        finally:
+            copy.close()
+
+    def impaired(self, how: Ability, queues: Iterable[str] = ()) -> AbstractContextManager[bool]:
+        """See `OwnServer.impaired`."""
+        match how:
+            case Ability.LOCK:
+                return self._inside("BEGIN IMMEDIATE")
+            case Ability.HOLD:
+                return self._inside("BEGIN", "SELECT COUNT(*) FROM sqlite_master")
+        raise ValueError(f"{how}: {self.lacks.get(how)}")
+
+    @contextmanager
+    def _inside(self, *statements: str) -> Iterator[bool]:
+        """Hold a transaction open that begins with these statements."""
+        with self.link(LOCK_TIMEOUT) as link:
+            for statement in statements:
+                link.rows(statement)
+            yield True
+
+    def teardown(self) -> None:
+        """Delete the folder. May be called twice."""
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
-from celery_sticky.sql import Address
-from celery_sticky.sql.dialects import dialect_of
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.servers.base import Ability
 from celery_sticky.testing.servers.sql import DatabaseRecords
 
+NOW, FILE = "now", "tasks.db"
+"""The names of the link to the present folder, and of the file in it."""
 LOCK_TIMEOUT = 30.0
 """Seconds to wait for the file's lock, which workers hold in turn."""
 NO_PROCESS = "a SQLite file has no server process"
@@ -21,7 +22,10 @@ NO_CONNECTION = "no network connection leads to a SQLite file"
 
 
 class SqliteFile(DatabaseRecords):
-    """A file in a folder of its own. There is no process: `start`, `stop` and `kill` do nothing."""
+    """A file in a folder of its own. There is no process: `start`, `stop` and `kill` do nothing.
+
+    The folder is a symbolic link, so that the file can be replaced together with its log, in one step.
+    """
 
     lacks: Mapping[Ability, str] = {
         Ability.RESTART: NO_PROCESS,
@@ -38,12 +42,14 @@ class SqliteFile(DatabaseRecords):
     def __init__(self, guard: Guard) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sticky-sqlite-"))
         guard.remove(self.folder)
-        self._copy = self.folder / "copy.db"
+        self._copy, self._replaced = self.folder / "copy", ExitStack()
+        self._count = count()
+        self._lead_to_new_folder()
 
     @property
     def url(self) -> str:
         """The address in Celery's form."""
-        return f"sticky+sqlite:///{self.folder / 'tasks.db'}"
+        return f"sticky+sqlite:///{self.folder / NOW / FILE}"
 
     def start(self) -> SqliteFile:
         """Do nothing: the file is created when it is opened."""
@@ -71,14 +77,21 @@ class SqliteFile(DatabaseRecords):
             link.run("VACUUM INTO %s", [str(self._copy)])
 
     def restore(self) -> None:
-        """Bring the copy back in place, in one transaction, as the command `.restore` of the SQLite shell does."""
-        address = Address.parse(f"sqlite:///{self._copy}")
-        copy = dialect_of(address).connect(address, LOCK_TIMEOUT)
-        try:
-            with self.link(LOCK_TIMEOUT) as link:
-                copy.raw.backup(link.raw)
-        finally:
-            copy.close()
+        """Bring the copy back: replace the file.
+
+        The old file stays locked: a write that was about to begin there must fail, not be lost.
+        """
+        self._replaced.enter_context(self._inside("BEGIN IMMEDIATE"))
+        self._lead_to_new_folder(self._copy)
+
+    def _lead_to_new_folder(self, file: Path | None = None) -> None:
+        """Let the path lead to a new folder, with a copy of this file in it."""
+        folder, link = self.folder / f"data-{next(self._count)}", self.folder / "next"
+        folder.mkdir()
+        if file is not None:
+            shutil.copyfile(file, folder / FILE)
+        link.symlink_to(folder)
+        link.replace(self.folder / NOW)
 
     def impaired(self, how: Ability, queues: Iterable[str] = ()) -> AbstractContextManager[bool]:
         """See `OwnServer.impaired`."""
@@ -99,4 +112,5 @@ class SqliteFile(DatabaseRecords):
 
     def teardown(self) -> None:
         """Delete the folder. May be called twice."""
+        self._replaced.close()
         shutil.rmtree(self.folder, ignore_errors=True)

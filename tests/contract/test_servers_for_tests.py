@@ -115,6 +115,11 @@ def test_a_kind_of_server_without_support_is_refused_without_its_password() -> N
         ("rediss://h/0", None),
         ("sentinel://h:26379", None),
         ("redis+socket:///server.sock", None),
+        ("sticky+postgresql://me@h:7/db", ("h", 7)),
+        ("sticky+postgresql://h/db", ("h", 5432)),
+        ("sticky+mysql://h/db", ("h", 3306)),
+        ("sticky+postgresql://h/db?sslmode=verify-full", None),
+        ("sticky+sqlite:////folder/a.db", None),
         ("redis://a;redis://b", None),
     ],
 )

@@ -11,8 +11,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 from kombu import Connection
 
+from celery_sticky.sql.address import LEAD
+
 NOT_PLAIN = ("sentinel", "rediss", "amqps")
 """Schemes of addresses that a proxy cannot stand before: TLS checks the name of the server, a Sentinel names others."""
+PORTS = {f"{LEAD}postgresql": 5432, f"{LEAD}mysql": 3306}
+"""The usual ports of servers that share one transport."""
 CHECKS_NAME = ("verify-full", "ssl_verify_identity")
 """Options of a database's URL that do the same."""
 RESET = struct.pack("ii", 1, 0)
@@ -25,7 +29,7 @@ def tcp_address(url: str) -> tuple[str, int] | None:
     by_name = any(option in parts.query for option in CHECKS_NAME)
     if ";" in url or parts.scheme in NOT_PLAIN or by_name or not parts.hostname:
         return None
-    port = parts.port or Connection(url).get_transport_cls().default_port
+    port = parts.port or PORTS.get(parts.scheme) or Connection(url).get_transport_cls().default_port
     return (parts.hostname, port) if port else None
 
 

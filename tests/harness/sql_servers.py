@@ -66,20 +66,6 @@ def connect(url: str) -> Any:
     return closing(raw)
 
 
-def drop_tables(url: str, prefix: str) -> None:
-    """Drop the tables whose names begin with a prefix; a file of SQLite goes with its folder."""
-    if url.startswith("sqlite"):
-        return
-    schema = "current_schema()" if url.startswith("postgresql") else "DATABASE()"
-    with connect(url) as raw, closing(raw.cursor()) as cursor:
-        cursor.execute(
-            f"SELECT table_name FROM information_schema.tables WHERE table_schema = {schema} AND table_name LIKE %s",
-            [f"{prefix}%"],
-        )
-        for (table,) in cursor.fetchall():
-            cursor.execute(f"DROP TABLE {table}")
-
-
 def _at_server(url: str, statement: str) -> None:
     with connect(url) as raw, closing(raw.cursor()) as cursor:
         cursor.execute(statement)

@@ -87,16 +87,16 @@ def test_a_sentinel_that_promotes_a_replica_breaks_no_promise_and_isolated_bad_j
     assert jobs["bad_starts"] > 12 and jobs["first_offences"] == 0, "no bad job had company"
 
 
-ON_SQL = ["--workers", "2", "--rate", "20", "--keys", "40", "--seed", "7", "-P", "threads", "--seconds", "8"]
+ON_SQL = ["--workers", "2", "--rate", "20", "--keys", "40", "--jobs", "0", "-P", "threads", "--seconds", "8"]
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("server", "faults"),
     [
-        (["sqlite", "--one-server", "--jobs", "4"], "kill,lock,open-transaction,eta,retry"),
+        (["sqlite", "--one-server"], "kill,lock,open-transaction,eta,retry"),
         (
-            ["postgresql", "--jobs", "0"],
+            ["postgresql"],
             "kill,disconnect,deadlock,read-only,broker-rollback,open-transaction,eta,retry",
         ),
     ],
@@ -116,7 +116,7 @@ def test_on_ones_own_database_it_leaves_no_table(folder: Path) -> None:
     own = folder / "own.db"
     with closing(sqlite3.connect(own)) as database:
         database.execute("CREATE TABLE of_somebody_else (id INTEGER)")
-    words = ["--faults", "term,lock", "--jobs", "0", "--broker", f"sticky+sqlite:///{own}"]
+    words = ["--faults", "term,lock", "--broker", f"sticky+sqlite:///{own}"]
     done = run(folder, *ON_SQL, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "left out: lock: it needs a broker that verify started itself" in done.stdout

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from celery_sticky.cli.verify.cast import names_of
 from celery_sticky.cli.verify.faults import BY_NAME, FAULTS
 from celery_sticky.cli.verify.faults.base import Fault
-from celery_sticky.cli.verify.faults.broker import Failover
+from celery_sticky.cli.verify.faults.broker import BrokerFreeze, Failover
 from celery_sticky.cli.verify.faults.cut_off import Clock, Partition, Stop
 from celery_sticky.cli.verify.faults.deaths import Cascade, Kill
 from celery_sticky.cli.verify.faults.deployments import Join
 from celery_sticky.cli.verify.faults.orders import Order, Slow
-from celery_sticky.cli.verify.faults.stores import BackendAway
+from celery_sticky.cli.verify.faults.stores import BackendAway, StoreRollback
 from celery_sticky.cli.verify.options import RunOptions
 from celery_sticky.cli.verify.plan import FaultPlan, make_plan
-from celery_sticky.cli.verify.run import impossible
+from celery_sticky.cli.verify.run import impossible, store_is_spared
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.timeline import Done
 from celery_sticky.errors import InvalidSettings
@@ -225,6 +225,21 @@ NO_PROCESS = {"broker-restart", "broker-freeze", "disconnect", "partition", "fai
 def test_a_run_says_which_faults_it_cannot_do(run_options: RunOptions, faults: set[str]) -> None:
     found = impossible(run_options)
     assert {fault.name for fault in found} - {"clock"} == faults and all(found.values())
+
+
+@pytest.mark.parametrize(
+    ("faults", "store", "spared"),
+    [
+        ((Kill, Partition, BrokerFreeze), None, True),
+        ((Kill, StoreRollback), None, False),
+        ((Kill, Partition), "", True),
+        ((Kill, BrokerFreeze), "", False),
+    ],
+)
+def test_jobs_are_dispatched_again_where_no_fault_hits_their_store(
+    faults: tuple[type[Fault], ...], store: str | None, spared: bool
+) -> None:
+    assert store_is_spared(RunOptions(faults=faults, store=store)) is spared
 
 
 def test_without_a_valkey_for_results_the_backend_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,19 +40,17 @@ class PostgresServer(DatabaseRecords):
     lacks: Mapping[Ability, str] = {
         Ability.FAIL_OVER: "it needs a server with a replica",
         Ability.FILL: "it needs a file system of its own that can be filled",
-        Ability.SPOIL: "its tables have columns of one type, so no record has another",
+        Ability.SPOIL: "a broken record of a SQL database is not one slot's alone",
     }
 
     def __init__(self, guard: Guard) -> None:
         place = _installed()
         self._guard = guard
-        self.folder = Path(tempfile.mkdtemp(prefix="sticky-postgres-"))
+        self._user = USER if os.geteuid() == 0 else None
+        self.folder = self._new_folder()
         guard.remove(self.folder)
         self.port = free_port()
-        self._user = USER if os.geteuid() == 0 else None
         self._programs = self._enterable(place) / PACKAGE / "pginstall" / "bin"
-        if self._user is not None:
-            shutil.chown(self.folder, self._user)
         self._data, self._copied, self._dump = (self.folder / name for name in ("data", "copy", "dump"))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -168,16 +166,28 @@ class PostgresServer(DatabaseRecords):
     def _answers(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise AssertionError(f"the PostgreSQL server ended with {self._process.returncode}:\n{self.log}")
+            status = self._process.returncode
+            raise AssertionError(f"the PostgreSQL server ended with status {status}:\n{self.log[-1000:]}")
         try:
             with self.link() as link:
                 return bool(link.rows("SELECT 1"))
         except BrokerUnavailable:  # it is starting, or recovers from its log
             return False
 
+    def _new_folder(self) -> Path:
+        """Make a folder of the server's user, in the folder for temporary files if that user can enter it."""
+        place = Path(tempfile.gettempdir())
+        made = Path(tempfile.mkdtemp(prefix="sticky-postgres-", dir=place if self._enters(place) else "/tmp"))
+        if self._user is not None:
+            shutil.chown(made, self._user)
+        return made
+
+    def _enters(self, place: Path) -> bool:
+        return self._user is None or all(one.stat().st_mode & stat.S_IXOTH for one in (place, *place.parents))
+
     def _enterable(self, place: Path) -> Path:
         """Return the folder with the package, or a copy if the server's user cannot enter it."""
-        if self._user is None or all(parent.stat().st_mode & stat.S_IXOTH for parent in (place, *place.parents)):
+        if self._enters(place):
             return place
         for name in (PACKAGE, f"{PACKAGE}.libs"):
             shutil.copytree(place / name, self.folder / name)
@@ -185,7 +195,7 @@ class PostgresServer(DatabaseRecords):
 
     def _do(self, program: str, *arguments: object) -> None:
         if (status := self._run(program, *arguments).wait(timeout=120)) != 0:
-            raise AssertionError(f"{program} ended with {status}:\n{self.log}")
+            raise BrokerUnavailable(f"{program} ended with status {status}; the end of its log:\n{self.log[-1000:]}")
 
     def _run(self, program: str, *arguments: object) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:

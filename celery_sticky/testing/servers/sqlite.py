@@ -34,7 +34,7 @@ class SqliteFile(DatabaseRecords):
         Ability.PROXY: NO_CONNECTION,
         Ability.DISCONNECT: NO_CONNECTION,
         Ability.FILL: "it needs a file system of its own that can be filled",
-        Ability.SPOIL: "its tables have columns of one type, so no record has another",
+        Ability.SPOIL: "a broken record of a SQL database is not one slot's alone",
         Ability.READ_ONLY: "a SQLite file stays writable for those who have opened it",
         Ability.DEADLOCK: "SQLite has one writer at a time, so writers never wait in a circle",
     }

@@ -15,8 +15,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-demo: $(STAMP) ## Three workers, one killed, one joining, and a verdict (DEMO_ARGS="--broker URL")
-	@$(BIN)/celery sticky demo $(DEMO_ARGS)
+demo: $(STAMP) ## Three workers, one killed, one joining, and a verdict (DEMO=sql: on one SQLite file; DEMO_ARGS="--broker URL")
+	@$(BIN)/celery sticky demo $(if $(DEMO),--server $(patsubst sql,sqlite,$(DEMO))) $(DEMO_ARGS)
 
 test: $(STAMP) ## All tests (TEST_ARGS="-k name"); those of real workers under faults come last
 	@status=0; \

@@ -13,13 +13,15 @@ import pytest
 from harness.app import AppConfig
 from harness.fleet import Fleet
 from harness.keyed_fleet import CONF, KeyedFleet
-from harness.sql_servers import EmbeddedPostgres, drop_tables, own_database, standing
+from harness.sql_servers import own_database, standing
 from harness.standing import claimed_database, clear, standing_server
 from harness.ways import Run
 from hypothesis import settings
 
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.processes import running
+from celery_sticky.testing.servers import given
+from celery_sticky.testing.servers.postgresql import PostgresServer
 from celery_sticky.testing.servers.valkey import ValkeyServer
 
 FLOORS = ("unit", "contract", "docs", "worker", "system")
@@ -146,8 +148,8 @@ def crew(guard: Guard, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 def postgresql_url(guard: Guard) -> Iterator[str]:
     """A database of this session on a PostgreSQL server: the standing one, or an embedded one."""
     url = standing("postgresql", os.environ)
-    embedded = EmbeddedPostgres(guard).start() if url is None else None
-    with own_database(url or (embedded.url if embedded else "")) as own:
+    embedded = PostgresServer(guard).start() if url is None else None
+    with own_database(url or (embedded.url.removeprefix("sticky+") if embedded else "")) as own:
         yield own
     if embedded is not None:
         embedded.teardown()
@@ -180,5 +182,6 @@ def on_database(tmp_path: Path, sql_url: str) -> Iterator[dict[str, Any]]:
     """A broker with tables of its own in a database of each kind: the arguments `broker` and the options of a fleet."""
     prefix = f"t{uuid.uuid4().hex[:12]}_"
     options = {"socket_timeout": 10, "table_prefix": prefix, "eviction_timeout": 10}
-    yield {"broker": f"sticky+{sql_url}", "broker_transport_options": options}
-    drop_tables(sql_url, prefix)
+    broker = f"sticky+{sql_url}"
+    yield {"broker": broker, "broker_transport_options": options}
+    given(broker).clear(prefix)

@@ -9,12 +9,17 @@ from celery_sticky.errors import SchemaTooNew, SchemaTooOld
 from celery_sticky.sql.dialects.base import Dialect
 from celery_sticky.sql.link import Link
 from celery_sticky.sql.migrations import MIGRATIONS
-from celery_sticky.sql.tables import Tables
+from celery_sticky.sql.tables import Tables, named
 
 NEWEST = len(MIGRATIONS)
 """The version that this release reads and writes."""
 STORE = b"store"
 """The name in `meta` of the random id that the database got with its schema."""
+
+
+def table_names() -> list[str]:
+    """Return the names of all tables that any release has created, without their prefix."""
+    return sorted({name for step in MIGRATIONS for statement in step for name in named(statement)})
 
 
 def ensure_schema(link: Link, dialect: Dialect, tables: Tables, timeout: float, *, migrate: bool) -> None:

@@ -39,3 +39,8 @@ class Tables:
 @lru_cache(maxsize=512)
 def _filled(prefix: str, statement: str) -> str:
     return _TABLE.sub(lambda found: prefix + found[1], statement)
+
+
+def named(statement: str) -> list[str]:
+    """Return the tables that a statement names, without the prefix."""
+    return _TABLE.findall(statement)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from celery_sticky.testing.processes import kill_session, stat
+from celery_sticky.testing.processes import end_leader, kill_session, stat
 from celery_sticky.testing.servers import given
 
 
@@ -38,12 +38,16 @@ class Guard:
         """The guard's own process id."""
         return self._process.pid
 
-    def watch(self, leader: int, directory: Path | None = None) -> int:
-        """Take the session of `leader`, and its directory, into care; return the leader's start time."""
+    def watch(self, leader: int, directory: Path | None = None, ending: int = signal.SIGKILL) -> int:
+        """Take the session of `leader`, and its directory, into care; return the leader's start time.
+
+        `ending` is the signal that ends the leader in order, with processes that have sessions of their own.
+        """
         found = stat(leader)
         if found is None:
             raise ProcessLookupError(leader)
-        self._tell({"leader": leader, "started": found.started, "directory": str(directory or "")})
+        care = {"leader": leader, "started": found.started, "directory": str(directory or ""), "ending": ending}
+        self._tell(care)
         return found.started
 
     def forget(self, leader: int) -> None:
@@ -83,6 +87,7 @@ def serve(lines: IO[str]) -> None:
         if "started" in order:
             care[order["leader"]] = order
     for leader, order in care.items():
+        end_leader(leader, order["started"], order["ending"])
         kill_session(leader, order["started"])
         if order["directory"]:
             _remove(order["directory"])

@@ -76,6 +76,22 @@ def in_session(leader: int) -> list[int]:
     return [s.pid for s in sorted(found, key=lambda s: (s.started, s.pid))]
 
 
+def end_leader(leader: int, started: int, number: int) -> None:
+    """Send a signal to a process and wait for its end, unless its id belongs to a later process now.
+
+    It and its children may have been stopped (SIGSTOP).
+    """
+    now = stat(leader)
+    if number == signal.SIGKILL or now is None or now.started != started:
+        return
+    pids = [leader, *children(leader)]
+    os.kill(leader, number)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    wait_gone(pids, timeout=10.0)
+
+
 def kill_session(leader: int, started: int) -> None:
     """SIGKILL every process of a session, unless the leader's id belongs to a later process now."""
     now = stat(leader)

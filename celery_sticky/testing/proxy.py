@@ -11,8 +11,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 from kombu import Connection
 
+from celery_sticky.sql.address import LEAD
+
 NOT_PLAIN = ("sentinel", "rediss", "amqps")
 """Schemes of addresses that a proxy cannot stand before: TLS checks the name of the server, a Sentinel names others."""
+PORTS = {f"{LEAD}postgresql": 5432, f"{LEAD}mysql": 3306}
+"""The usual ports of servers that share one transport."""
+CHECKS_NAME = ("verify-full", "ssl_verify_identity")
+"""Options of a database's URL that do the same."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: closing resets the connection instead of ending it in order."""
 
@@ -20,9 +26,10 @@ RESET = struct.pack("ii", 1, 0)
 def tcp_address(url: str) -> tuple[str, int] | None:
     """Return host and port of a URL, or None if a proxy cannot stand before it."""
     parts = urlsplit(url)
-    if ";" in url or parts.scheme in NOT_PLAIN or not parts.hostname:
+    by_name = any(option in parts.query for option in CHECKS_NAME)
+    if ";" in url or parts.scheme in NOT_PLAIN or by_name or not parts.hostname:
         return None
-    port = parts.port or Connection(url).get_transport_cls().default_port
+    port = parts.port or PORTS.get(parts.scheme) or Connection(url).get_transport_cls().default_port
     return (parts.hostname, port) if port else None
 
 

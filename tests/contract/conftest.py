@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from harness.sql_broker import OnSql
-from harness.sql_servers import EmbeddedPostgres
 
 from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.servers.postgresql import PostgresServer
 from celery_sticky.testing.servers.valkey import ValkeyServer
 
 
@@ -33,9 +33,9 @@ def commands(client: Any) -> Callable[[], int]:
 
 
 @pytest.fixture
-def postgres(guard: Guard) -> Iterator[EmbeddedPostgres]:
+def postgres(guard: Guard) -> Iterator[PostgresServer]:
     """A PostgreSQL server that the test may stop."""
-    server = EmbeddedPostgres(guard).start()
+    server = PostgresServer(guard).start()
     yield server
     server.teardown()
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from harness.sql_servers import EmbeddedPostgres
 from harness.sql_stores import OnPrivateServer, database, in_database
 
 from celery_sticky.slots import KeyPlace, Slot
@@ -17,6 +16,7 @@ from celery_sticky.stores.notes import FailedDelivery, Fate
 from celery_sticky.stores.sql.jobs import SqlJobs
 from celery_sticky.testing.job_store_contract import JobStoreContract, steps
 from celery_sticky.testing.job_store_contract.signals import JobFaultContract
+from celery_sticky.testing.servers.postgresql import PostgresServer
 from celery_sticky.testing.store_contract import StoreServer
 
 
@@ -32,7 +32,7 @@ class TestStoppedPostgresql(JobFaultContract):
     """On a server that may be stopped."""
 
     @pytest.fixture
-    def server(self, postgres: EmbeddedPostgres) -> StoreServer[JobStore]:
+    def server(self, postgres: PostgresServer) -> StoreServer[JobStore]:
         return OnPrivateServer(postgres, SqlJobs)
 
 

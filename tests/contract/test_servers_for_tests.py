@@ -53,7 +53,7 @@ def test_a_copy_comes_back_in_place(valkey: StartValkey, appendonly: bool) -> No
 
 def test_a_full_server_refuses_writes_until_the_block_ends(valkey: StartValkey) -> None:
     server = valkey()
-    with server.full(), pytest.raises(redis.exceptions.OutOfMemoryError):
+    with server.impaired(Ability.FILL), pytest.raises(redis.exceptions.OutOfMemoryError):
         write(server, "a", "x")
     write(server, "a", "x")
 
@@ -62,9 +62,9 @@ def test_the_first_queue_that_is_not_in_use_is_spoiled_until_the_block_ends(valk
     server = valkey()
     with server.client() as client:
         client.hset("q1:flight", "tag", "message")
-        with server.spoiled(["q1", "q2", "q3"]) as spoiled:
+        with server.impaired(Ability.SPOIL, ["q1", "q2", "q3"]) as spoiled:
             assert spoiled and [client.type(f"q{number}:flight") for number in (1, 2, 3)] == ["hash", "string", "none"]
-        with server.spoiled(["q1"]) as spoiled:
+        with server.impaired(Ability.SPOIL, ["q1"]) as spoiled:
             assert not spoiled
         assert client.keys() == ["q1:flight"]
 
@@ -115,6 +115,11 @@ def test_a_kind_of_server_without_support_is_refused_without_its_password() -> N
         ("rediss://h/0", None),
         ("sentinel://h:26379", None),
         ("redis+socket:///server.sock", None),
+        ("sticky+postgresql://me@h:7/db", ("h", 7)),
+        ("sticky+postgresql://h/db", ("h", 5432)),
+        ("sticky+mysql://h/db", ("h", 3306)),
+        ("sticky+postgresql://h/db?sslmode=verify-full", None),
+        ("sticky+sqlite:////folder/a.db", None),
         ("redis://a;redis://b", None),
     ],
 )

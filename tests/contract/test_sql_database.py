@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from harness.sql_broker import OnSql
-from harness.sql_servers import EmbeddedPostgres, connect
+from harness.sql_servers import connect
 
 from celery_sticky.errors import BrokerUnavailable, SchemaTooNew, SchemaTooOld
 from celery_sticky.queues.sql import SqlQueues
@@ -23,6 +23,7 @@ from celery_sticky.sql.migrations.m0001_slot_queues import STATEMENTS as SLOT_QU
 from celery_sticky.sql.schema import NEWEST, statements
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.queue_steps import AGAIN, FIRST, NEXT, ack, bodies, open_slot, take
+from celery_sticky.testing.servers.postgresql import PostgresServer
 
 KILL = {
     "postgresql": "SELECT pg_terminate_backend(%s)",
@@ -204,7 +205,7 @@ def test_transactions_are_read_committed_whatever_the_server_prefers(postgresql_
 
 
 def test_a_frozen_backend_is_given_up(guard: Guard) -> None:
-    server = EmbeddedPostgres(guard).start()
+    server = PostgresServer(guard).start()
     queues = SqlQueues(database(server.url, timeout=1.0), prefix="sticky")
     open_slot(queues, FIRST)
     backend = queues._database.rows(OWN_ID["postgresql"])[0][0]

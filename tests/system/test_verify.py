@@ -6,10 +6,12 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -83,6 +85,44 @@ def test_a_sentinel_that_promotes_a_replica_breaks_no_promise_and_isolated_bad_j
     assert found["ok"] and "failover" in {fault["fault"] for fault in found["faults"]}
     jobs = found["figures"]["jobs"]
     assert jobs["bad_starts"] > 12 and jobs["first_offences"] == 0, "no bad job had company"
+
+
+ON_SQL = ["--workers", "2", "--rate", "20", "--keys", "40", "--jobs", "0", "-P", "threads", "--seconds", "8"]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("server", "faults"),
+    [
+        (["sqlite", "--one-server"], "kill,lock,open-transaction,eta,retry"),
+        (
+            ["postgresql"],
+            "kill,disconnect,deadlock,read-only,broker-rollback,open-transaction,eta,retry",
+        ),
+    ],
+    ids=["sqlite", "postgresql"],
+)
+def test_faults_of_a_database_break_no_promise(folder: Path, server: list[str], faults: str) -> None:
+    done = run(folder, *ON_SQL, "--server", *server, "--faults", faults, "--json", "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"on {server[0]}" in done.stdout
+    found = json.loads((folder / "found.json").read_text())
+    assert {fault["fault"] for fault in found["faults"]} | {*found["faults_mixed_in"]} == set(faults.split(","))
+    assert found["ok"] and found["options"]["server"] == server[0] and not found["faults_left_out"]
+    assert not left_behind(folder)
+
+
+def test_on_ones_own_database_it_leaves_no_table(folder: Path) -> None:
+    own = folder / "own.db"
+    with closing(sqlite3.connect(own)) as database:
+        database.execute("CREATE TABLE of_somebody_else (id INTEGER)")
+    words = ["--faults", "term,lock", "--broker", f"sticky+sqlite:///{own}"]
+    done = run(folder, *ON_SQL, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out: lock: it needs a broker that verify started itself" in done.stdout
+    with closing(sqlite3.connect(own)) as database:
+        left = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'sticky%'")}
+        assert not left and database.execute("SELECT COUNT(*) FROM of_somebody_else").fetchone() == (0,)
 
 
 def test_jobs_that_go_on_when_their_slot_is_given_away_are_found_to_overlap(folder: Path) -> None:
@@ -213,6 +253,10 @@ def test_however_it_ends_nothing_is_left_behind(folder: Path, number: int) -> No
         (["-P", "processes"], "--pool"),
         (["--broker", "redis://127.0.0.1:1/0", "--faults", "none"], "127.0.0.1:1"),
         (["--broker", "amqp://127.0.0.1:1//", "--faults", "none"], "amqp"),
+        (["--broker", "sticky+postgresql://127.0.0.1:1/db", "--faults", "none"], "127.0.0.1:1"),
+        (["--broker", "redis://127.0.0.1:1/0", "--server", "sqlite"], "--server"),
+        (["--broker", "redis://127.0.0.1:1/0", "--one-server"], "--one-server"),
+        (["--stock", "--server", "sqlite"], "--stock"),
     ],
 )
 def test_what_it_cannot_do_is_said_in_one_line_with_status_2(folder: Path, words: list[str], named: str) -> None:

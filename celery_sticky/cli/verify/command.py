@@ -26,8 +26,10 @@ from celery_sticky.cli.verify.picture import FORMATS, paint
 from celery_sticky.cli.verify.placed import Placed
 from celery_sticky.cli.verify.report import TITLES, draw, facts, versions
 from celery_sticky.cli.verify.run import perform
+from celery_sticky.cli.verify.server_options import broker_option, kind_of_server, server_option
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.errors import MissingDependency, StickyError
+from celery_sticky.testing.servers import Kind
 
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 COULD_NOT_RUN = 2
@@ -48,10 +50,10 @@ def read_faults(_ctx: click.Context, _param: click.Parameter, value: str) -> tup
 
 
 @click.command(cls=CeleryCommand)
-@click.option(
-    "--broker", metavar="URL", help="Your own Redis instead of an embedded server. Keys get their own prefix."
-)
+@server_option
+@broker_option
 @click.option("--store", metavar="URL", help="Separate store; default: the broker, or a second embedded server.")
+@click.option("--one-server", is_flag=True, help="Start one server, which is the broker and the store.")
 @click.option("-P", "--pool", type=click.Choice(POOLS), default="prefork", show_default=True, help="Worker pool.")
 @click.option(
     "-c",
@@ -145,6 +147,8 @@ def verify(
     lease_ttl: float,
     seed: int | None,
     placed: str | None,
+    server: str | None,
+    one_server: bool,
     **asked: Any,
 ) -> None:
     """Run real workers under load, inject faults, and check the recorded history. Needs no app.
@@ -155,9 +159,15 @@ def verify(
     os.environ.pop("CELERY_BROKER_URL", None)
     if picture is not None and Path(picture).suffix not in FORMATS:
         raise click.BadParameter(f"{picture} ends neither with .svg nor with .png", param_hint="--picture")
+    kind = kind_of_server(server, asked["broker"])
+    if one_server and (asked["broker"] or asked["store"]):
+        raise click.BadParameter("it starts a server; leave out --broker and --store", param_hint="--one-server")
+    if stock and kind is not Kind.VALKEY:
+        raise click.BadParameter("plain Celery runs on Valkey here; leave out --server", param_hint="--stock")
+    asked["store"] = "" if one_server else asked["store"]
     seed = random.randrange(LARGEST_SEED) if seed is None else seed
     how = Placed(placed) if placed is not None and not stock else None
-    run_options = RunOptions(ttl=lease_ttl, seed=seed, placed=how, **asked)
+    run_options = RunOptions(server=kind, ttl=lease_ttl, seed=seed, placed=how, **asked)
     console = Console(no_color=ctx.obj.no_color, highlight=False, stderr=json_file == "-", soft_wrap=True)
     modes = (Mode.QUEUE, Mode.HASH) if stock else (Mode.STICKY,)
     with _ends_in_order():
@@ -182,6 +192,7 @@ def _perform(run_options: RunOptions, console: Console) -> VerifyRun:
     how += f"{run_options.rate:g} tasks a second"
     if run_options.mode is Mode.STICKY:
         how += f", {run_options.jobs} jobs{' (bad ones isolated)' if run_options.isolated else ''}"
+    how += f", on {run_options.server}" if run_options.server is not Kind.VALKEY else ""
     how += f", placed keyspace ({run_options.placed})" if run_options.placed is not None else ""
     console.print(f"{TITLES[run_options.mode]}: {how}, {run_options.seconds:g} s, seed {run_options.seed}")
     return perform(run_options, lambda at, text: console.print(f"{at:6.1f} s  {text}"))

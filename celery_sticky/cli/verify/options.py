@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from celery_sticky.cli.verify.placed import Placed
 from celery_sticky.cli.verify.site import Mode
+from celery_sticky.testing.servers import Kind
 
 if TYPE_CHECKING:
     from celery_sticky.cli.verify.faults.base import Fault
@@ -17,6 +18,8 @@ class RunOptions:
     """The options of the command line."""
 
     mode: Mode = Mode.STICKY
+    server: Kind = Kind.VALKEY
+    """The kind of the servers that are started here."""
     broker: str | None = None
     store: str | None = None
     """URL of a separate store; empty: the broker; None: the broker if one is given, else a server started here."""
@@ -39,6 +42,11 @@ class RunOptions:
     def eviction_timeout(self) -> float:
         """Seconds after which a silent worker is evicted."""
         return self.ttl * 1.27
+
+    @property
+    def own_is_both(self) -> bool:
+        """Whether one server that is started here is the broker and the store."""
+        return self.mode is Mode.STICKY and self.broker is None and self.store == ""
 
     @property
     def single(self) -> bool:

@@ -47,6 +47,7 @@ def facts(outcome: VerifyRun, findings: Findings) -> dict[str, Any]:
         "accusations": findings.accusations(),
         "seed": outcome.run_options.seed,
         "options": {
+            "server": None if outcome.run_options.broker is not None else str(outcome.run_options.server),
             "pool": outcome.run_options.pool,
             "concurrency": outcome.run_options.concurrency,
             "workers": outcome.run_options.workers,

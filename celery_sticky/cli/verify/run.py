@@ -14,7 +14,7 @@ from celery_sticky.cli.verify.faults import FAULTS
 from celery_sticky.cli.verify.faults.base import Fault
 from celery_sticky.cli.verify.faults.broker import Failover
 from celery_sticky.cli.verify.faults.cut_off import Clock, Partition
-from celery_sticky.cli.verify.faults.stores import BackendAway, StoreRollback
+from celery_sticky.cli.verify.faults.stores import BackendAway
 from celery_sticky.cli.verify.job_workload import JobWorkload
 from celery_sticky.cli.verify.nemesis import Nemesis
 from celery_sticky.cli.verify.notes import NoteWorkload
@@ -24,12 +24,14 @@ from celery_sticky.cli.verify.outcome import VerifyRun
 from celery_sticky.cli.verify.pins import calm_file
 from celery_sticky.cli.verify.plan import FaultPlan, make_plan
 from celery_sticky.cli.verify.senders import Senders
+from celery_sticky.cli.verify.servers import Role
 from celery_sticky.cli.verify.site import Mode
 from celery_sticky.cli.verify.supervisor import Supervisor
 from celery_sticky.cli.verify.timeline import Done, Frozen, Timeline
 from celery_sticky.cli.verify.witness import Witness
 from celery_sticky.errors import StickyError
 from celery_sticky.testing.history import Event
+from celery_sticky.testing.servers.base import Ability
 
 Tell = Callable[[float, str], None]
 """Function of the seconds since the load began and a text."""
@@ -84,10 +86,8 @@ def perform(run_options: RunOptions, tell: Tell) -> VerifyRun:
     plan = plan_of(run_options)
     with _cluster(run_options, plan) as cluster:
         observer = Observer(cluster.site, cluster.servers.broker)
-        # A store that is rolled back forgets dispatches and stops, so the recorded job workload would be wrong.
-        renew = StoreRollback not in run_options.faults
         workloads = Workloads(
-            JobWorkload(cluster.site, seed=run_options.seed, renew=renew),
+            JobWorkload(cluster.site, seed=run_options.seed, renew=store_is_spared(run_options)),
             BadWorkload(cluster.site, seed=run_options.seed, seconds=run_options.seconds),
             NoteWorkload(cluster.site, seed=run_options.seed),
         )
@@ -96,6 +96,16 @@ def perform(run_options: RunOptions, tell: Tell) -> VerifyRun:
         finally:
             workloads.close()
             observer.close()
+
+
+def store_is_spared(run_options: RunOptions) -> bool:
+    """Return whether no fault hits the store, so that each dispatch and stop of a job has a known outcome.
+
+    A store that is rolled back forgets some, and one that does not answer may have done them.
+    """
+    roles = {Role.STORE, Role.BROKER} if run_options.own_is_both else {Role.STORE}
+    needs = (need for fault in run_options.faults for need in fault.needs)
+    return not any(role in roles and ability is not Ability.PROXY for role, ability in needs)
 
 
 def _cluster(run_options: RunOptions, plan: FaultPlan) -> Cluster:

@@ -6,19 +6,22 @@ import uuid
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_sticky.cli.verify.site import Mode
+from celery_sticky.errors import MissingDependency
 from celery_sticky.testing.guard import Guard
-from celery_sticky.testing.servers import given
+from celery_sticky.testing.servers import Kind, given, own_class
 from celery_sticky.testing.servers.base import Ability, OwnServer, Server, WatchedServer
 from celery_sticky.testing.servers.sentinel import WatchedPair
-from celery_sticky.testing.servers.valkey import ValkeyServer
+from celery_sticky.testing.servers.valkey import ValkeyServer, binary
 
 if TYPE_CHECKING:
     from celery_sticky.cli.verify.options import RunOptions
 
 Lacks = Mapping[Ability, str]
+TOGETHER = "broker and store are one server here, and would go back together"
+PREFIX = "sticky_verify_"
 
 
 class Role(StrEnum):
@@ -35,10 +38,21 @@ def lacks(options: RunOptions, role: Role) -> Lacks:
     Raises:
         InvalidSettings: the given server is of an unknown kind.
     """
-    found: Lacks = ValkeyServer.lacks
-    if role is not Role.RESULTS and (url := _given(options, role)):
-        found = given(url, role).lacks
-    return found
+    if role is Role.RESULTS:
+        return _lacks_of_results()
+    if url := _given(options, role):
+        return given(url, role).lacks
+    found: Lacks = own_class(options.server).lacks
+    return {**found, Ability.ROLL_BACK: TOGETHER} if options.own_is_both else found
+
+
+def _lacks_of_results() -> Lacks:
+    """Return what the result backend will lack, which is a Valkey whatever the broker is."""
+    try:
+        binary()
+    except MissingDependency as error:
+        return dict.fromkeys(Ability, str(error))
+    return ValkeyServer.lacks
 
 
 def plays_on_pair(needs: Iterable[tuple[Role, Ability]]) -> bool:
@@ -54,7 +68,7 @@ class Servers:
         self.watched: WatchedServer | None = None
         """The broker, if it is a pair that fails over."""
         foreign = {role: given(url, role) for role in (Role.BROKER, Role.STORE) if (url := _named(options, role))}
-        self.prefix = f"sticky-verify-{uuid.uuid4().hex[:8]}:" if foreign else ""
+        self.prefix = f"{PREFIX}{uuid.uuid4().hex[:8]}_" if foreign else ""
         """Prefix of every name on a server that others may use too."""
         for server in foreign.values():
             guard.clear(server.url, self.prefix)
@@ -62,7 +76,7 @@ class Servers:
         self.store = foreign.get(Role.STORE)
         """None: the broker is the store too."""
         if options.store is None and options.broker is None and options.mode is Mode.STICKY:
-            self.store = self._own[Role.STORE] = ValkeyServer(guard).start()
+            self.store = self._own[Role.STORE] = own_class(options.server)(guard).start()
         if results:
             self._own[Role.RESULTS] = ValkeyServer(guard).start()
 
@@ -70,12 +84,23 @@ class Servers:
         if fails_over:
             self.watched = WatchedPair(guard, folder)
             return self.watched
-        self._own[Role.BROKER] = ValkeyServer(guard, appendonly=bool(options.faults)).start()
-        return self._own[Role.BROKER]
+        if options.server is Kind.VALKEY:
+            broker: OwnServer = ValkeyServer(guard, appendonly=bool(options.faults))
+        else:
+            broker = own_class(options.server)(guard)
+        self._own[Role.BROKER] = broker
+        return broker.start()
 
     def own(self, role: Role) -> OwnServer:
         """Return the server in this role, which was started here."""
         return self._own[role]
+
+    def options(self) -> Mapping[str, Any]:
+        """Return the transport options that go with the addresses of broker and store."""
+        return {
+            **(self.store.options(self.prefix) if self.store is not None else {}),
+            **self.broker.options(self.prefix),
+        }
 
     @property
     def results(self) -> OwnServer | None:

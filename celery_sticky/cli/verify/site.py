@@ -39,7 +39,7 @@ class Site:
     store: str
     """URL of the store; empty: the broker."""
     prefix: str
-    """Prefix of every Redis key on a server that others may use too."""
+    """Prefix of every name on a server that others may use too: of Redis keys, or of tables."""
     folder: str
     slots: int
     workers: int
@@ -57,7 +57,7 @@ class Site:
     results: str = ""
     """URL of the result backend; empty: results are not stored."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Transport options that the broker's address needs."""
+    """Transport options that go with the addresses of broker and store."""
 
     @property
     def keyspace(self) -> str:

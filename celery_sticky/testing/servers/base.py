@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, Protocol
 
+from celery_sticky.testing.proxy import tcp_address
+
 
 class Ability(StrEnum):
     """What a fault may need of a server, beyond an address."""
@@ -21,7 +23,19 @@ class Ability(StrEnum):
     ROLL_BACK = "roll back"
     """`copy` and `restore`."""
     FILL = "fill"
+    """`impaired`: it has no room for new data."""
     SPOIL = "spoil"
+    """`impaired`: a record of one slot queue is unusable."""
+    LOCK = "lock"
+    """`impaired`: another program holds the lock that writers need."""
+    READ_ONLY = "read-only"
+    """`impaired`: it refuses all writes."""
+    HOLD = "hold"
+    """`impaired`: a transaction is open and keeps its snapshot."""
+    DEADLOCK = "deadlock"
+    """`impaired`: it has just ended somebody's transaction to resolve a deadlock."""
+    DISCONNECT = "disconnect"
+    """`impaired`: it has just ended every connection."""
     FAIL_OVER = "fail over"
     """It is a `WatchedServer`."""
     PROXY = "proxy"
@@ -35,9 +49,8 @@ class Server(Protocol):
     def url(self) -> str:
         """The address in Celery's form."""
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The transport options that go with `url`."""
+    def options(self, prefix: str = "") -> Mapping[str, Any]:
+        """Return the transport options that go with `url`; with them, every name at the server starts with `prefix`."""
 
     @property
     def lacks(self) -> Mapping[Ability, str]:
@@ -54,7 +67,10 @@ class Server(Protocol):
 
 
 class OwnServer(Server, Protocol):
-    """A server that was started here. Its address and its data survive a restart."""
+    """A server that was started here. Its address and its data survive a restart.
+
+    Where there is no process, as with a SQLite file, the verbs for a process do nothing, and `lacks` says so.
+    """
 
     def start(self) -> OwnServer:
         """Start the server and wait until it answers."""
@@ -80,13 +96,10 @@ class OwnServer(Server, Protocol):
     def restore(self) -> None:
         """Bring the copy back: at once if the server runs, else with its next start."""
 
-    def full(self) -> AbstractContextManager[None]:
-        """Let the server have no room for new data while the block is open."""
+    def impaired(self, how: Ability, queues: Iterable[str] = ()) -> AbstractContextManager[bool]:
+        """Impair the server while the block is open, by an ability that it does not lack.
 
-    def spoiled(self, queues: Iterable[str]) -> AbstractContextManager[bool]:
-        """Make a record of one of these slot queues unusable while the block is open.
-
-        The block gets False if each of them was in use, so that none could be spoiled.
+        The block gets False if that was not possible at this moment. `queues`: the slot queues of which one is spoiled.
         """
 
 
@@ -101,6 +114,16 @@ class WatchedServer(Server, Protocol):
 
     def repair(self) -> None:
         """Start the killed server again as the replica of the other, and wait until it follows."""
+
+
+def lacks_of_given(url: str, role: str) -> Mapping[Ability, str]:
+    """Return what a server lacks that others may use too: everything but an address that a proxy can stand before."""
+    found = dict.fromkeys(Ability, f"it needs a {role} that verify started itself")
+    if tcp_address(url) is None:
+        found[Ability.PROXY] = "its proxy works only for servers at a plain TCP address, such as redis://"
+    else:
+        del found[Ability.PROXY]
+    return found
 
 
 def free_port() -> int:

@@ -11,8 +11,7 @@ from kombu import Connection
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.redis_clients import client_from_connection, close_client, is_redis, translate_errors
-from celery_sticky.testing.proxy import tcp_address
-from celery_sticky.testing.servers.base import Ability
+from celery_sticky.testing.servers.base import Ability, lacks_of_given
 
 TIMEOUT = 5.0
 """Seconds the server may take to answer."""
@@ -26,10 +25,9 @@ class RedisRecords:
         """The address in Celery's form."""
         raise NotImplementedError
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The transport options that go with `url`."""
-        return {}
+    def options(self, prefix: str = "") -> Mapping[str, Any]:
+        """Return the transport options that go with `url`; with them, every key starts with `prefix`."""
+        return {"global_keyprefix": prefix}
 
     def clear(self, prefix: str = "") -> None:
         """Delete every key that starts with `prefix`."""
@@ -45,7 +43,7 @@ class RedisRecords:
 
     @contextmanager
     def _client(self) -> Iterator[redis.Redis]:
-        connection = Connection(self.url, transport_options=dict(self.options))
+        connection = Connection(self.url, transport_options=dict(self.options()))
         client = client_from_connection(connection, socket_timeout=TIMEOUT)
         try:
             with translate_errors(BrokerUnavailable, connection.as_uri()):
@@ -77,13 +75,8 @@ class GivenRedis(RedisRecords):
 
     @property
     def lacks(self) -> Mapping[Ability, str]:
-        """Everything but an address that a proxy can stand before."""
-        found = dict.fromkeys(Ability, f"it needs a {self._role} that verify started itself")
-        if tcp_address(self._url) is None:
-            found[Ability.PROXY] = "its proxy works only for servers at a plain TCP address, such as redis://"
-        else:
-            del found[Ability.PROXY]
-        return found
+        """See `lacks_of_given`."""
+        return lacks_of_given(self._url, self._role)
 
     def teardown(self) -> None:
         """Leave the server as it is."""

@@ -51,10 +51,9 @@ class WatchedPair(RedisRecords):
         """The address in Celery's form; it needs `options`."""
         return f"sentinel://127.0.0.1:{self._port}"
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The transport options that go with `url`."""
-        return {"master_name": MASTER}
+    def options(self, prefix: str = "") -> Mapping[str, Any]:
+        """Return the transport options that go with `url`; with them, every key starts with `prefix`."""
+        return {**super().options(prefix), "master_name": MASTER}
 
     def caught_up(self) -> bool:
         """Return whether the replica has everything that the primary had at the time of the call."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,12 @@ class ValkeyServer(RedisRecords):
     `program` is another server of the same protocol, for example an installed Redis.
     """
 
-    lacks: Mapping[Ability, str] = {Ability.FAIL_OVER: "it needs a server with a replica"}
+    lacks: Mapping[Ability, str] = {
+        Ability.FAIL_OVER: "it needs a server with a replica",
+        **dict.fromkeys(
+            (Ability.LOCK, Ability.READ_ONLY, Ability.HOLD, Ability.DEADLOCK), "it needs a SQL database: --server"
+        ),
+    }
 
     def __init__(
         self,
@@ -168,22 +173,36 @@ class ValkeyServer(RedisRecords):
                 pipe.restore(name, 0, value, replace=True)
             pipe.execute()
 
+    def impaired(self, how: Ability, queues: Iterable[str] = ()) -> AbstractContextManager[bool]:
+        """See `OwnServer.impaired`."""
+        match how:
+            case Ability.FILL:
+                return self._full()
+            case Ability.SPOIL:
+                return self._spoiled(queues)
+            case Ability.DISCONNECT:
+                return self._disconnected()
+        raise ValueError(f"{how}: {self.lacks.get(how)}")
+
     @contextmanager
-    def full(self) -> Iterator[None]:
-        """Let the server have no memory for new data while the block is open."""
+    def _disconnected(self) -> Iterator[bool]:
+        with self.client() as client:
+            for kind in ("normal", "pubsub"):
+                client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        yield True
+
+    @contextmanager
+    def _full(self) -> Iterator[bool]:
         with self.client() as client:
             client.config_set("maxmemory", 1)
             try:
-                yield
+                yield True
             finally:
                 client.config_set("maxmemory", 0)
 
     @contextmanager
-    def spoiled(self, queues: Iterable[str]) -> Iterator[bool]:
-        """Give the record of deliveries in flight of one of these slot queues another type while the block is open.
-
-        The block gets False if all of them had messages in flight.
-        """
+    def _spoiled(self, queues: Iterable[str]) -> Iterator[bool]:
+        """Give the record of deliveries in flight of one of these slot queues another type, unless all are in use."""
         names = (f"{queue}:flight" for queue in queues)
         with self.client() as client:
             spoiled = next((name for name in names if client.set(name, "oops", nx=True)), None)

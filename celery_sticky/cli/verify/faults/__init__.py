@@ -13,6 +13,7 @@ from celery_sticky.cli.verify.faults.broker import (
     Failover,
     WrongType,
 )
+from celery_sticky.cli.verify.faults.connections import Deadlock, Disconnect, Lock, OpenTransaction, ReadOnly
 from celery_sticky.cli.verify.faults.cut_off import Clock, LoopHang, Partition, Stop
 from celery_sticky.cli.verify.faults.deaths import Cascade, ChildKill, Kill
 from celery_sticky.cli.verify.faults.deployments import Join, Leave, Rolling, Surge, Term
@@ -23,6 +24,7 @@ from celery_sticky.cli.verify.faults.stores import BackendAway, StoreRollback
 FAULTS: tuple[type[Fault], ...] = (
     *(Kill, Cascade, Stop, ChildKill, Partition),
     *(BrokerRestart, BrokerFreeze, Clock, StoreRollback, BrokerRollback, BackendAway, Failover, BrokerFull, WrongType),
+    *(Disconnect, Lock, ReadOnly, Deadlock, OpenTransaction),
     *(Term, Join, Leave, Rolling, Surge, LoopHang),
     *(Oom, Burst, Slow, Big, Malformed),
     *(Eta, Retry, Raise),

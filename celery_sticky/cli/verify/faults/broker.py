@@ -11,6 +11,7 @@ from celery_sticky.cli.verify.faults.base import Fault, Lasting
 from celery_sticky.cli.verify.servers import Role, plays_on_pair
 from celery_sticky.cli.verify.timeline import EVERYBODY
 from celery_sticky.keys import queue_name
+from celery_sticky.testing.servers import Kind
 from celery_sticky.testing.servers.base import Ability
 from celery_sticky.testing.waiting import wait_until
 
@@ -95,8 +96,8 @@ class BrokerRollback(Lasting):
         server.copy()
         time.sleep(self.seconds)  # the fault itself: the broker will lose what it accepts now
         server.kill()
-        done.forgot_until = time.monotonic_ns()
         server.restore()
+        done.forgot_until = time.monotonic_ns()
         server.start()
 
 
@@ -110,8 +111,8 @@ class Failover(Fault):
     @classmethod
     def impossible(cls, options: RunOptions) -> str | None:
         """Refuse a given broker, and a run with faults that need a broker with a fixed address."""
-        if options.broker is not None:
-            return "it needs a broker that verify started itself"
+        if options.broker is not None or options.server is not Kind.VALKEY:
+            return "it needs a Valkey that verify started itself"
         others = sorted(other.name for other in options.faults if not plays_on_pair(other.needs))
         return f"{', '.join(others)} need a broker with a fixed address: leave them out" if others else None
 
@@ -149,7 +150,7 @@ class BrokerFull(Lasting):
     def do(self, nemesis: Nemesis, done: Done) -> None:
         """Let the broker be full."""
         done.hit.add(EVERYBODY)
-        with nemesis.cluster.servers.own(Role.BROKER).full():
+        with nemesis.cluster.servers.own(Role.BROKER).impaired(Ability.FILL):
             time.sleep(self.seconds)  # the fault itself
 
 
@@ -173,7 +174,7 @@ class WrongType(Lasting):
         done.hit.add(EVERYBODY)
         slots = nemesis.draw.sample(range(site.slots), site.slots)
         queues = (site.prefix + queue_name(site.keyspace, slot) for slot in slots)
-        with nemesis.cluster.servers.own(Role.BROKER).spoiled(queues) as spoiled:
+        with nemesis.cluster.servers.own(Role.BROKER).impaired(Ability.SPOIL, queues) as spoiled:
             if spoiled:
                 time.sleep(self.seconds)  # the fault itself
             else:

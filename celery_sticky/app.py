@@ -16,6 +16,7 @@ from celery_sticky.jobs.retry import Retry
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, queue_for, queue_name, slot_for
 from celery_sticky.keyspace import Keyspace
+from celery_sticky.outbox import Outbox
 from celery_sticky.placement.pin import Pin
 from celery_sticky.settings import Settings
 from celery_sticky.wiring import Wiring
@@ -101,6 +102,28 @@ class Sticky:
             InvalidSettings: a setting is unknown or invalid.
         """
         return self.wiring.settings
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def outbox(self, connection: Any) -> Outbox:
+        """Return a block whose tasks are sent in the transaction of `connection`, to the broker's database.
+
+        ```python
+        with Session(engine) as session, session.begin(), sticky.outbox(session):
+            session.add(order)
+            send_invoice.delay(order.number)
+        ```
+
+        The tasks exist exactly if the transaction commits. `connection` is a session or connection of SQLAlchemy, a
+        connection of Django, psycopg, psycopg2, PyMySQL, mysqlclient or sqlite3; `async with` takes an asynchronous
+        one of SQLAlchemy or psycopg, or one of asyncpg.
+
+        Raises:
+            OutboxRefused: here, it is none of these; at the block, the broker is not a database, the connection leads
+                to another one or has no transaction.
+            BrokerUnavailable: at the first block of a process, the broker does not answer.
+        """
+        return self.wiring.outboxes.open(connection)
 
     # -- jobs ----------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.membership.lease import Lease
+from celery_sticky.outbox import Outboxes
 from celery_sticky.placement.lookup import PlacementLookup
 from celery_sticky.settings import SETTING, Settings
 from celery_sticky.stores import JobStore, PlacementStore, Store
@@ -66,6 +67,11 @@ class Wiring:
             self.lookup,
             self.declared.find,
         )
+
+    @cached_property
+    def outboxes(self) -> Outboxes:
+        """What `Sticky.outbox` opens."""
+        return Outboxes(self.app)
 
     def _open_job_store(self, keyspace: str) -> JobStore:
         return open_job_store(

@@ -12,7 +12,7 @@ from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.uuid import uuid
 
 from celery_sticky.queues.sql.names import queue_number
-from celery_sticky.queues.sql.publish import publish
+from celery_sticky.queues.sql.publish import insert
 from celery_sticky.transport.sql import deferred, queues
 from celery_sticky.transport.sql.broadcasts import broadcast, newest
 from celery_sticky.transport.sql.envelope import encode
@@ -46,14 +46,14 @@ class Channel(virtual.Channel):
         priority = self._get_message_priority(message)
         due = deferred.due_of(message.get("headers") or {})
         body = encode(message)
-        with self.connection.sending() as database:
+        with self.connection.writing() as database:
             if due is None:
-                publish(database, queue, [body], priority)
+                insert(database, queue, [body], priority)
             else:
                 deferred.defer(database, queue_number(queue), due, priority, body)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str | None, **kwargs: Any) -> None:
-        with self.connection.sending() as database:
+        with self.connection.writing() as database:
             broadcast(database, exchange, routing_key or "", encode(message))
 
     # -- queues --------------------------------------------------------------------------------

@@ -6,14 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
 
 from kombu.transport import virtual
 
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.sql import Database
+from celery_sticky.sql import Database, Writer
 from celery_sticky.transport.sql.channel import Channel
 from celery_sticky.transport.sql.inbox import Inbox
 from celery_sticky.transport.sql.pump import Pump
@@ -70,6 +70,10 @@ class Transport(virtual.Transport):
         """Lend the connection of those who publish and declare."""
         with self._sending:
             yield self._sender
+
+    def writing(self) -> AbstractContextManager[Writer]:
+        """Lend the connection on which messages are inserted."""
+        return self.sending()
 
     @cached_property
     def pump(self) -> Pump:

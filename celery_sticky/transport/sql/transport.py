@@ -11,9 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from kombu.transport import virtual
+from kombu.utils.url import maybe_sanitize_url
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Database, Writer
+from celery_sticky.sql.address import LEAD, with_password, without_password
 from celery_sticky.transport.sql.channel import Channel
 from celery_sticky.transport.sql.inbox import Inbox
 from celery_sticky.transport.sql.pump import Pump
@@ -36,7 +38,7 @@ class Transport(virtual.Transport):
     Channel = Channel
     can_parse_url = True
     polling_interval = None
-    driver_type = "sql"
+    driver_type = "sticky"  # Celery sends no events to a transport of type "sql"
     driver_name = "celery-sticky"
     connection_errors = (*virtual.Transport.connection_errors, BrokerUnavailable)
     implements = virtual.Transport.implements.extend(
@@ -45,6 +47,9 @@ class Transport(virtual.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
+        # Kombu shows the host of a connection to `inspect stats`, and never its password. Here the host is a URL.
+        client.hostname, password = without_password(str(client.hostname or ""))
+        client.password = client.password or password
         self.temporary: set[str] = set()
         """Queues that expire when nobody consumes from them."""
         self.topics: dict[str, list[Topic]] = {}
@@ -85,6 +90,13 @@ class Transport(virtual.Transport):
     def inbox(self) -> Inbox:
         """What the pump has brought."""
         return Inbox()
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """Return the URL of the connection, whose host is `uri`; `mask` stands for the password."""
+        url = LEAD + uri.removeprefix(LEAD)
+        if self.client.password:
+            url = with_password(url, self.client.password)
+        return url if include_password else str(maybe_sanitize_url(url, mask))
 
     # -- Kombu's side --------------------------------------------------------------------------
 

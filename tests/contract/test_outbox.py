@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,8 @@ def test_the_tasks_of_a_key_keep_the_order_of_the_block(shop: Shop, connect: Cal
     with closing(queues_of(shop, sql_url)) as queues:
         open_slot(queues, under)
         order = [d.body for d in take_all(queues, under).deliveries]
-    assert len(order) == 50 and order == sorted(order, key=order.index)
-    assert [n for n in shop.sent()] == [n for n in range(50) for _ in "ab"]
+    assert [json.loads(json.loads(body)["body"])[0] for body in order] == [["a", n] for n in range(50)]
+    assert shop.sent() == [n for n in range(50) for _ in "ab"]
 
 
 @WITH_SERVER
@@ -130,7 +131,7 @@ def test_transactions_that_commit_in_another_order_lose_no_keyed_task(
         assert len(found) == 1
         first.commit()
         wait_until(lambda: found.extend(d.body for d in take(queues, under).deliveries) or len(found) > 1, 20)
-    assert [b'"a", 2' in found[0], b'"a", 1' in found[1]] == [True, True] or len(set(found)) == 2
+    assert [json.loads(json.loads(body)["body"])[0] for body in found] == [["a", 2], ["a", 1]]
 
 
 @WITH_SERVER
@@ -140,10 +141,8 @@ def test_transactions_that_commit_in_another_order_lose_no_ordinary_task(
     first, second, seen = connect(way), connect(way), list[int]()
 
     def came(count: int) -> bool:
-        try:
+        with suppress(TimeoutError):
             consumer.drain_events(timeout=0.1)
-        except TimeoutError:
-            pass
         return len(seen) >= count
 
     options = on_database["broker_transport_options"]
@@ -161,20 +160,16 @@ def test_transactions_that_commit_in_another_order_lose_no_ordinary_task(
 
 
 @FOR_EACH
-def test_another_database_is_refused_by_both_names(
-    on_database: dict[str, Any], sql_url: str, connect: Call, way: str, tmp_path: Path
-) -> None:
+def test_another_database_is_refused_by_both_names(shop: Shop, sql_url: str, way: str, tmp_path: Path) -> None:
     with ExitStack() as opened:
         if sql_url.startswith("sqlite"):
             Path(tmp_path, "other").mkdir()
             other = f"sqlite:///{tmp_path}/other/other.db"
         else:
             other = opened.enter_context(another(sql_url))
-        shop = opened.enter_context(closing(Shop(**on_database)))
-        one = connect(way, other)
+        one = opened.enter_context(closing(caller(way, other)))
         with pytest.raises(OutboxRefused) as refused, shop.sticky.outbox(one.given):
             pass
-        one.close()
     names = [Address.parse(url).database.rpartition("/")[2] for url in (sql_url, other)]
     assert all(name in str(refused.value) for name in names), refused.value
     assert "name this database in broker_url" in str(refused.value)
@@ -216,7 +211,7 @@ def test_a_broker_that_is_no_database_is_refused_with_the_remedy(broker: str) ->
 
 @ON_SQLITE
 def test_what_is_not_a_connection_is_refused(shop: Shop) -> None:
-    with pytest.raises(OutboxRefused, match="builtins.str is not a connection"):
+    with pytest.raises(OutboxRefused, match="str is not a connection"):
         shop.sticky.outbox("shop.db")
 
 
@@ -291,7 +286,7 @@ def test_the_innermost_block_counts_and_none_after_the_last(shop: Shop, connect:
 @WITH_SERVER
 def test_an_exception_in_the_block_ends_it(shop: Shop, connect: Call, way: str) -> None:
     one = connect(way)
-    with pytest.raises(KeyError), shop.sticky.outbox(one.given):
+    with suppress(KeyError), shop.sticky.outbox(one.given):
         shop.plain.delay(1)
         raise KeyError
     one.rollback()
@@ -378,9 +373,7 @@ def test_a_task_with_an_eta_of_the_past_is_ready(shop: Shop, connect: Call) -> N
 @pytest.mark.parametrize(
     ("sql_url", "way"), [("postgresql", "session"), ("postgresql", "django")], indirect=["sql_url"]
 )
-def test_the_bell_rings_after_the_commit(
-    shop: Shop, connect: Call, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bell_rings_after_the_commit(shop: Shop, connect: Call, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rung: list[list[int]] = []
     monkeypatch.setattr("celery_sticky.outbox.ring", lambda broker: rung.append(shop.sent()))
     one = connect(way)

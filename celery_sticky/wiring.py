@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
+from celery.bin.base import CeleryOption
+
 from celery_sticky.drivers import known_connection, open_job_store, open_placement_store, open_store
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
@@ -108,3 +110,25 @@ def sticky_entries(conf: Any) -> dict[str, Any]:
 def _bare(key: str, namespace: str) -> str:
     lowered = key.lower()
     return lowered.removeprefix(namespace) if lowered.startswith(namespace + SETTING) else ""
+
+
+def take_part(app: Any) -> None:
+    """Add our bootsteps and options to the app's workers, by name: other processes must not import worker code."""
+    app.steps["worker"].add("celery_sticky.bootsteps.membership:Membership")
+    for step in ("delivery:Delivery", "loop_check:LoopCheck", "handover:Handover"):
+        app.steps["consumer"].add(f"celery_sticky.bootsteps.{step}")
+    app.user_options["worker"] |= {_KEYSPACES_OPTION, _WITHOUT_OPTION}
+
+
+_KEYSPACES_OPTION = CeleryOption(
+    ("--sticky-keyspaces",),
+    metavar="NAMES",
+    help_group="Sticky Options",
+    help="Take part in these keyspaces only (comma-separated).",
+)
+_WITHOUT_OPTION = CeleryOption(
+    ("--without-sticky",),
+    is_flag=True,
+    help_group="Sticky Options",
+    help="Take part in no keyspace; consume ordinary queues only.",
+)

@@ -82,7 +82,7 @@ def without_password(url: str) -> tuple[str, str | None]:
         parts = urlsplit(url)
         options = parse_qsl(parts.query, keep_blank_values=True)
         password = dict(options).get("password", None if parts.password is None else unquote(parts.password))
-    except ValueError:  # not a URL; whoever connects is told
+    except ValueError:  # not a URL, as connecting will say
         return url, None
     if password is None:
         return url, None

@@ -1,6 +1,6 @@
 """Connections that belong to the caller, inside of the caller's transaction: `outbox` inserts messages on them.
 
-Their libraries are never imported here: whoever has such a connection has imported its library.
+Their libraries are never imported here: the caller, who has such a connection, has imported its library.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ def caller_of(connection: Any) -> Caller | AsyncCaller:
     Raises:
         OutboxRefused: it is not a connection, or one of a library or database that is not supported.
     """
-    for room in (alchemy, django, asynchronous, dbapi):
-        if (found := room.find(connection)) is not None:
-            return found
+    found: Caller | AsyncCaller | None = (
+        alchemy.find(connection) or django.find(connection) or asynchronous.find(connection) or dbapi.find(connection)
+    )
+    if found is not None:
+        return found
     kind = type(connection)
     raise OutboxRefused(
         f"{kind.__module__}.{kind.__qualname__} is not a connection that tasks can be sent on: pass a session or "

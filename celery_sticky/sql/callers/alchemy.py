@@ -83,7 +83,7 @@ class OfAsyncAlchemy:
     def _watched(self, take: Take) -> Callable[[], None]:
         events, heard = sys.modules["sqlalchemy.event"], list[tuple[Any, str, Any]]()
 
-        def listen(target: Any, name: str, call: Callable[..., None]) -> None:
+        def listen(target: Any, name: str, call: Callable[..., object]) -> None:
             events.listen(target, name, call)
             heard.append((target, name, call))
 

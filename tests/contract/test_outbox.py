@@ -130,7 +130,12 @@ def test_transactions_that_commit_in_another_order_lose_no_keyed_task(
         found = [d.body for d in take(queues, under).deliveries]
         assert len(found) == 1
         first.commit()
-        wait_until(lambda: found.extend(d.body for d in take(queues, under).deliveries) or len(found) > 1, 20)
+
+        def came() -> bool:
+            found.extend(d.body for d in take(queues, under).deliveries)
+            return len(found) > 1
+
+        wait_until(came, 20)
     assert [json.loads(json.loads(body)["body"])[0] for body in found] == [["a", 2], ["a", 1]]
 
 
@@ -145,10 +150,13 @@ def test_transactions_that_commit_in_another_order_lose_no_ordinary_task(
             consumer.drain_events(timeout=0.1)
         return len(seen) >= count
 
+    def taken(message: Any) -> None:
+        seen.append(message.payload[0][0])
+        message.ack()
+
     options = on_database["broker_transport_options"]
     with Connection(on_database["broker"], transport_options=options) as consumer:
-        take_it: Call = lambda message: (seen.append(message.payload[0][0]), message.ack())  # noqa: E731
-        with Consumer(consumer, [Queue("celery")], on_message=take_it, accept=["json"]):
+        with Consumer(consumer, [Queue("celery")], on_message=taken, accept=["json"]):
             for one, n in ((first, 1), (second, 2)):
                 with shop.sticky.outbox(one.given):
                     shop.plain.delay(n)

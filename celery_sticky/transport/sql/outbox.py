@@ -102,7 +102,7 @@ class OutboxChannel(Channel):
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         """Publish a message. An event goes to those who listen; queues bound to topics would have to be looked up."""
-        if exchange and exchange == self.connection.events:
+        if exchange and exchange == self.connection.event_exchange:
             self._inplace_augment_message(message, exchange, routing_key)
             self._put_fanout(exchange, message, routing_key)
         else:
@@ -135,7 +135,7 @@ class OutboxTransport(Transport):
     def __init__(self, client: Any, writer: Writer, events: str) -> None:
         """`events`: the exchange of Celery's events."""
         super().__init__(client)
-        self.events, self._writer = events, writer
+        self.event_exchange, self._writer = events, writer
 
     def writing(self) -> AbstractContextManager[Writer]:
         """See `Transport.writing`."""

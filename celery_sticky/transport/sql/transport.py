@@ -17,6 +17,7 @@ from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Database, Writer
 from celery_sticky.sql.address import LEAD, with_password, without_password
 from celery_sticky.transport.sql.channel import Channel
+from celery_sticky.transport.sql.events import Spared
 from celery_sticky.transport.sql.inbox import Inbox
 from celery_sticky.transport.sql.pump import Pump
 from celery_sticky.transport.sql.subscription import Topic
@@ -56,6 +57,8 @@ class Transport(virtual.Transport):
         """Queue -> the broadcasts that it gets."""
         self.bound: set[str] = set()
         """Queues that also have messages of their own."""
+        self.events = Spared()
+        """How events are sent."""
         self._options = dict(client.transport_options or {})
         self._pid, self._loop = os.getpid(), None
         self._sending = threading.Lock()

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from celery import chain, chord, group
 from celery._state import _task_stack
@@ -155,15 +156,17 @@ def test_transactions_that_commit_in_another_order_lose_no_ordinary_task(
         message.ack()
 
     options = on_database["broker_transport_options"]
-    with Connection(on_database["broker"], transport_options=options) as consumer:
-        with Consumer(consumer, [Queue("celery")], on_message=taken, accept=["json"]):
-            for one, n in ((first, 1), (second, 2)):
-                with shop.sticky.outbox(one.given):
-                    shop.plain.delay(n)
-            second.commit()
-            wait_until(lambda: came(1), 20)
-            first.commit()
-            wait_until(lambda: came(2), 20)
+    with (
+        Connection(on_database["broker"], transport_options=options) as consumer,
+        Consumer(consumer, [Queue("celery")], on_message=taken, accept=["json"]),
+    ):
+        for one, n in ((first, 1), (second, 2)):
+            with shop.sticky.outbox(one.given):
+                shop.plain.delay(n)
+        second.commit()
+        wait_until(lambda: came(1), 20)
+        first.commit()
+        wait_until(lambda: came(2), 20)
     assert seen == [2, 1]
 
 
@@ -237,7 +240,7 @@ def test_a_connection_without_a_transaction_is_refused(shop: Shop, sql_url: str,
 
 
 @ON_SQLITE
-def test_a_failed_insert_is_not_repeated_and_its_error_is_that_of_the_library(shop: Shop, sql_url: str) -> None:
+def test_a_failed_insert_is_not_repeated(shop: Shop, sql_url: str) -> None:
     attempts: list[str] = []
 
     class Failing(sqlite3.Connection):
@@ -255,6 +258,30 @@ def test_a_failed_insert_is_not_repeated_and_its_error_is_that_of_the_library(sh
     ):
         shop.plain.apply_async((1,), retry=True)
     assert attempts == ["insert"]
+
+
+@pytest.mark.parametrize(("sql_url", "way"), [("sqlite", "sqlite3"), ("postgresql", "psycopg")], indirect=["sql_url"])
+def test_the_error_of_an_insert_is_that_of_the_library(shop: Shop, connect: Call, way: str) -> None:
+    one, table = connect(way), shop.database.tables.name("message")
+    with shop.sticky.outbox(one.given):
+        one.execute(f"ALTER TABLE {table} RENAME TO {table}_away")
+        with pytest.raises((sqlite3.OperationalError, psycopg.errors.UndefinedTable)):
+            shop.plain.delay(1)
+    one.rollback()
+
+
+@pytest.mark.parametrize("sql_url", ["mariadb"], indirect=True)
+def test_a_connection_with_another_default_database_may_have_the_tables_by_their_schema(
+    on_database: dict[str, Any], sql_url: str, connect: Call
+) -> None:
+    at, options = Address.parse(sql_url), on_database["broker_transport_options"]
+    named = {**options, "table_prefix": f"{at.database}.{options['table_prefix'].lower()}"}
+    with another(sql_url) as other, closing(Shop(on_database["broker"], broker_transport_options=named)) as shop:
+        with closing(caller("pymysql", other)) as one:
+            with shop.sticky.outbox(one.given):
+                shop.plain.delay(1)
+            one.commit()
+        assert shop.sent() == [1]
 
 
 @WITH_SERVER

@@ -46,7 +46,10 @@ class MySQL:
     # NOW() and SYSDATE() are in the session's time zone, in which an hour of autumn comes twice.
     clock = portable_clock = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
     server = "CONCAT_WS('.', @@server_id, @@hostname, @@port)"  # MariaDB has no `server_uuid`
-    here = f"SELECT CONCAT(DATABASE(), ' at ', @@hostname, ':', @@port, CHAR(10), DATABASE(), '.', {server})"
+    here = (
+        "SELECT CONCAT(COALESCE(DATABASE(), 'none'), ' at ', @@hostname, ':', @@port, CHAR(10), IF(LOCATE('.', "
+        f"'{{message}}'), SUBSTRING_INDEX('{{message}}', '.', 1), COALESCE(DATABASE(), '')), '.', {server})"
+    )
     synchronous = "NULL"  # only `innodb_flush_log_at_trx_commit` of the server says so
     errors: tuple[type[Exception], ...] = (pymysql.Error, OSError)
 

@@ -247,7 +247,7 @@ def test_a_failed_insert_is_not_repeated(shop: Shop, sql_url: str) -> None:
         def cursor(self, *args: Any, **kwargs: Any) -> Any:
             if shop.sticky.wiring.outboxes.current() is not None:
                 attempts.append("insert")
-                raise ConnectionResetError("the connection is gone")
+                raise BrokerUnavailable("the connection is gone")  # Celery would send again after this one
             return super().cursor(*args, **kwargs)
 
     shop.app.conf.update(task_publish_retry_policy={"max_retries": 3, "interval_start": 0})
@@ -418,6 +418,20 @@ def test_the_bell_rings_after_the_commit(shop: Shop, connect: Call, way: str, mo
             shop.plain.delay(1)
         end()
         assert rung == heard
+
+
+@ON_POSTGRESQL
+def test_the_end_of_a_savepoint_rings_no_bell(shop: Shop, connect: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    rung: list[None] = []
+    monkeypatch.setattr("celery_sticky.outbox.ring", lambda broker: rung.append(None))
+    one = connect("session")
+    with shop.sticky.outbox(one.given):
+        shop.plain.delay(1)
+        with one.given.begin_nested():
+            one.execute("SELECT 1")
+        assert rung == []
+    one.commit()
+    assert rung == [None]
 
 
 def queues_of(shop: Shop, url: str) -> SqlQueues:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from celery.bin.base import CeleryOption
-
 from celery_sticky import router
 from celery_sticky.errors import InvalidSettings, NotAMember, NotPinned, NoWorker, StickyError
 from celery_sticky.jobs.client import Jobs
@@ -16,9 +14,10 @@ from celery_sticky.jobs.retry import Retry
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keys import DEFAULT_KEYSPACE, Key, check_keyspace, key_text, queue_for, queue_name, slot_for
 from celery_sticky.keyspace import Keyspace
+from celery_sticky.outbox import Outbox
 from celery_sticky.placement.pin import Pin
 from celery_sticky.settings import Settings
-from celery_sticky.wiring import Wiring
+from celery_sticky.wiring import Wiring, take_part
 
 _ATTRIBUTE = "sticky_wiring"
 
@@ -55,7 +54,7 @@ class Sticky:
             # Celery calls an app's fixups whenever it creates the app, also when it unpickles it. So an app that is
             # sent to a spawned process is wired there too.
             app.fixups = {*app.fixups, f"{__name__}:{Sticky.__name__}"}
-            _take_part(app)
+            take_part(app)
         wired.declared.add(self._declared)
         wired.declare(self._keyspaces)
         self._keyspaces = []
@@ -101,6 +100,28 @@ class Sticky:
             InvalidSettings: a setting is unknown or invalid.
         """
         return self.wiring.settings
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def outbox(self, connection: Any) -> Outbox:
+        """Return a block whose tasks are sent in the transaction of `connection`, to the broker's database.
+
+        ```python
+        with Session(engine) as session, session.begin(), sticky.outbox(session):
+            session.add(order)
+            send_invoice.delay(order.number)
+        ```
+
+        The tasks exist exactly if the transaction commits. `connection` is a session or connection of SQLAlchemy, a
+        connection of Django, psycopg, psycopg2, PyMySQL, mysqlclient or sqlite3; `async with` takes an asynchronous
+        one of SQLAlchemy or psycopg, or one of asyncpg.
+
+        Raises:
+            OutboxRefused: here, it is none of these; at the block, the broker is not a database, the connection leads
+                to another one or has no transaction.
+            BrokerUnavailable: at the first block of a process, the broker does not answer.
+        """
+        return self.wiring.outboxes.open(connection)
 
     # -- jobs ----------------------------------------------------------------------------------
 
@@ -275,25 +296,3 @@ class Sticky:
         if (placed := self.settings.placed_keyspace(keyspace)) is not None:
             return queue_name(keyspace, self.wiring.lookup.of(placed, key_text(key)), self.settings.key_prefix)
         return queue_for(key, keyspace, self.settings.slots_of(keyspace), self.settings.key_prefix)
-
-
-def _take_part(app: Any) -> None:
-    """Add our bootsteps and options to the app's workers, by name: other processes must not import worker code."""
-    app.steps["worker"].add("celery_sticky.bootsteps.membership:Membership")
-    for step in ("delivery:Delivery", "loop_check:LoopCheck", "handover:Handover"):
-        app.steps["consumer"].add(f"celery_sticky.bootsteps.{step}")
-    app.user_options["worker"] |= {_KEYSPACES_OPTION, _WITHOUT_OPTION}
-
-
-_KEYSPACES_OPTION = CeleryOption(
-    ("--sticky-keyspaces",),
-    metavar="NAMES",
-    help_group="Sticky Options",
-    help="Take part in these keyspaces only (comma-separated).",
-)
-_WITHOUT_OPTION = CeleryOption(
-    ("--without-sticky",),
-    is_flag=True,
-    help_group="Sticky Options",
-    help="Take part in no keyspace; consume ordinary queues only.",
-)

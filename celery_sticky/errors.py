@@ -24,6 +24,10 @@ class RoutingConflict(StickyError, ValueError):
     """A keyed task goes to the queue of its slot: remove the other queue, exchange or routing key."""
 
 
+class OutboxRefused(StickyError, ValueError):
+    """Tasks cannot be sent in the transaction of this connection, or not like this."""
+
+
 class NotPinned(StickyError, LookupError):
     """No live worker has pinned the key, and its keyspace refuses unpinned keys (`unpinned="refuse"`)."""
 

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
+from celery.bin.base import CeleryOption
+
 from celery_sticky.drivers import known_connection, open_job_store, open_placement_store, open_store
 from celery_sticky.jobs.client import Jobs
 from celery_sticky.jobs.declared import DeclaredJobs
 from celery_sticky.keyed import KeyedTasks
 from celery_sticky.keyspace import Keyspace
 from celery_sticky.membership.lease import Lease
+from celery_sticky.outbox import Outboxes
 from celery_sticky.placement.lookup import PlacementLookup
 from celery_sticky.settings import SETTING, Settings
 from celery_sticky.stores import JobStore, PlacementStore, Store
@@ -67,6 +70,11 @@ class Wiring:
             self.declared.find,
         )
 
+    @cached_property
+    def outboxes(self) -> Outboxes:
+        """What `Sticky.outbox` opens."""
+        return Outboxes(self.app)
+
     def _open_job_store(self, keyspace: str) -> JobStore:
         return open_job_store(
             self.store_at, keyspace, prefix=self.settings.key_prefix, socket_timeout=self.settings.io_timeout
@@ -102,3 +110,25 @@ def sticky_entries(conf: Any) -> dict[str, Any]:
 def _bare(key: str, namespace: str) -> str:
     lowered = key.lower()
     return lowered.removeprefix(namespace) if lowered.startswith(namespace + SETTING) else ""
+
+
+def take_part(app: Any) -> None:
+    """Add our bootsteps and options to the app's workers, by name: other processes must not import worker code."""
+    app.steps["worker"].add("celery_sticky.bootsteps.membership:Membership")
+    for step in ("delivery:Delivery", "loop_check:LoopCheck", "handover:Handover"):
+        app.steps["consumer"].add(f"celery_sticky.bootsteps.{step}")
+    app.user_options["worker"] |= {_KEYSPACES_OPTION, _WITHOUT_OPTION}
+
+
+_KEYSPACES_OPTION = CeleryOption(
+    ("--sticky-keyspaces",),
+    metavar="NAMES",
+    help_group="Sticky Options",
+    help="Take part in these keyspaces only (comma-separated).",
+)
+_WITHOUT_OPTION = CeleryOption(
+    ("--without-sticky",),
+    is_flag=True,
+    help_group="Sticky Options",
+    help="Take part in no keyspace; consume ordinary queues only.",
+)

@@ -4,6 +4,6 @@
 """
 
 from celery_sticky.sql.address import Address
-from celery_sticky.sql.database import Database, Runner, Transaction
+from celery_sticky.sql.database import Database, Runner, Transaction, Writer
 
-__all__ = ["Address", "Database", "Runner", "Transaction"]
+__all__ = ["Address", "Database", "Runner", "Transaction", "Writer"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from kombu.utils.url import maybe_sanitize_url
 
@@ -34,12 +34,13 @@ class Address:
 
     @classmethod
     def of(cls, connection: Any) -> Self:
-        """Read the URL of a Kombu connection.
+        """Read the URL of a Kombu connection, and the password that may be beside it.
 
         Raises:
             InvalidSettings: it is not the URL of a database.
         """
-        return cls.parse(LEAD + str(connection.hostname or "").removeprefix(LEAD))
+        url = LEAD + str(connection.hostname or "").removeprefix(LEAD)
+        return cls.parse(with_password(url, connection.password) if connection.password else url)
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -51,7 +52,8 @@ class Address:
             InvalidSettings: it is not the URL of a database.
         """
         try:
-            parts = urlsplit(url.removeprefix(LEAD))
+            bare, password = without_password(url.removeprefix(LEAD))
+            parts = urlsplit(bare)
             port, shown = parts.port, str(maybe_sanitize_url(url))
         except ValueError as error:
             raise InvalidSettings(f"the URL of the database cannot be read: {error}") from error
@@ -67,8 +69,33 @@ class Address:
             database,
             parts.hostname,
             port,
-            unquote(parts.username) if parts.username is not None else None,
-            unquote(parts.password) if parts.password is not None else None,
+            unquote(parts.username) if parts.username else None,
+            password,
             dict(parse_qsl(parts.query)),
             shown,
         )
+
+
+def without_password(url: str) -> tuple[str, str | None]:
+    """Return a URL without its password, and the password. It may also be an option: psycopg takes it there."""
+    try:
+        parts = urlsplit(url)
+        options = parse_qsl(parts.query, keep_blank_values=True)
+        password = dict(options).get("password", None if parts.password is None else unquote(parts.password))
+    except ValueError:  # not a URL, as connecting will say
+        return url, None
+    if password is None:
+        return url, None
+    user, at, place = parts.netloc.rpartition("@")
+    query = urlencode([(name, value) for name, value in options if name != "password"])
+    return parts._replace(netloc=user.partition(":")[0] + at + place, query=query).geturl(), password
+
+
+def with_password(url: str, password: str) -> str:
+    """Return a URL with a password, unless it has one."""
+    bare, own = without_password(url)
+    if own is not None:
+        return url
+    parts = urlsplit(bare)
+    user, _, place = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{place}").geturl()

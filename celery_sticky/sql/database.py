@@ -29,6 +29,17 @@ class Runner(Protocol):
         """Run a statement and return how many rows it has changed."""
 
 
+class Writer(Protocol):
+    """Runs statements that change tables."""
+
+    @property
+    def clock(self) -> str:
+        """An expression: the database's clock, in seconds since the Unix epoch."""
+
+    def run(self, statement: str, said: Parameters = ()) -> int:
+        """See `Runner.run`."""
+
+
 class Transaction:
     """A transaction that is open."""
 
@@ -107,6 +118,11 @@ class Database:
                 return link.run(self.tables.fill(statement), said)
         with self.transaction() as inside:
             return inside.run(statement, said)
+
+    @property
+    def clock(self) -> str:
+        """See `Dialect.clock`."""
+        return self.dialect.clock
 
     def version(self) -> int | None:
         """See `Dialect.version`."""

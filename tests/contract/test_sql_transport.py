@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from celery import Celery
 from harness.sql_stores import end_others
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
@@ -19,6 +20,7 @@ from celery_sticky.sql import Address, Database
 from celery_sticky.testing.waiting import wait_until
 from celery_sticky.transport.sql.broadcasts import Reader, broadcast, newest
 from celery_sticky.transport.sql.consumers import BEATS
+from celery_sticky.transport.sql.events import PAUSE, Spared
 
 QUICK = {"eviction_timeout": 1.0}
 WORK = Queue("work")
@@ -343,3 +345,30 @@ def test_a_broadcast_that_is_committed_late_is_heard(database: Database, on_data
             assert [row.body for row in reader.read()] == [b"early"]
         assert [row.body for row in reader.read()] == [b"late"]
         assert reader.read() == []
+
+
+@pytest.mark.parametrize("sql_url", ["sqlite"], indirect=True)
+def test_a_worker_sends_events_and_drops_them_while_the_database_is_away(
+    connect: Connect, database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, attempts = [0.0], list[None]()
+    connection = connect()
+    dispatcher = Celery("shop", set_as_current=False).events.Dispatcher(connection, buffer_while_offline=False)
+    connection.transport.events = Spared(lambda: now[0])
+    dispatcher.send("worker-heartbeat", retry=True)
+    assert count(database, "broadcast") == 1
+
+    def away(transport: Any) -> Any:
+        attempts.append(None)
+        raise BrokerUnavailable
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(connection.transport), "sending", away)
+        for _ in range(3):
+            dispatcher.send("worker-heartbeat", retry=True)
+    assert len(attempts) == 1 and caplog.text.count("events are dropped for 30 s") == 1
+    dispatcher.send("worker-heartbeat", retry=True)
+    assert count(database, "broadcast") == 1
+    now[0] += PAUSE
+    dispatcher.send("worker-heartbeat", retry=True)
+    assert count(database, "broadcast") == 2

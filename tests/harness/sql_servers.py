@@ -48,9 +48,9 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def own_database(url: str) -> Iterator[str]:
-    """Create a database at a server, yield its URL, and drop it."""
-    name = f"sticky_test_{os.getpid()}_{threading.get_ident() % 10_000}"
+def own_database(url: str, lead: str = "sticky_test") -> Iterator[str]:
+    """Create a database at a server, yield its URL, and drop it; its name begins with `lead`."""
+    name = f"{lead}_{os.getpid()}_{threading.get_ident() % 10_000}"
     _at_server(url, f"CREATE DATABASE {name}")
     try:
         yield _renamed(url, name)

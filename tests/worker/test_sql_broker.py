@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from harness.callers import caller
 from harness.jobs_fleet import JobsFleet
 from harness.keyed_fleet import KeyedFleet, node
 from harness.placed_fleet import PlacedFleet
 
+from celery_sticky import Sticky
 from celery_sticky.testing.judge import judge
 from celery_sticky.testing.waiting import wait_until
 
@@ -107,6 +111,51 @@ def test_remote_control_reaches_workers_and_revokes_tasks(on_database: dict[str,
     fleet.wait_finished(60)
     wait_until(lambda: any("Discarding revoked task" in worker.log for worker in fleet.workers.values()), 60)
     assert [event.n for event in fleet.events() if event.run and event.key == "plain"] == [2, 2], "start and end of 2"
+
+
+@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+def test_a_worker_runs_what_a_committed_transaction_has_sent(
+    on_database: dict[str, Any], crew: Crew, sql_url: str
+) -> None:
+    fleet = crew(**on_database)
+    fleet.workers_up("w1", pool="threads", concurrency=2)
+    outbox = Sticky.of(fleet.app).outbox
+    with closing(caller("session", sql_url)) as one:
+        with outbox(one.given):
+            fleet.app.tasks["plain"].delay(100)
+        one.rollback()
+        with outbox(one.given):
+            for n in range(5):
+                fleet.publish("k")
+                fleet.send_plain(n)
+        one.commit()
+    fleet.wait_finished(60)
+    judgement = judge([event for event in fleet.events() if event.key == "k"], fleet.deaths)
+    assert judgement.ok and judgement.runs == 5, judgement.describe()
+    assert {event.n for event in fleet.events() if event.run and event.key == "plain"} == set(range(5))
+
+
+@pytest.mark.parametrize("sql_url", ["postgresql"], indirect=True)
+def test_stats_show_no_password_and_the_heartbeats_of_a_worker_are_heard(
+    on_database: dict[str, Any], crew: Crew
+) -> None:
+    parts = urlsplit(on_database["broker"])
+    user, at, place = parts.netloc.rpartition("@")
+    with_password = parts._replace(netloc=f"{user}:s3cret{at}{place}").geturl()
+    fleet, heard = crew(**{**on_database, "broker": with_password}), list[str]()
+
+    def told(event: dict[str, Any]) -> None:
+        heard.append(event["type"])
+        receiver.should_stop = True
+
+    with fleet.app.connection_for_read() as connection:
+        receiver = fleet.app.events.Receiver(connection, handlers={"worker-heartbeat": told})
+        worker = fleet.worker("w1", pool="threads", concurrency=1)
+        receiver.capture(limit=None, timeout=60, wakeup=False)
+    assert heard == ["worker-heartbeat"]
+    stats = fleet.app.control.inspect(timeout=3).stats()
+    assert stats[node("w1")]["broker"]["hostname"].startswith("sticky+postgresql://")
+    assert "s3cret" not in repr(stats) and "s3cret" not in worker.log
 
 
 @pytest.mark.parametrize("sql_url", ["sqlite", "postgresql", "mariadb"], indirect=True)

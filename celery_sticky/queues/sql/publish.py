@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.sql.names import queue_number
-from celery_sticky.sql import Database
+from celery_sticky.sql import Database, Runner, Writer
 from celery_sticky.sql.text import chunks, values
 
 INSERT = "INSERT INTO {message} (queue, priority, body) VALUES "
@@ -16,18 +16,22 @@ INSERT = "INSERT INTO {message} (queue, priority, body) VALUES "
 def publish(database: Database, queue: str, bodies: Sequence[bytes], priority: int = 0) -> None:
     """Add messages to the back of a queue, given by its name, in one transaction.
 
-    A priority is rounded down to one that exists.
-
     Raises:
         BrokerUnavailable: they may be in the queue or not.
     """
+    some, *others = chunks(bodies)
+    if not others:
+        insert(database, queue, some, priority)
+        return
+    with database.transaction() as inside:
+        for one in (some, *others):
+            insert(inside, queue, one, priority)
+
+
+def insert(runner: Runner | Writer, queue: str, bodies: Sequence[bytes], priority: int) -> None:
+    """Add messages with one statement. A priority is rounded down to one that exists."""
     steps = FULL.priorities
     step = steps[bisect(steps, max(priority, 0)) - 1]
     number = queue_number(queue)
-    inserts = [values([(number, step, body) for body in some]) for some in chunks(bodies)]
-    if len(inserts) == 1:
-        database.run(INSERT + inserts[0][0], inserts[0][1])
-        return
-    with database.transaction() as inside:
-        for rows, said in inserts:
-            inside.run(INSERT + rows, said)
+    rows, said = values([(number, step, body) for body in bodies])
+    runner.run(INSERT + rows, said)

@@ -40,6 +40,13 @@ class Dialect(Protocol):
     """Bytes in a statement, around `{}`, which stands for their hexadecimal digits."""
     clock: str
     """An expression: the database's clock now, in seconds since the Unix epoch, whatever the time zone."""
+    portable_clock: str
+    """As `clock`, perhaps less exact, for a connection that is not ours."""
+    here: str
+    """A query for one value on any connection: the name of the database that answers, a newline, and its identity.
+
+    The identity says which table is meant by `{message}`. SQLite: there is only the name, the path of the file.
+    """
     server: str
     """An expression: text that changes when another server answers, which may lack the last transactions."""
     synchronous: str

@@ -44,8 +44,12 @@ class MySQL:
         "end": " ENGINE=InnoDB",
     }
     # NOW() and SYSDATE() are in the session's time zone, in which an hour of autumn comes twice.
-    clock = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
+    clock = portable_clock = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
     server = "CONCAT_WS('.', @@server_id, @@hostname, @@port)"  # MariaDB has no `server_uuid`
+    here = (
+        "SELECT CONCAT(COALESCE(DATABASE(), 'none'), ' at ', @@hostname, ':', @@port, CHAR(10), IF(LOCATE('.', "
+        f"'{{message}}'), SUBSTRING_INDEX('{{message}}', '.', 1), COALESCE(DATABASE(), '')), '.', {server})"
+    )
     synchronous = "NULL"  # only `innodb_flush_log_at_trx_commit` of the server says so
     ordered = "NULL"
     errors: tuple[type[Exception], ...] = (pymysql.Error, OSError)

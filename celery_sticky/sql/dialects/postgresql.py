@@ -57,11 +57,16 @@ class PostgreSQL:
         "serial_key": "PRIMARY KEY (id)",
         "end": "",
     }
-    clock = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
+    clock = portable_clock = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
     # The timeline in the control file would change with the first checkpoint after a promotion, which may be minutes
     # later. A standby does not evaluate this: it refuses.
     server = (
         "(SELECT system_identifier FROM pg_control_system()) || '.' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+    )
+    here = (
+        "SELECT concat_ws(chr(10), concat(current_database(), ' at ', "
+        "coalesce(host(inet_server_addr()) || ':' || inet_server_port(), 'a local socket')), "
+        f"concat_ws('.', current_database(), to_regclass('{{message}}')::oid, {server}))"
     )
     synchronous = (
         "CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"

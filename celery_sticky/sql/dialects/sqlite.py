@@ -45,6 +45,8 @@ class SQLite:
         "end": "",
     }
     clock, server = "sticky_clock()", "sticky_file()"
+    portable_clock = "((julianday('now') - 2440587.5) * 86400.0)"
+    here = "SELECT file FROM pragma_database_list WHERE name = 'main'"
     synchronous = "NULL"
     ordered = "NULL"
     errors: tuple[type[Exception], ...] = (sqlite3.Error, OSError)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from celery_sticky.sql import Database
+from celery_sticky.sql import Database, Writer
 from celery_sticky.sql.text import chunks, marks
 
 KEPT_SECONDS = 60.0
@@ -27,10 +27,10 @@ class Broadcast(NamedTuple):
     body: bytes
 
 
-def broadcast(database: Database, exchange: str, routing_key: str, body: bytes) -> None:
+def broadcast(database: Writer, exchange: str, routing_key: str, body: bytes) -> None:
     """Send a message to all who listen to an exchange."""
     database.run(
-        f"INSERT INTO {{broadcast}} (exchange, routing_key, at, body) VALUES (%s, %s, {database.dialect.clock}, %s)",
+        f"INSERT INTO {{broadcast}} (exchange, routing_key, at, body) VALUES (%s, %s, {database.clock}, %s)",
         [exchange.encode(), routing_key.encode(), body],
     )
 

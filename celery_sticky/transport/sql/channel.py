@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from functools import partial
 from typing import Any
 
+from kombu.entity import TRANSIENT_DELIVERY_MODE
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.uuid import uuid
 
 from celery_sticky.queues.sql.names import queue_number
-from celery_sticky.queues.sql.publish import publish
+from celery_sticky.queues.sql.publish import insert
 from celery_sticky.transport.sql import deferred, queues
 from celery_sticky.transport.sql.broadcasts import broadcast, newest
 from celery_sticky.transport.sql.envelope import encode
@@ -32,9 +34,16 @@ class Channel(virtual.Channel):
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         """Publish a message. One to a topic exchange also goes to the temporary queues that listen, as a broadcast."""
+        if not exchange or self.typeof(exchange).type != "topic":
+            super().basic_publish(message, exchange, routing_key, **kwargs)
+        elif message["properties"].get("delivery_mode") == TRANSIENT_DELIVERY_MODE:
+            self.connection.events.try_to(partial(self._publish_topic, message, exchange, routing_key, **kwargs))
+        else:
+            self._publish_topic(message, exchange, routing_key, **kwargs)
+
+    def _publish_topic(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         super().basic_publish(message, exchange, routing_key, **kwargs)
-        if exchange and self.typeof(exchange).type == "topic":
-            self._put_fanout(exchange, message, routing_key)
+        self._put_fanout(exchange, message, routing_key)
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Leave text as it is."""
@@ -46,14 +55,14 @@ class Channel(virtual.Channel):
         priority = self._get_message_priority(message)
         due = deferred.due_of(message.get("headers") or {})
         body = encode(message)
-        with self.connection.sending() as database:
+        with self.connection.writing() as database:
             if due is None:
-                publish(database, queue, [body], priority)
+                insert(database, queue, [body], priority)
             else:
                 deferred.defer(database, queue_number(queue), due, priority, body)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str | None, **kwargs: Any) -> None:
-        with self.connection.sending() as database:
+        with self.connection.writing() as database:
             broadcast(database, exchange, routing_key or "", encode(message))
 
     # -- queues --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_sticky.message import STAMP_HEADER
-from celery_sticky.sql import Database
+from celery_sticky.sql import Database, Writer
 from celery_sticky.sql.text import chunks, marks
 
 LEAST = 0.1
@@ -37,7 +37,7 @@ def due_of(headers: Mapping[str, Any]) -> float | None:
     return due.timestamp() if due.timestamp() > time.time() + LEAST else None
 
 
-def defer(database: Database, queue: int, due: float, priority: int, body: bytes) -> None:
+def defer(database: Writer, queue: int, due: float, priority: int, body: bytes) -> None:
     """Keep a message until it is due."""
     database.run(INSERT, [queue, due, secrets.randbits(62), priority, body])
 

@@ -6,15 +6,18 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
 
 from kombu.transport import virtual
+from kombu.utils.url import maybe_sanitize_url
 
 from celery_sticky.errors import BrokerUnavailable
-from celery_sticky.sql import Database
+from celery_sticky.sql import Database, Writer
+from celery_sticky.sql.address import LEAD, with_password, without_password
 from celery_sticky.transport.sql.channel import Channel
+from celery_sticky.transport.sql.events import Spared
 from celery_sticky.transport.sql.inbox import Inbox
 from celery_sticky.transport.sql.pump import Pump
 from celery_sticky.transport.sql.subscription import Topic
@@ -36,7 +39,7 @@ class Transport(virtual.Transport):
     Channel = Channel
     can_parse_url = True
     polling_interval = None
-    driver_type = "sql"
+    driver_type = "sticky"  # Celery sends no events to a transport of type "sql"
     driver_name = "celery-sticky"
     connection_errors = (*virtual.Transport.connection_errors, BrokerUnavailable)
     implements = virtual.Transport.implements.extend(
@@ -45,12 +48,17 @@ class Transport(virtual.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
+        # Kombu shows the host of a connection to `inspect stats`, and never its password. Here the host is a URL.
+        client.hostname, password = without_password(str(client.hostname or ""))
+        client.password = client.password or password
         self.temporary: set[str] = set()
         """Queues that expire when nobody consumes from them."""
         self.topics: dict[str, list[Topic]] = {}
         """Queue -> the broadcasts that it gets."""
         self.bound: set[str] = set()
         """Queues that also have messages of their own."""
+        self.events = Spared()
+        """How events are sent."""
         self._options = dict(client.transport_options or {})
         self._pid, self._loop = os.getpid(), None
         self._sending = threading.Lock()
@@ -71,6 +79,10 @@ class Transport(virtual.Transport):
         with self._sending:
             yield self._sender
 
+    def writing(self) -> AbstractContextManager[Writer]:
+        """Lend the connection on which messages are inserted."""
+        return self.sending()
+
     @cached_property
     def pump(self) -> Pump:
         """The thread that reads for the consumers of this connection. It starts with the first of them."""
@@ -81,6 +93,13 @@ class Transport(virtual.Transport):
     def inbox(self) -> Inbox:
         """What the pump has brought."""
         return Inbox()
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """Return the URL of the connection, whose host is `uri`; `mask` stands for the password."""
+        url = LEAD + uri.removeprefix(LEAD)
+        if self.client.password:
+            url = with_password(url, self.client.password)
+        return url if include_password else str(maybe_sanitize_url(url, mask))
 
     # -- Kombu's side --------------------------------------------------------------------------
 

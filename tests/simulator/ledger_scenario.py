@@ -10,7 +10,7 @@ from random import Random
 COPIED = 0.2
 """The share of tasks whose message is published again, as by a sender that got no answer."""
 IDENTICAL = 0.3
-"""The share of tasks whose copies are the same bytes: a client repeats the request, while Kombu numbers its repeats."""
+"""The share of tasks whose copies are the same bytes: a client repeats the request. Kombu numbers what it repeats."""
 DELAYS = (0.0, 0.02, 0.5, 2.0, 8.0, 25.0)
 """Typical seconds after which a message is published again."""
 

@@ -240,11 +240,15 @@ def _draw(seed: int, *, kinds: Collection[Kind], deaf: bool, placed: bool | None
 
 
 def _use_ledger(scenario: Scenario) -> Scenario:
-    """Return the scenario with tasks that run at most once, tasks that are deduplicated, and messages sent twice."""
+    """Return the scenario with tasks that run at most once, tasks that are deduplicated, and messages sent twice.
+
+    Only in a plain keyspace copies may be identical: where keys are placed, each has an order of its own to be judged.
+    """
     drawn = draw_ledger(scenario.seed, len(scenario.tasks), scenario.concurrency)
+    plain = scenario.placement is None
     parts = zip(scenario.tasks, drawn.deliveries, drawn.copies, drawn.identical, strict=True)
     tasks = tuple(
-        replace(task, delivery=delivery, copies=copies, identical=identical and bool(copies))
+        replace(task, delivery=delivery, copies=copies, identical=identical and bool(copies) and plain)
         for task, delivery, copies, identical in parts
     )
     return replace(scenario, tasks=tasks, claim_ahead=drawn.claim_ahead)

@@ -410,7 +410,8 @@ class World:
         """Return whether a fault explains that a worker lost a slot and did not take back its claims there."""
         lost_membership = tenure.incarnation in self._evicted or tenure.incarnation != process.machine.incarnation
         killed = not process.alive and process.machine.phase is not Phase.LEFT
-        befell = killed or lost_membership or process.courier.gave_up
+        no_broker = process.courier.gave_up or process.courier.down_since is not None
+        befell = killed or lost_membership or no_broker
         return befell or self._store_lost or tenure.slot in self.broker.unusable
 
     def _has_message(self, slot: Slot) -> None:

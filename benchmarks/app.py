@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
     def noop(key: str) -> None:
         """Do nothing."""
 
+    @app.task(name="count", key="key", shared=False)
+    def count(key: str) -> None:
+        """Let the log grow by one byte."""
+        os.write(_log(os.environ[LOG]), b".")
+
     @app.task(name="carry", key="key", shared=False)
     def carry(key: str, load: str) -> None:
         """Do nothing, with a large argument."""
@@ -70,6 +76,12 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
 
     app.finalize()
     return app
+
+
+@cache
+def _log(path: str) -> int:
+    """Return a file descriptor that appends; children of a pool inherit it."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def write_slots() -> None:

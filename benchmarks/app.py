@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from functools import cache
 from pathlib import Path
@@ -18,11 +19,13 @@ from typing import Any
 from celery import Celery
 
 from celery_sticky import Sticky
+from celery_sticky.sql.link import Link
 from celery_sticky.signals import slots_gained, slots_lost
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.slot_log import SlotLog
 
 URL, KEYED, LOG, CONF = "BENCH_URL", "BENCH_KEYED", "BENCH_LOG", "BENCH_CONF"
+STATEMENTS = "BENCH_STATEMENTS"
 SIDES = ("stock", "sticky")
 NAP = 0.005
 """Seconds the task `nap` takes: a backlog of them hardly shrinks while something is measured."""
@@ -91,6 +94,20 @@ def write_slots() -> None:
     slots_lost.connect(lambda sender, slots, **_: log.write("lost", sender, slots), weak=False)
 
 
+def write_statements(path: str) -> None:
+    """Record the verb and the table of each statement for a database."""
+    run, log = Link._run, _log(path)
+
+    def recorded(self: Link, statement: str, *said: Any) -> Any:
+        table = re.search(r"sticky_[a-z_]+", statement)
+        os.write(log, f"{statement.split()[0]} {table[0] if table else ''}".strip().encode() + b"\n")
+        return run(self, statement, *said)
+
+    Link._run = recorded  # type: ignore[method-assign]
+
+
+if STATEMENTS in os.environ:
+    write_statements(os.environ[STATEMENTS])
 if URL in os.environ:
     app = make_app(os.environ[URL], os.environ[KEYED], os.environ.get("BENCH_RUN"))
     write_slots()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.app import CONF, KEYED, LOG, URL
+from benchmarks.app import CONF, KEYED, LOG, STATEMENTS, URL
 
 ROOT = Path(__file__).resolve().parent.parent
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
@@ -158,15 +158,19 @@ def running(
     log: Path | None = None,
     conf: Mapping[str, Any] | None = None,
     app: str = "benchmarks.app",
+    statements: bool = False,
 ) -> Iterator[Worker]:
     """Start a worker of one side; it is killed at the end of the block.
 
     Workers may share `log`, the file in which their tasks and slots are recorded; `conf` goes into `app.conf`.
+    With `statements` each one for a database adds a line to the file `STATEMENTS` beside the worker's log.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", f"{name}@{side}"]
         command += ["-P", pool.kind, "-c", str(pool.size), "-l", level, *flags]
         environ = {URL: server.url, KEYED: side, "BENCH_RUN": folder, LOG: str(log or stamps(folder))}
+        if statements:
+            environ[STATEMENTS] = str(Path(folder, STATEMENTS))
         with started(command, environ | {CONF: json.dumps(conf or {}), "C_FORCE_ROOT": "1"}, folder) as worker:
             yield worker
 

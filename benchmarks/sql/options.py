@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 STANDARD_MARIADB = "mysql://root@127.0.0.1:3306/mysql"
 STANDARD_RABBITMQ = "amqp://guest:guest@127.0.0.1:5672//"
+SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Sizes and servers."""
 
-    seconds: float = 3.0
+    seconds: float = SECONDS
     """How long one figure is measured at most; what comes before it (loading, starting a worker) is not in it."""
     rounds: int | None = None
     """Rounds of every section; None: each section's own number."""

@@ -20,7 +20,7 @@ from kombu import Connection
 from benchmarks.report import Report, Table, spread
 from benchmarks.server import Server
 from benchmarks.sql.engines import Engines, note_settings, opened
-from benchmarks.sql.options import Options
+from benchmarks.sql.options import SECONDS, Options
 from benchmarks.sql.peers import on_pgqueuer, on_procrastinate
 from benchmarks.sql.sides import Side, on_database, on_rabbitmq, on_redis, on_sqlalchemy
 from benchmarks.workers import Pool, Worker
@@ -133,7 +133,7 @@ def _ratios(report: Report, cells: Sequence[Cell], ours: Sequence[Side], others:
 
 def measure(cell: Cell, options: Options) -> None:
     """Run a backlog, from the first tasks to its end or for `seconds`."""
-    share = options.scale * options.seconds / Options.seconds / (3 if cell.keys == 1 else 1)
+    share = options.scale * options.seconds / SECONDS / (3 if cell.keys == 1 else 1)
     backlog = max(int(cell.side.backlog * share), 3 * LEAST)
     with tempfile.TemporaryDirectory() as folder, cell.side.loaded(backlog, cell.keys) as start:
         log = Path(folder, "runs")

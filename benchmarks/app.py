@@ -19,8 +19,8 @@ from typing import Any
 from celery import Celery
 
 from celery_sticky import Sticky
-from celery_sticky.sql.link import Link
 from celery_sticky.signals import slots_gained, slots_lost
+from celery_sticky.sql.link import Link, Parameters
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.slot_log import SlotLog
 
@@ -98,10 +98,10 @@ def write_statements(path: str) -> None:
     """Record the verb and the table of each statement for a database."""
     run, log = Link._run, _log(path)
 
-    def recorded(self: Link, statement: str, *said: Any) -> Any:
+    def recorded(self: Link, statement: str, said: Parameters) -> Any:
         table = re.search(r"sticky_[a-z_]+", statement)
         os.write(log, f"{statement.split()[0]} {table[0] if table else ''}".strip().encode() + b"\n")
-        return run(self, statement, *said)
+        return run(self, statement, said)
 
     Link._run = recorded  # type: ignore[method-assign]
 

@@ -70,8 +70,7 @@ def _claim(cell: Cell, where: Database, options: Options) -> None:
         server += (cell.engine.cpu() or 0.0) - (before or 0.0)
         claimed += len(answer.claims)
         done = [
-            Disposition(Outcome.ACK, one.tenure, one.tag, claim=run)
-            for one, run in zip(deliveries, runs, strict=True)
+            Disposition(Outcome.ACK, one.tenure, one.tag, claim=run) for one, run in zip(deliveries, runs, strict=True)
         ]
     queues.fetch((), done, time.time())
     cell.add(claimed, took, client, server if cell.engine.cpu() is not None else None)

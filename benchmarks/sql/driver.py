@@ -100,9 +100,7 @@ def _table(cells: list[Cell]) -> Table:
         first = next(one for one in cells if one.engine is cell.engine)
         ratio = spread([a / b for a, b in zip(cell.rates, first.rates, strict=True)], 2) if cell is not first else ""
         cost = spread(cell.server, 1) if cell.server else ""
-        table.rows.append(
-            [cell.engine.name, cell.case.name, spread(cell.rates), ratio, spread(cell.client, 1), cost]
-        )
+        table.rows.append([cell.engine.name, cell.case.name, spread(cell.rates), ratio, spread(cell.client, 1), cost])
     return table
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from benchmarks.report import Table
+from benchmarks.server import Server
 from benchmarks.sql.options import Options
 from benchmarks.sql.postgres import answers, private_postgresql
 from celery_sticky.errors import BrokerUnavailable
@@ -73,7 +74,9 @@ class MariaDB:
         with connected(url) as link:
             row = link.rows("SELECT @@version, @@innodb_flush_log_at_trx_commit, @@log_bin, @@pid_file")[0]
         version, flush, binlog, pid_file = row
-        self.about = f"MariaDB {version}: innodb_flush_log_at_trx_commit {flush}, binary log {'on' if binlog else 'off'}"
+        self.about = (
+            f"MariaDB {version}: innodb_flush_log_at_trx_commit {flush}, binary log {'on' if binlog else 'off'}"
+        )
         self._pid = _readable_pid(str(pid_file))
 
     @contextmanager
@@ -134,6 +137,13 @@ def opened(options: Options) -> Iterator[Engines]:
         if mariadb is None:
             print(f"no MariaDB answers at {options.mariadb}: it is left out", file=sys.stderr)
         yield Engines(PostgreSQL(url), mariadb)
+
+
+def redis_settings(server: Server, options: Options) -> str:
+    """Set how durable Redis is; return that for the notes of a table."""
+    server.client.config_set("appendfsync", "always")
+    server.client.config_set("appendonly", "yes" if options.redis_fsync else "no")
+    return "Redis: appendfsync always" if options.redis_fsync else "Redis: in memory only"
 
 
 @contextmanager

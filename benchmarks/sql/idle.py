@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.app import SIDES, STATEMENTS
 from benchmarks.idle import BREATH, OURS
 from benchmarks.report import Report, Table
 from benchmarks.server import Server
-from benchmarks.sql.engines import Engines, note_settings, opened
+from benchmarks.sql.engines import Engines, note_settings, opened, redis_settings
 from benchmarks.sql.latency import WAYS, places
 from benchmarks.sql.options import Options
 from benchmarks.sql.worker import THREADS
@@ -52,6 +53,7 @@ def run(server: Server, report: Report, *, quick: bool, options: Options) -> Non
     table = Table(
         f"An idle worker ({THREADS.name})", ["broker", "worker", "statements/s", "worker CPU %", "server CPU %"]
     )
+    redis = redis_settings(server, options)
     with opened(options) as engines:
         for side in reversed(SIDES):
             with ExitStack() as stack:
@@ -63,7 +65,7 @@ def run(server: Server, report: Report, *, quick: bool, options: Options) -> Non
                 time.sleep(3 * options.seconds)
                 for one, then in zip(workers, before, strict=True):
                     _add(table, one, side, then, one.read())
-        note_settings(table, *(engine.about for engine in engines.servers), "Redis: no persistence")
+        note_settings(table, *(engine.about for engine in engines.servers), redis)
     report.tables.append(table)
 
 
@@ -71,15 +73,16 @@ def _start(stack: ExitStack, server: Server, engines: Engines, side: str) -> lis
     servers = {engine.name: engine.cpu for engine in engines.servers}
     workers = []
     for place in places(stack, server, engines, side):
-        worker = stack.enter_context(_running(place.url, side))
+        how = running(Address(place.url), side, THREADS, flags=(), level="INFO", statements=True)
+        worker = stack.enter_context(how)
         log = worker.log.with_name(STATEMENTS)
-        count = (lambda: Counter(server.commands())) if place.name == "Redis" else (lambda log=log: _kinds(log))
-        workers.append(Idle(place.name, worker, servers.get(place.name, server.cpu), count))
+        counted = partial(_commands, server) if place.name == "Redis" else partial(_kinds, log)
+        workers.append(Idle(place.name, worker, servers.get(place.name, server.cpu), counted))
     return workers
 
 
-def _running(url: str, side: str) -> object:
-    return running(Address(url), side, THREADS, flags=(), level="INFO", statements=True)
+def _commands(server: Server) -> Counter[str]:
+    return Counter({name: count for name, count in server.commands().items() if name not in OURS})
 
 
 def _kinds(log: Path) -> Counter[str]:
@@ -88,7 +91,7 @@ def _kinds(log: Path) -> Counter[str]:
 
 def _add(table: Table, one: Idle, side: str, before: Readings, after: Readings) -> None:
     took = after.at - before.at
-    sent = Counter({kind: n for kind, n in (after.statements - before.statements).items() if kind not in OURS})
+    sent = after.statements - before.statements
     shares = [(after.worker - before.worker) / took * 100]
     if after.server is not None and before.server is not None:
         shares.append((after.server - before.server) / took * 100)

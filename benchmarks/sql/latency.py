@@ -13,7 +13,7 @@ from benchmarks.app import make_app
 from benchmarks.latency import KEYS, LEAST, MOST, quantile, wait_stamps
 from benchmarks.report import Report, Table
 from benchmarks.server import Server
-from benchmarks.sql.engines import Engines, note_settings, opened
+from benchmarks.sql.engines import Engines, note_settings, opened, redis_settings
 from benchmarks.sql.options import Options
 from benchmarks.sql.sides import write_document
 from benchmarks.sql.worker import THREADS
@@ -47,13 +47,14 @@ def run(server: Server, report: Report, *, quick: bool, options: Options) -> Non
         f"Latency of an idle worker ({THREADS.name}): before the publish to inside the task, ms",
         ["broker", "task", "p50", "p99", "max"],
     )
+    redis = redis_settings(server, options)
     with opened(options) as engines:
         for side, way in WAYS.items():
             with ExitStack() as stack:
                 for name, seen in measure(stack, server, engines, side, options.samples).items():
                     figures = (quantile(seen, 0.5), quantile(seen, 0.99), max(seen))
                     table.rows.append([name, way, *(f"{ms:.1f}" for ms in figures)])
-        note_settings(table, *(engine.about for engine in engines.servers), "Redis: no persistence")
+        note_settings(table, *(engine.about for engine in engines.servers), redis)
     table.notes.append(
         f"{options.samples} samples for each worker, {LEAST * 1000:.0f} to {MOST * 1000:.0f} ms apart. "
         "Ordinary queue on Redis: stock Celery."

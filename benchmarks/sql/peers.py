@@ -5,6 +5,9 @@
 is a worker. Both run coroutines in one event loop, so their tasks are the cheapest that they have.
 """
 
+# They are not installed where types are checked.
+# mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
+
 from __future__ import annotations
 
 import asyncio
@@ -37,7 +40,7 @@ def on_procrastinate(engine: Engine, *, locked: bool) -> Side:
             yield partial(_worker, "procrastinate", url)
 
     name = "procrastinate, a lock for each key" if locked else "procrastinate, no locks"
-    return Side(name, 1500, loaded, engine.cpu)
+    return Side("procrastinate", name, 1500, loaded, engine.cpu)
 
 
 def on_pgqueuer(engine: Engine) -> Side:
@@ -49,7 +52,7 @@ def on_pgqueuer(engine: Engine) -> Side:
             asyncio.run(_fill_pgqueuer(url, backlog))
             yield partial(_worker, "pgqueuer", url)
 
-    return Side(f"pgqueuer, batches of {BATCH}", 12_000, loaded, engine.cpu)
+    return Side("pgqueuer", f"pgqueuer, batches of {BATCH}", 30_000, loaded, engine.cpu)
 
 
 def _worker(kind: str, url: str, pool: Pool, log: Path) -> Any:

@@ -15,7 +15,7 @@ from benchmarks.app import make_app
 from benchmarks.report import Report, Table, spread
 from benchmarks.server import Server
 from benchmarks.sql.driver import TRIP
-from benchmarks.sql.engines import Engine, Engines, connected, database, note_settings, opened
+from benchmarks.sql.engines import Engine, Engines, connected, database, note_settings, opened, redis_settings
 from benchmarks.sql.messages import Copies
 from benchmarks.sql.options import Options
 from benchmarks.sql.sides import sqlalchemy_url
@@ -60,6 +60,7 @@ class Sender:
 
 def run(server: Server, report: Report, *, quick: bool, options: Options) -> None:
     """Let every sender send once per round, in random order within the round."""
+    redis = redis_settings(server, options)
     with opened(options) as engines, ExitStack() as stack:
         senders = list(_senders(stack, server, engines))
         for _ in range(options.rounds_or(1 if quick else ROUNDS)):
@@ -72,7 +73,7 @@ def run(server: Server, report: Report, *, quick: bool, options: Options) -> Non
         for sender in senders:
             figures = [spread(sender.rates), spread(sender.client), spread(sender.costs) if sender.costs else ""]
             table.rows.append([sender.where, sender.how, *figures])
-        note_settings(table, *(engine.about for engine in engines.all), "Redis: no persistence")
+        note_settings(table, *(engine.about for engine in engines.all), redis)
         report.tables.append(table)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,8 @@ Start = Callable[[Pool, Path], AbstractContextManager[Worker]]
 class Side:
     """A broker with a worker."""
 
+    slug: str
+    """Its name in the JSON."""
     name: str
     backlog: int
     """Tasks that it cannot run in much less than three seconds."""
@@ -36,6 +38,8 @@ class Side:
     """Loads an empty broker with a number of tasks of a number of keys, in turn."""
     server: Callable[[], float | None] = lambda: None
     """Returns the seconds of processor time that the server has spent."""
+    keyed: bool = False
+    """Whether tasks of one key run one at a time."""
 
 
 def on_database(engine: Engine, side: str) -> Side:
@@ -50,8 +54,10 @@ def on_database(engine: Engine, side: str) -> Side:
                 Copies(side).fill(where, backlog, keys)
             yield partial(_celery, f"sticky+{url}", side)
 
-    what = "keys" if side == "sticky" else "ordinary queue"
-    return Side(f"celery-sticky, {engine.name}, {what}", 12_000, loaded, engine.cpu)
+    keyed, slug = side == "sticky", engine.name.split()[0].lower()
+    if not keyed:
+        return Side(f"{slug}_ordinary", f"celery-sticky, {engine.name}, ordinary queue", 20_000, loaded, engine.cpu)
+    return Side(slug, f"celery-sticky, {engine.name}, keys", 20_000, loaded, engine.cpu, keyed)
 
 
 def on_redis(server: Server, side: str) -> Side:
@@ -63,8 +69,9 @@ def on_redis(server: Server, side: str) -> Side:
             send_many(app, backlog, keys, task="count")
         yield partial(_celery, server.url, side)
 
-    name = "celery-sticky, Redis, keys" if side == "sticky" else "stock Celery, Redis"
-    return Side(name, 12_000 if side == "sticky" else 4000, loaded, server.cpu)
+    if side == "sticky":
+        return Side("redis", "celery-sticky, Redis, keys", 12_000, loaded, server.cpu, keyed=True)
+    return Side("stock_redis", "stock Celery, Redis", 4000, loaded, server.cpu)
 
 
 def on_sqlalchemy(engine: Engine) -> Side:
@@ -79,7 +86,7 @@ def on_sqlalchemy(engine: Engine) -> Side:
             app.close()
             yield partial(_celery, address, "stock")
 
-    return Side(f"stock Celery, Kombu SQLAlchemy, {engine.name}", 900, loaded, engine.cpu)
+    return Side("kombu_sqlalchemy", f"stock Celery, Kombu SQLAlchemy, {engine.name}", 900, loaded, engine.cpu)
 
 
 def on_rabbitmq(url: str) -> Side:
@@ -97,7 +104,7 @@ def on_rabbitmq(url: str) -> Side:
         finally:
             delete_queue(url, conf["task_default_queue"])
 
-    return Side("stock Celery, RabbitMQ", 4000, loaded)
+    return Side("stock_rabbitmq", "stock Celery, RabbitMQ", 4000, loaded)
 
 
 def delete_queue(url: str, name: str) -> None:
@@ -120,6 +127,7 @@ def sqlalchemy_url(url: str) -> str:
     return f"sqla+{url.replace('postgresql://', 'postgresql+psycopg://', 1)}"
 
 
-def _celery(url: str, side: str, pool: Pool, log: Path, *, conf: Any = None, flags: Sequence[str] | None = None) -> Any:
-    quiet = {} if flags is None else {"flags": flags}
-    return running(Address(url), side, pool, log=log, conf=conf, **quiet)
+def _celery(
+    url: str, side: str, pool: Pool, log: Path, *, conf: Mapping[str, Any] | None = None
+) -> AbstractContextManager[Worker]:
+    return running(Address(url), side, pool, log=log, conf=conf)

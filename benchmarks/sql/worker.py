@@ -6,6 +6,7 @@ Counted are the tasks that have run. All sides take turns in random order within
 from __future__ import annotations
 
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from kombu import Connection
 
 from benchmarks.report import Report, Table, spread
 from benchmarks.server import Server
-from benchmarks.sql.engines import Engines, note_settings, opened
+from benchmarks.sql.engines import Engines, note_settings, opened, redis_settings
 from benchmarks.sql.options import SECONDS, Options
 from benchmarks.sql.peers import on_pgqueuer, on_procrastinate
 from benchmarks.sql.sides import Side, on_database, on_rabbitmq, on_redis, on_sqlalchemy
@@ -56,31 +57,36 @@ class Cell:
 
 def run(server: Server, report: Report, *, quick: bool, options: Options) -> None:
     """Measure every cell once per round."""
+    redis = redis_settings(server, options)
     with opened(options) as engines:
-        keyed, ordinary, others = _sides(server, engines, options)
-        cells = [Cell(side, pool) for pool in POOLS for side in (*keyed, *ordinary, *others)]
-        cells += [Cell(side, THREADS, keys=1) for side in keyed]
-        cells += [Cell(side, ASYNCIO) for side in _peers(engines)]
+        ours, others = _sides(server, engines, options)
+        cells = _cells(ours, others, list(_peers(engines)), options.only)
         for number in range(options.rounds_or(1 if quick else ROUNDS)):
             for cell in random.sample(cells, len(cells)):
                 measure(cell, options)
                 print(f"round {number + 1}: {cell.pool.name}, {cell.name}: {cell.rates[-1]:.0f}/s", file=sys.stderr)
-        report.tables += [_table(cells), _ratios(report, cells, keyed + ordinary, others)]
-        about = (engines.postgresql.about, engines.sqlite.about, "Redis: no persistence; RabbitMQ: persistent messages")
+        report.tables += [_table(cells), _ratios(report, cells, ours, others)]
+        about = (engines.postgresql.about, engines.sqlite.about, redis, "RabbitMQ: persistent messages")
         note_settings(report.tables[-2], *about)
 
 
-def _sides(server: Server, engines: Engines, options: Options) -> tuple[list[Side], list[Side], list[Side]]:
-    """Return our sides with keys, ours without, and those of stock Celery."""
+def _sides(server: Server, engines: Engines, options: Options) -> tuple[list[Side], list[Side]]:
+    """Return our sides on databases, and those that they are compared with."""
     databases = (engines.postgresql, engines.sqlite)
-    keyed = [*(on_database(engine, "sticky") for engine in databases), on_redis(server, "sticky")]
-    ordinary = [on_database(engine, "stock") for engine in databases]
-    others = [on_redis(server, "stock")]
+    ours = [on_database(engine, side) for side in ("sticky", "stock") for engine in databases]
+    others = [on_redis(server, "sticky"), on_redis(server, "stock")]
     if _answers(options.rabbitmq):
         others.append(on_rabbitmq(options.rabbitmq))
     if find_spec("sqlalchemy"):
         others.append(on_sqlalchemy(engines.postgresql))
-    return keyed, ordinary, others
+    return ours, others
+
+
+def _cells(ours: Sequence[Side], others: Sequence[Side], peers: Sequence[Side], only: str) -> list[Cell]:
+    cells = [Cell(side, pool) for pool in POOLS for side in (*ours, *others)]
+    cells += [Cell(side, THREADS, keys=1) for side in (*ours, *others) if side.keyed]
+    cells += [Cell(side, ASYNCIO) for side in peers]
+    return [cell for cell in cells if re.search(only, f"{cell.pool.name}, {cell.name}")]
 
 
 def _peers(engines: Engines) -> Iterator[Side]:
@@ -113,20 +119,16 @@ def _table(cells: Sequence[Cell]) -> Table:
 
 def _ratios(report: Report, cells: Sequence[Cell], ours: Sequence[Side], others: Sequence[Side]) -> Table:
     """Return how many times as many tasks our sides run as each other one with the same pool."""
-    redis = next(side for side in ours if "Redis, keys" in side.name)
-    against = [redis, *others]
-    table = Table("Worker: ratios of tasks a second", ["pool", "worker", *(f"to {side.name}" for side in against)])
+    table = Table("Worker: ratios of tasks a second", ["pool", "worker", *(f"to {side.name}" for side in others)])
     for pool in POOLS:
-        rates = {cell.side.name: cell.rates for cell in cells if cell.pool == pool and cell.keys == KEYS}
-        for side in ours:
-            if side is redis:
-                continue
+        rates = {cell.side.slug: cell.rates for cell in cells if cell.pool == pool and cell.keys == KEYS}
+        for side in (one for one in ours if one.slug in rates):
             row = []
-            for other in against:
-                ratios = [a / b for a, b in zip(rates[side.name], rates[other.name], strict=True)]
-                row.append(spread(ratios, 2))
-                slug = f"sql_worker_{pool.slug}_{side.name}_to_{other.name}"
-                report.ratio(slug.lower().replace(",", "").replace(" ", "_"), statistics.median(ratios))
+            for other in others:
+                ratios = [a / b for a, b in zip(rates[side.slug], rates.get(other.slug, ()), strict=False)]
+                row.append(spread(ratios, 2) if ratios else "")
+                if ratios:
+                    report.ratio(f"sql_{pool.slug}_{side.slug}_to_{other.slug}", statistics.median(ratios))
             table.rows.append([pool.name, side.name, *row])
     return table
 

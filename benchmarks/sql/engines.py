@@ -15,11 +15,13 @@ from urllib.parse import urlsplit
 from benchmarks.report import Table
 from benchmarks.server import Server
 from benchmarks.sql.options import Options
-from benchmarks.sql.postgres import answers, private_postgresql
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Address, Database
+from celery_sticky.sql.address import LEAD
 from celery_sticky.sql.dialects import dialect_of
 from celery_sticky.sql.link import Link
+from celery_sticky.testing.guard import Guard
+from celery_sticky.testing.servers.postgresql import PostgresServer
 
 TIMEOUT = 600.0
 """Seconds that one statement may take: some load a million rows."""
@@ -131,7 +133,7 @@ class Engines:
 def opened(options: Options) -> Iterator[Engines]:
     """Find or start the servers."""
     with ExitStack() as stack:
-        url = options.postgresql or stack.enter_context(private_postgresql())
+        url = options.postgresql or _private_postgresql(stack)
         mariadb = MariaDB(options.mariadb) if answers(options.mariadb) else None
         if mariadb is None:
             print(f"no MariaDB answers at {options.mariadb}: it is left out", file=sys.stderr)
@@ -143,6 +145,25 @@ def redis_settings(server: Server, options: Options) -> str:
     server.client.config_set("appendfsync", "always")
     server.client.config_set("appendonly", "yes" if options.redis_fsync else "no")
     return "Redis: appendfsync always" if options.redis_fsync else "Redis: in memory only"
+
+
+def _private_postgresql(stack: ExitStack) -> str:
+    """Start a server with its own defaults, which ends also if this process is killed; return its URL."""
+    guard = stack.enter_context(closing(Guard()))
+    server = PostgresServer(guard)
+    stack.callback(server.teardown)
+    return server.start().url.removeprefix(LEAD)
+
+
+def answers(url: str) -> bool:
+    """Return whether a database lets us in."""
+    address = Address.parse(url)
+    dialect = dialect_of(address)
+    try:
+        dialect.connect(address, 2.0).close()
+    except dialect.errors:
+        return False
+    return True
 
 
 @contextmanager

@@ -93,6 +93,8 @@ def _senders(stack: ExitStack, server: Server, engines: Engines) -> Iterator[Sen
 def _on_database(stack: ExitStack, engine: Engine) -> Iterator[Sender]:
     url = stack.enter_context(engine.fresh())
     where, body = stack.enter_context(closing(database(url))), Copies("sticky").one("k0")
+    with where.transaction():  # creates the tables, for which an outbox would wait for its own transaction
+        pass
     for batch in (1, TRIP):
         send = partial(_publish, where, [body] * batch)
         yield Sender(engine.name, f"driver, {_batches(batch)}", send, batch, engine.cpu)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ from celery import Celery
 
 from celery_sticky import Sticky
 from celery_sticky.signals import slots_gained, slots_lost
+from celery_sticky.sql.link import Link, Parameters
 from celery_sticky.testing.recorder import Recorder
 from celery_sticky.testing.slot_log import SlotLog
 
 URL, KEYED, LOG, CONF = "BENCH_URL", "BENCH_KEYED", "BENCH_LOG", "BENCH_CONF"
+STATEMENTS = "BENCH_STATEMENTS"
 SIDES = ("stock", "sticky")
 NAP = 0.005
 """Seconds the task `nap` takes: a backlog of them hardly shrinks while something is measured."""
@@ -45,6 +49,11 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
     @app.task(name="noop", key="key", shared=False)
     def noop(key: str) -> None:
         """Do nothing."""
+
+    @app.task(name="count", key="key", shared=False)
+    def count(key: str) -> None:
+        """Let the log grow by one byte."""
+        os.write(_log(os.environ[LOG]), b".")
 
     @app.task(name="carry", key="key", shared=False)
     def carry(key: str, load: str) -> None:
@@ -72,6 +81,12 @@ def make_app(url: str, side: str, runtime_dir: str | None = None) -> Any:
     return app
 
 
+@cache
+def _log(path: str) -> int:
+    """Return a file descriptor that appends; children of a pool inherit it."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
 def write_slots() -> None:
     """Record the slots that this worker gains and loses."""
     log = SlotLog(Path(os.environ[LOG]))
@@ -79,6 +94,21 @@ def write_slots() -> None:
     slots_lost.connect(lambda sender, slots, **_: log.write("lost", sender, slots), weak=False)
 
 
+def write_statements(path: str) -> None:
+    """Record the verb and the table of each statement for a database."""
+    run, log = Link._run, _log(path)
+
+    def recorded(self: Link, statement: str, said: Parameters) -> Any:
+        table = re.search(r"sticky_[a-z_]+", statement)
+        verb = statement.split()[0].strip("(")
+        os.write(log, f"{verb} {table[0] if table else ''}".strip().encode() + b"\n")
+        return run(self, statement, said)
+
+    Link._run = recorded  # type: ignore[method-assign]
+
+
+if STATEMENTS in os.environ:
+    write_statements(os.environ[STATEMENTS])
 if URL in os.environ:
     app = make_app(os.environ[URL], os.environ[KEYED], os.environ.get("BENCH_RUN"))
     write_slots()

@@ -50,15 +50,16 @@ def measure(server: Server, pool: Pool, samples: int) -> dict[str, list[float]]:
             for side in random.sample(SIDES, 2):
                 tasks[side].apply_async((f"k{n % KEYS}", time.monotonic_ns()))
                 if n < warm:
-                    _wait_stamps(workers[side], n + 1)
+                    wait_stamps(workers[side], n + 1)
                 time.sleep(random.uniform(LEAST, MOST))
-        seen = {side: _wait_stamps(workers[side], samples + warm)[warm:] for side in SIDES}
+        seen = {side: wait_stamps(workers[side], samples + warm)[warm:] for side in SIDES}
         for task in tasks.values():
             task.app.close()
     return seen
 
 
-def _wait_stamps(worker: Worker, count: int) -> list[float]:
+def wait_stamps(worker: Worker, count: int) -> list[float]:
+    """Wait until a worker has written so many latencies; return them in milliseconds."""
     path, deadline = stamps(worker.log.parent), time.monotonic() + 60
     while time.monotonic() < deadline:
         lines = path.read_text().split() if Path(path).exists() else []

@@ -113,9 +113,9 @@ def prepared(server: Server, side: str, slots: int = SLOTS) -> Iterator[Any]:
         app.close()
 
 
-def send_many(app: Any, count: int, keys: int, start: int = 0) -> None:
+def send_many(app: Any, count: int, keys: int, start: int = 0, task: str = "noop") -> None:
     """Publish no-op tasks for the keys in turn."""
-    task = app.tasks["noop"]
+    noop = app.tasks[task]
     with app.producer_or_acquire() as producer:
         for i in range(start, start + count):
-            task.apply_async((f"k{i % keys}",), producer=producer)
+            noop.apply_async((f"k{i % keys}",), producer=producer)

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.app import CONF, KEYED, LOG, URL
-from benchmarks.server import Server
+from benchmarks.app import CONF, KEYED, LOG, STATEMENTS, URL
 
 ROOT = Path(__file__).resolve().parent.parent
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
@@ -40,6 +39,21 @@ class Pool:
         return self.name.replace(" -c", "")
 
 
+class Broker(Protocol):
+    """What a worker reads from."""
+
+    @property
+    def url(self) -> str:
+        """Its URL as Celery takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A broker of which no more is known."""
+
+    url: str
+
+
 POOLS = (Pool("prefork", 1), Pool("prefork", 2), Pool("threads", 8), Pool("solo", 1), Pool("gevent", 100))
 
 
@@ -59,10 +73,15 @@ class Worker:
                 raise RuntimeError(f"the worker did not become ready:\n{self.log.read_text()[-3000:]}")
             time.sleep(0.05)
 
+    @property
+    def said(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
     def check_alive(self) -> None:
         """Raise if it has ended."""
         if self._process.poll() is not None:
-            raise RuntimeError(f"the worker ended:\n{self.log.read_text()[-3000:]}")
+            raise RuntimeError(f"the worker ended:\n{self.said}")
 
     def pids(self) -> list[int]:
         """Return the main process and its descendants."""
@@ -129,7 +148,7 @@ def _kib(pid: int, file: str, name: str) -> int:
 
 @contextmanager
 def running(
-    server: Server,
+    server: Broker,
     side: str,
     pool: Pool,
     *,
@@ -139,19 +158,31 @@ def running(
     log: Path | None = None,
     conf: Mapping[str, Any] | None = None,
     app: str = "benchmarks.app",
+    statements: bool = False,
 ) -> Iterator[Worker]:
     """Start a worker of one side; it is killed at the end of the block.
 
     Workers may share `log`, the file in which their tasks and slots are recorded; `conf` goes into `app.conf`.
+    With `statements` each one for a database adds a line to the file `STATEMENTS` beside the worker's log.
     """
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder, "log")
         command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", f"{name}@{side}"]
         command += ["-P", pool.kind, "-c", str(pool.size), "-l", level, *flags]
-        environ = {**os.environ, URL: server.url, KEYED: side, "BENCH_RUN": folder, LOG: str(log or stamps(folder))}
-        environ |= {CONF: json.dumps(conf or {}), "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
+        environ = {URL: server.url, KEYED: side, "BENCH_RUN": folder, LOG: str(log or stamps(folder))}
+        if statements:
+            environ[STATEMENTS] = str(Path(folder, STATEMENTS))
+        with started(command, environ | {CONF: json.dumps(conf or {}), "C_FORCE_ROOT": "1"}, folder) as worker:
+            yield worker
+
+
+@contextmanager
+def started(command: Sequence[str], environ: Mapping[str, str], folder: str | None = None) -> Iterator[Worker]:
+    """Start a worker's program; it is killed at the end of the block. `folder` is for its log."""
+    with tempfile.TemporaryDirectory() as own:
+        said = Path(folder or own, "log")
+        every = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
         with said.open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=environ, start_new_session=True)
+            process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=every, start_new_session=True)
         worker = Worker(process, said)
         try:
             yield worker

@@ -96,6 +96,9 @@ class SQLite:
         number = int(link.rows("PRAGMA data_version")[0][0])
         return (link.opening << 48) + number
 
+    def listener(self, address: Address, timeout: float, channel: str) -> None:
+        """Return None: there is no bell."""
+
 
 def _open(path: str, timeout: float, synchronous: str) -> sqlite3.Connection:
     raw = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from celery_sticky.sql import Database, Transaction
+from celery_sticky.sql.bell import queue_topic
 from celery_sticky.sql.dialects.base import joined
 from celery_sticky.sql.text import Place, chunks, values
 
@@ -77,9 +78,10 @@ class Claims:
             own = f"SELECT t.counter FROM {{consumer}} t WHERE t.consumer = %s{self._dialect.share}"
             if not inside.rows(own, [self.consumer]):
                 raise Evicted
+            ring = {queue_topic(place[0]) for place in returned}
             for table, places in (("{message}", acked), ("{claim}", {*acked, *returned})):
                 for some in chunks(sorted(places)):
-                    inside.run(*self._dialect.delete(table, KEY, some))
+                    inside.run(*self._dialect.delete(table, KEY, some), ring=ring)
             found: list[Claimed] = []
             left = dict(rooms)
             for want in wants:

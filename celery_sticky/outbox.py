@@ -16,7 +16,7 @@ from typing import Any, Self
 from celery_sticky.drivers import known_connection
 from celery_sticky.errors import OutboxRefused
 from celery_sticky.sql.callers import AsyncCaller, Caller, caller_of
-from celery_sticky.transport.sql.outbox import BrokerDatabase, Direct, Kept, OutboxTransport, ring
+from celery_sticky.transport.sql.outbox import BrokerDatabase, Direct, Kept, OutboxTransport
 from celery_sticky.transport.sql.transport import Transport
 
 _innermost: ContextVar[Outbox | None] = ContextVar("celery_sticky_outbox", default=None)
@@ -114,12 +114,14 @@ class Outbox:
         self._producer: Any = None
         self._kept: Kept | None = None
         self._unwatch: Callable[[], None] | None = None
-        self._will_ring = False
+        self._to_ring: list[OutboxTransport] = []
+        """What was sent over, and rings after the commit."""
 
     def producer_for_message(self) -> Any:
         """Return the producer for one message."""
-        if not self._will_ring:
-            self._will_ring = True
+        transport = self._producer.channel.connection
+        if transport not in self._to_ring:
+            self._to_ring.append(transport)
             self._caller.after_commit(self._committed)
         return self._producer
 
@@ -207,8 +209,9 @@ class Outbox:
             _innermost.reset(token)
 
     def _committed(self) -> None:
-        self._will_ring = False
-        ring(self.outboxes.broker())
+        sent, self._to_ring = self._to_ring, []
+        for transport in sent:
+            transport.ring()
 
 
 def _here() -> tuple[int, object]:

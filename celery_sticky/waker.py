@@ -5,6 +5,14 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+from typing import Protocol
+
+
+class Readable(Protocol):
+    """A socket, or something that has one."""
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
 
 
 def selector() -> selectors.BaseSelector:
@@ -23,7 +31,7 @@ class Waker:
         self._near.setblocking(False)
         self._far.setblocking(False)
 
-    def wait(self, timeout: float, other: socket.socket | None) -> tuple[bool, bool]:
+    def wait(self, timeout: float, other: Readable | None) -> tuple[bool, bool]:
         """Wait until `wake` is called or `other` is readable; return which."""
         # A new selector each time: a long-lived one breaks when the event loop of a monkey-patched process changes.
         with selector() as waiting:

@@ -26,6 +26,14 @@ def _locks_are_green() -> bool:
     return threading.Lock is not original("threading", "Lock")
 
 
+def lock_domain() -> int:
+    """Return a number that differs between threads which cannot share a lock of the standard library.
+
+    It is 0 for all threads, unless gevent or eventlet have replaced these locks.
+    """
+    return int(original("_thread", "get_ident")()) if _locks_are_green() else 0
+
+
 _RLock: Any = original("_thread", "RLock")
 
 

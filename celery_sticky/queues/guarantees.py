@@ -67,5 +67,5 @@ class Guarantees:
 
 FULL = Guarantees(fenced=True, ordered=True, atomic=True, deferred=True, moves=True, claims_runs=True)
 """Every guarantee."""
-ON_SQL = replace(FULL, returns=Order.QUEUE, company=64)
+ON_SQL = replace(FULL, returns=Order.QUEUE, exact_idle=False, company=64)
 """Those of the slot queues of a SQL database."""

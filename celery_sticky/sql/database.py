@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from celery_sticky.errors import StickyError
+from celery_sticky.errors import InvalidSettings, StickyError
 from celery_sticky.sql.address import Address
+from celery_sticky.sql.bell import Ring, Topic, payloads
 from celery_sticky.sql.dialects import dialect_of
 from celery_sticky.sql.failures import describe, is_refusal
 from celery_sticky.sql.link import Link, Parameters, Row
@@ -25,8 +28,22 @@ class Runner(Protocol):
     def rows(self, statement: str, said: Parameters = ()) -> list[Row]:
         """Run a statement and return its rows."""
 
-    def run(self, statement: str, said: Parameters = ()) -> int:
-        """Run a statement and return how many rows it has changed."""
+    def run(self, statement: str, said: Parameters = (), *, ring: Collection[Topic] = ()) -> int:
+        """Run a statement and return how many rows it has changed. After its commit, `ring` these topics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Who is told of changes, and where to hear of them."""
+
+    listen: Address | None = None
+    """Where to hear; None: at the database's own address."""
+    rings: bool = True
+    """False: this process neither rings nor hears."""
+
+
+ALL = Notify()
+"""Ring, and hear at the database itself."""
 
 
 class Writer(Protocol):
@@ -36,7 +53,7 @@ class Writer(Protocol):
     def clock(self) -> str:
         """An expression: the database's clock, in seconds since the Unix epoch."""
 
-    def run(self, statement: str, said: Parameters = ()) -> int:
+    def run(self, statement: str, said: Parameters = (), *, ring: Collection[Topic] = ()) -> int:
         """See `Runner.run`."""
 
 
@@ -45,13 +62,16 @@ class Transaction:
 
     def __init__(self, link: Link, tables: Tables) -> None:
         self._link, self._tables = link, tables
+        self.topics: dict[Topic, None] = {}
+        """What to ring after the commit."""
 
     def rows(self, statement: str, said: Parameters = ()) -> list[Row]:
         """See `Runner.rows`."""
         return self._link.rows(self._tables.fill(statement), said)
 
-    def run(self, statement: str, said: Parameters = ()) -> int:
+    def run(self, statement: str, said: Parameters = (), *, ring: Collection[Topic] = ()) -> int:
         """See `Runner.run`."""
+        self.topics.update(dict.fromkeys(ring))
         return self._link.run(self._tables.fill(statement), said)
 
 
@@ -75,11 +95,15 @@ class Database:
         unavailable: type[StickyError],
         prefix: str = DEFAULT,
         migrate: bool = True,
+        notify: Notify = ALL,
     ) -> None:
         """`prefix`: how the names of tables begin. `migrate`: whether to create them, and to update older ones."""
         self.dialect = dialect_of(address)
         self.tables = Tables(prefix)
-        self._address, self._timeout, self._unavailable = address, timeout, unavailable
+        self.address, self.timeout, self.notify = address, timeout, notify
+        self.ringer = secrets.token_hex(4)
+        """Its name in the rings that it rings."""
+        self._unavailable = unavailable
         self._migrate = migrate
         self._link: Link | None = None
         self._fits = False
@@ -89,7 +113,7 @@ class Database:
 
     @classmethod
     def of(cls, connection: Any, *, timeout: float, unavailable: type[StickyError]) -> Self:
-        """Return the database of a Kombu connection, with its transport options `table_prefix` and `migrate`.
+        """Return the database of a Kombu connection, with those of its transport options that concern databases.
 
         Raises:
             InvalidSettings: the connection's URL is not that of a database, or an option cannot be used.
@@ -101,6 +125,18 @@ class Database:
             unavailable=unavailable,
             prefix=str(options.get("table_prefix", DEFAULT)),
             migrate=bool(options.get("migrate", True)),
+            notify=_notify(options),
+        )
+
+    def another(self) -> Self:
+        """Return another connection to the same database."""
+        return type(self)(
+            self.address,
+            timeout=self.timeout,
+            unavailable=self._unavailable,
+            prefix=self.tables.prefix,
+            migrate=self._migrate,
+            notify=self.notify,
         )
 
     def rows(self, statement: str, said: Parameters = ()) -> list[Row]:
@@ -111,13 +147,18 @@ class Database:
         with self.transaction() as inside:
             return inside.rows(statement, said)
 
-    def run(self, statement: str, said: Parameters = ()) -> int:
-        """Run one statement by itself, and return how many rows it has changed."""
+    def run(self, statement: str, said: Parameters = (), *, ring: Collection[Topic] = ()) -> int:
+        """Run one statement by itself, and return how many rows it has changed. After its commit, `ring` topics."""
         with self._safely() as link:
             if self._plain:
-                return link.run(self.tables.fill(statement), said)
+                return self._commit(link, self.tables.fill(statement), said, ring)
         with self.transaction() as inside:
-            return inside.run(statement, said)
+            return inside.run(statement, said, ring=ring)
+
+    def ring(self, topics: Collection[Topic]) -> None:
+        """Ring for what was committed over another connection."""
+        with self._safely(fits=False) as link:
+            self._commit(link, "SELECT 1", (), topics)
 
     @property
     def clock(self) -> str:
@@ -139,14 +180,22 @@ class Database:
         """Commit what the block does; roll it back if the block raises."""
         with self._safely() as link:
             link.run(self.dialect.begin)
+            inside = Transaction(link, self.tables)
             try:
-                yield Transaction(link, self.tables)
+                yield inside
             except self.dialect.errors:
                 raise  # the connection is dropped, and the transaction with it
             except Exception:
                 link.run("ROLLBACK")
                 raise
-            link.run("COMMIT")
+            self._commit(link, "COMMIT", (), inside.topics)
+
+    def _commit(self, link: Link, statement: str, said: Parameters, topics: Collection[Topic]) -> int:
+        """Run a statement that commits, and then ring, which never fails."""
+        if not topics or not self.notify.rings:
+            return link.run(statement, said)
+        rings = [(self.tables.prefix, payload) for payload in payloads(Ring(self.ringer, topics))]
+        return link.run_and_ring(statement, said, rings)
 
     def has_refused(self, error: Exception) -> bool:
         """Return whether an error that was raised here is about the data of a statement; nothing took effect then."""
@@ -172,7 +221,7 @@ class Database:
         except self.dialect.errors as error:
             self.close()
             why = describe(error, self.dialect.code(error))
-            raise self._unavailable(f"{self._address.shown}: {why}") from error
+            raise self._unavailable(f"{self.address.shown}: {why}") from error
         except StickyError:
             raise
         except BaseException:  # interrupted in the middle of an answer, perhaps
@@ -180,10 +229,10 @@ class Database:
             raise
 
     def _connected(self, *, fits: bool) -> Link:
-        if self._link is not None and self._pid != os.getpid():
+        if self._link is not None and (self._pid != os.getpid() or self._link.closed):
             self.close()
         if self._link is None:
-            self._link, self._pid = self.dialect.connect(self._address, self._timeout), os.getpid()
+            self._link, self._pid = self.dialect.connect(self.address, self.timeout), os.getpid()
             self._plain = self.dialect.plain(self._link)
         if fits and not self._fits:
             self._check(self._link)
@@ -191,8 +240,19 @@ class Database:
 
     def _check(self, link: Link) -> None:
         try:
-            ensure_schema(link, self.dialect, self.tables, self._timeout, migrate=self._migrate)
+            ensure_schema(link, self.dialect, self.tables, self.timeout, migrate=self._migrate)
         except StickyError:
             self.close()  # somebody else may migrate it meanwhile
             raise
         self._fits = True
+
+
+def _notify(options: Mapping[str, Any]) -> Notify:
+    """Read the transport options `notify` and `listen_url`."""
+    url = options.get("listen_url")
+    if url is None:
+        return Notify(rings=bool(options.get("notify", True)))
+    listen = Address.parse(str(url))
+    if listen.kind != "postgresql":
+        raise InvalidSettings(f"listen_url is {listen.shown}: only PostgreSQL can notify; leave it out")
+    return Notify(listen, bool(options.get("notify", True)))

@@ -226,16 +226,16 @@ def test_no_two_verbs_block_each_other(open_store: Callable[[], JobStore]) -> No
 def lose(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """While this has an element, the answer to the next COMMIT is lost; it takes the element out."""
     losing: list[bool] = []
-    run = Link.run
+    commit = Database._commit
 
-    def lossy(self: Link, statement: str, said: Any = ()) -> int:
-        answer = run(self, statement, said)
+    def lossy(self: Database, link: Link, statement: str, *said: Any) -> int:
+        answer = commit(self, link, statement, *said)
         if statement == "COMMIT" and losing:
             losing.pop()
             raise OSError("the connection broke")
         return answer
 
-    monkeypatch.setattr(Link, "run", lossy)
+    monkeypatch.setattr(Database, "_commit", lossy)
     return losing
 
 

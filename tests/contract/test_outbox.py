@@ -29,6 +29,7 @@ from celery_sticky.queues.sql import SqlQueues
 from celery_sticky.sql import Address, Database
 from celery_sticky.testing.queue_steps import open_slot, take, take_all, tenure
 from celery_sticky.testing.waiting import wait_until
+from celery_sticky.transport.sql.outbox import OutboxTransport
 
 Call = Callable[..., Any]
 FOR_EACH = pytest.mark.parametrize(("sql_url", "way"), WAYS, indirect=["sql_url"])
@@ -410,7 +411,7 @@ def test_a_task_with_an_eta_of_the_past_is_ready(shop: Shop, connect: Call) -> N
 )
 def test_the_bell_rings_after_the_commit(shop: Shop, connect: Call, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rung: list[list[int]] = []
-    monkeypatch.setattr("celery_sticky.outbox.ring", lambda broker: rung.append(shop.sent()))
+    monkeypatch.setattr(OutboxTransport, "ring", lambda transport: rung.append(shop.sent()))
     one = connect(way)
     for end, heard in ((one.rollback, []), (one.commit, [[1, 1]]), (one.commit, [[1, 1], [1, 1, 1, 1]])):
         with shop.sticky.outbox(one.given):
@@ -423,7 +424,7 @@ def test_the_bell_rings_after_the_commit(shop: Shop, connect: Call, way: str, mo
 @ON_POSTGRESQL
 def test_the_end_of_a_savepoint_rings_no_bell(shop: Shop, connect: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     rung: list[None] = []
-    monkeypatch.setattr("celery_sticky.outbox.ring", lambda broker: rung.append(None))
+    monkeypatch.setattr(OutboxTransport, "ring", lambda transport: rung.append(None))
     one = connect("session")
     with shop.sticky.outbox(one.given):
         shop.plain.delay(1)

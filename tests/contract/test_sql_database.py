@@ -32,8 +32,8 @@ KILL = {
 OWN_ID = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
 
 
-def database(url: str, prefix: str = "sticky_", timeout: float = 20.0, **options: bool) -> Database:
-    return Database(Address.parse(url), timeout=timeout, unavailable=BrokerUnavailable, prefix=prefix, **options)
+def database(url: str, prefix: str = "sticky_", timeout: float = 20.0, migrate: bool = True) -> Database:
+    return Database(Address.parse(url), timeout=timeout, unavailable=BrokerUnavailable, prefix=prefix, migrate=migrate)
 
 
 @contextmanager

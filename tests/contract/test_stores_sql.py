@@ -223,7 +223,7 @@ def test_swaps_and_heartbeats_wait_for_the_disk_whatever_the_server_prefers(post
 # -- Signals -------------------------------------------------------------------------------------
 
 
-def test_watches_look_no_more_often_the_shorter_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watches_look_no_more_often_the_shorter_they_are(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
     looks: list[int] = []
 
     def look() -> list[int]:
@@ -231,7 +231,7 @@ def test_watches_look_no_more_often_the_shorter_they_are(monkeypatch: pytest.Mon
         return []
 
     monkeypatch.setattr(poller, "FIRST_PAUSE", 60.0)
-    waits = poller.Poller()
-    for _ in range(100):
-        assert waits.watch("a store", look, 0.0) == []
+    with closing(poller.Poller(database(sqlite_url))) as waits:
+        for _ in range(100):
+            assert waits.watch("a store", look, (), 0.0) == []
     assert looks == [0]

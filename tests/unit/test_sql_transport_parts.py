@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -12,12 +13,17 @@ import pytest
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Address, Database
+from celery_sticky.sql import pauses as pauses_module
+from celery_sticky.sql.bell import BROADCAST, due_topic, queue_topic
+from celery_sticky.sql.ear import Heard
 from celery_sticky.transport.sql import floors
 from celery_sticky.transport.sql.broadcasts import Broadcast
 from celery_sticky.transport.sql.claims import Claims, Evicted, Want
 from celery_sticky.transport.sql.consumers import BEATS, Consumers
 from celery_sticky.transport.sql.deferred import due_of
 from celery_sticky.transport.sql.held import COMPANY, MOMENT, NO_LIMIT, Ledger, Settled
+from celery_sticky.transport.sql.looks import Looks
+from celery_sticky.transport.sql.senders import UNUSED_SECONDS, Senders
 from celery_sticky.transport.sql.subscription import Topic
 
 TIMEOUT = 10.0
@@ -43,6 +49,69 @@ def database(tmp_path: Path) -> Iterator[Database]:
         Database(Address.parse(f"sqlite:///{tmp_path}/q.db"), timeout=20.0, unavailable=BrokerUnavailable)
     ) as own:
         yield own
+
+
+# -- when to look --------------------------------------------------------------------------------------
+
+
+def test_pauses_grow_quickly_at_first_and_then_slowly_up_to_a_limit() -> None:
+    pauses = [pauses_module.FIRST_PAUSE]
+    while pauses[-1] < pauses_module.LONGEST_PAUSE:
+        pauses.append(pauses_module.longer(pauses[-1]))
+    assert pauses[:6] == [0.005, 0.01, 0.02, 0.04, 0.08, 0.1]
+    assert 10 < sum(pauses) < 20, "seconds of silence until the longest pause"
+    assert pauses_module.longer(pauses[-1]) == pauses_module.LONGEST_PAUSE
+
+
+def test_what_was_heard_is_looked_at_at_once_and_nothing_else() -> None:
+    looks = Looks()
+    looks.take_in(Heard(True, ()), proven=True)
+    looks.looked(100.0, found=False)
+    looks.looked_at_etas(100.0, float("inf"))
+    times = looks.messages_at, looks.broadcasts_at, looks.etas_at
+    assert times == (103.0, 115.0, 115.0) and looks.next_at == 103.0
+    for topics, expected in (
+        ([queue_topic(5)], (0.0, 115.0, 115.0)),
+        ([BROADCAST], (0.0, 0.0, 115.0)),
+        ([due_topic(5)], (0.0, 0.0, 0.0)),
+    ):
+        looks.take_in(Heard(False, topics), proven=True)
+        assert (looks.messages_at, looks.broadcasts_at, looks.etas_at) == expected
+
+
+def test_etas_are_looked_at_when_the_next_one_comes_but_not_too_seldom() -> None:
+    looks = Looks()
+    looks.looked_at_etas(100.0, 0.3)
+    assert looks.etas_at == 100.3
+    looks.looked_at_etas(100.0, -1.0)
+    assert looks.etas_at == 100.05, "others may be putting it back"
+    looks.looked_at_etas(100.0, 60.0)
+    assert looks.etas_at == 101.0, "a new one may come sooner, and nothing is heard of it"
+
+
+# -- who sends -----------------------------------------------------------------------------------------
+
+
+def test_a_third_sender_waits_and_connections_that_nobody_uses_are_closed(database: Database, clock: Clock) -> None:
+    senders = Senders(database, clock)
+    third = threading.Thread(target=lambda: senders.lend().__enter__())
+    with senders.lend() as first:
+        with senders.lend() as second:
+            assert first is database is not second
+            third.start()
+            assert [one.rows("SELECT 1") for one in (first, second)] == [[(1,)], [(1,)]]
+            third.join(0.1)
+            assert third.is_alive()
+        third.join(20)
+        assert not third.is_alive()
+    clock.now += UNUSED_SECONDS / 2
+    senders.rest()
+    with senders.lend() as again:
+        assert again is first and first._link is not None
+    clock.now += UNUSED_SECONDS
+    senders.rest()
+    assert first._link is None
+    second.close()
 
 
 # -- what a connection holds -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from celery import Celery
 from harness.callers import caller
 from harness.jobs_fleet import JobsFleet
 from harness.keyed_fleet import KeyedFleet, node
 from harness.placed_fleet import PlacedFleet
+from harness.sql_servers import connect as raw_connection
 
 from celery_sticky import Sticky
 from celery_sticky.testing.judge import judge
@@ -171,3 +174,55 @@ def test_a_stopped_worker_gives_back_what_it_has_not_started(on_database: dict[s
     fleet.worker("w2", pool="threads", concurrency=1)
     fleet.wait_finished(60)
     assert fleet.judge().duplicates == ()
+
+
+@pytest.mark.parametrize(("pool", "most"), [("threads", 4), ("prefork", 4), ("gevent", 5)])
+@pytest.mark.parametrize("sql_url", ["postgresql"], indirect=True)
+def test_an_idle_worker_has_few_connections(
+    on_database: dict[str, Any], crew: Crew, sql_url: str, pool: str, most: int
+) -> None:
+    fleet = crew(**on_database)
+    fleet.worker("w1", pool=pool, concurrency=2, env={"PGAPPNAME": f"idle-{pool}"})
+    for n in range(4):
+        fleet.publish(f"k{n}")
+        fleet.send_plain(n)
+    fleet.wait_finished(90)
+    try:
+        wait_until(lambda: len(connections(sql_url, f"idle-{pool}")) == most, 30)
+    except AssertionError:
+        pytest.fail("\n".join(connections(sql_url, f"idle-{pool}")))
+    assert fleet.workers["w1"].stop() == 0
+    wait_until(lambda: connections(sql_url, f"idle-{pool}") == [], 20, "all are closed")
+
+
+@pytest.mark.parametrize("sql_url", ["postgresql"], indirect=True)
+def test_a_process_sends_over_two_connections_however_many_threads_send(
+    on_database: dict[str, Any], sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGAPPNAME", "sender")
+    app = Celery("sender", set_as_current=False, **on_database)
+    Sticky(app)
+
+    @app.task(key="name")
+    def keyed(name: str) -> None: ...
+
+    @app.task
+    def plain() -> None: ...
+
+    def send(thread: int) -> int:
+        for _ in range(10):
+            keyed.delay(f"k{thread}")
+            plain.delay()
+        return len(connections(sql_url, "sender"))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert 1 <= max(threads.map(send, range(8))) <= 2
+    app.pool.force_close_all()
+    wait_until(lambda: connections(sql_url, "sender") == [], 20, "they are closed with the last of the pool")
+
+
+def connections(url: str, name: str) -> list[str]:
+    """Return the last statement of each connection to a database with an application name."""
+    with raw_connection(f"{url}?application_name=observer") as raw:
+        found = raw.execute("SELECT query FROM pg_stat_activity WHERE application_name = %s", [name])
+        return [row[0] for row in found.fetchall()]

@@ -7,8 +7,10 @@ from collections.abc import Collection, Sequence
 from celery_sticky.errors import SlotBroken
 from celery_sticky.queues.inspection import Dead, run_of
 from celery_sticky.queues.sql.ledger import forget_run
-from celery_sticky.queues.sql.names import keyspace_name
+from celery_sticky.queues.sql.names import keyspace_name, slot_number
+from celery_sticky.slots import Slot
 from celery_sticky.sql import Database
+from celery_sticky.sql.bell import queue_topic
 from celery_sticky.sql.text import as_bytes, marks
 
 PAGE = 200
@@ -74,8 +76,8 @@ class DeadQueue:
             return 0
         return self._database.run(f"DELETE FROM {{dead}} WHERE id IN {marks(len(dropped))}", dropped)
 
-    def requeue(self, keyspace: str, dead_id: str) -> bool:
-        """See `SlotQueues.requeue`."""
+    def requeue(self, keyspace: str, slot: Slot, dead_id: str) -> bool:
+        """See `SlotQueues.requeue`; the message goes to this slot."""
         one = self._one(keyspace, dead_id)
         try:
             with self._database.transaction() as inside:
@@ -83,6 +85,7 @@ class DeadQueue:
                     "INSERT INTO {message} (queue, priority, body) SELECT queue, priority, body FROM {dead} "
                     f"WHERE {ONE}",
                     one,
+                    ring=[queue_topic(slot_number(keyspace, slot, self._prefix))],
                 )
                 info = inside.rows(f"SELECT info FROM {{dead}} WHERE {ONE}", one)
                 if not inside.run(f"DELETE FROM {{dead}} WHERE {ONE}", one):

@@ -107,10 +107,10 @@ class SqlQueues:
     def requeue(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.requeue`."""
         slot = dead_slot(dead_id)
-        done = slot is not None and self._dead.requeue(keyspace, dead_id)
-        if done and slot is not None:
-            self._waiting.got((keyspace, slot))
-        return done
+        if slot is None or not self._dead.requeue(keyspace, slot, dead_id):
+            return False
+        self._waiting.got((keyspace, slot))
+        return True
 
     def drop(self, keyspace: str, dead_id: str) -> bool:
         """See `SlotQueues.drop`."""

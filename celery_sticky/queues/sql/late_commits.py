@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from celery_sticky.queues.sql.open_slot import OpenSlot
 from celery_sticky.queues.sql.ranges import Window, crowded
 from celery_sticky.sql import Database
+from celery_sticky.sql.pauses import LONG_PAUSE
 
 SHARE = 50
 """Counting takes at most one part in this many of the time."""
@@ -29,7 +30,11 @@ class LateCommits:
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database, self._clock = database, clock
-        self._next_look = self._next_sweep = 0.0
+        self._next_look = 0.0
+        self._swept, self._cost = float("-inf"), 0.0
+        """When the last sweep began, and how many seconds it took."""
+        self._owed = False
+        """Whether a fetch came too early for a sweep: a ring that it answered may be about an old transaction."""
 
     def age(self, slots: Iterable[OpenSlot]) -> None:
         """Raise the floors of slots that are about to be fetched from."""
@@ -40,21 +45,28 @@ class LateCommits:
     def sweep(self, slots: Iterable[OpenSlot]) -> list[OpenSlot]:
         """Return the slots that have late messages, noted in `OpenSlot.late`; look only if it is time for all."""
         now = self._clock()
-        if not self._database.dialect.overlaps or now < self._next_sweep:
+        if not self._database.dialect.overlaps:
+            return []
+        if now < self._swept + max(SWEEP_SECONDS, SHARE * self._cost):
+            self._owed = True
             return []
         found = self.look(slots, whole=True)
-        self._next_sweep = now + max(SWEEP_SECONDS, SHARE * (self._clock() - now))
+        self._swept, self._cost, self._owed = now, self._clock() - now, False
         return found
 
-    def watch(self, slots: Sequence[OpenSlot]) -> list[OpenSlot]:
-        """Return the idle slots that have late messages; look only if it is time for it."""
+    def watch(self, slots: Sequence[OpenSlot], *, proven: bool) -> list[OpenSlot]:
+        """Return the idle slots that have late messages; look only if it is time for it.
+
+        If the ear is `proven`, a transaction rings when it commits, however late.
+        """
         now = self._clock()
         if not self._database.dialect.overlaps or now < self._next_look:
             return []
         self.age(slots)
         found = self.look(slots)
         self._next_look = now + max(PAUSE, SHARE * (self._clock() - now))
-        return found + self.sweep(slots)
+        rare = proven and not self._owed
+        return found if rare and now < self._swept + LONG_PAUSE else found + self.sweep(slots)
 
     def look(self, slots: Iterable[OpenSlot], *, whole: bool = False) -> list[OpenSlot]:
         """Return those of the slots that have late messages; look at young rows only, or at the `whole` queue."""

@@ -10,7 +10,8 @@ from celery_sticky.queues.sql.flights import Fetch, record
 from celery_sticky.queues.sql.ranges import ORDER, crowded, within
 from celery_sticky.queues.sql.trip import BUDGET, MESSAGE_COST, Found, Haul, Trip
 from celery_sticky.sql import Database, Transaction
-from celery_sticky.sql.text import Place, as_bytes, at_places, chunks
+from celery_sticky.sql.dialects.base import joined
+from celery_sticky.sql.text import Place, as_bytes, chunks
 
 Key = tuple[int, int, int, int]
 """Turn, priority, id, and bytes of the body."""
@@ -73,9 +74,9 @@ class Portable:
     def _bodies(self, inside: Transaction, places: Sequence[Place]) -> dict[Place, bytes]:
         found: dict[Place, bytes] = {}
         for some in chunks(places):
-            where, said = at_places(some, "t")
-            statement = f"SELECT t.queue, t.priority, t.id, t.body FROM {{message}} t WHERE {where}"
-            for *place, body in inside.rows(statement, said):
+            # MySQL and MariaDB would read the whole queue for a list of ids, and look up each row of a table of keys.
+            rows, said = joined(self._database.dialect, "{message}", ("queue", "priority", "id"), some)
+            for *place, body in inside.rows(f"SELECT t.queue, t.priority, t.id, t.body FROM {rows}", said):
                 queue, priority, number = place
                 found[queue, priority, number] = as_bytes(body)
         return found

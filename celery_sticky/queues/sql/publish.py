@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from celery_sticky.queues.guarantees import FULL
 from celery_sticky.queues.sql.names import queue_number
 from celery_sticky.sql import Database, Runner, Writer
+from celery_sticky.sql.bell import queue_topic
 from celery_sticky.sql.text import chunks, values
 
 INSERT = "INSERT INTO {message} (queue, priority, body) VALUES "
@@ -34,4 +35,4 @@ def insert(runner: Runner | Writer, queue: str, bodies: Sequence[bytes], priorit
     step = steps[bisect(steps, max(priority, 0)) - 1]
     number = queue_number(queue)
     rows, said = values([(number, step, body) for body in bodies])
-    runner.run(INSERT + rows, said)
+    runner.run(INSERT + rows, said, ring=[queue_topic(number)])

@@ -12,6 +12,7 @@ from celery_sticky.queues.sql.names import keyspace_name, slot_number
 from celery_sticky.queues.sql.open_slot import InFlight, OpenSlot
 from celery_sticky.slots import Slot
 from celery_sticky.sql import Database, Transaction
+from celery_sticky.sql.bell import Topic, queue_topic
 from celery_sticky.sql.text import Place, chunks, portions, values
 
 STAYS = (Outcome.COUNT_START, Outcome.UNCOUNT_START, Outcome.CLAIM, Outcome.UNCLAIM)
@@ -101,7 +102,9 @@ def judged(slots: Mapping[SlotId, OpenSlot], dispositions: Sequence[Disposition]
 def carry_out(settlement: Settlement, inside: Transaction, database: Database, prefix: str) -> None:
     """Change the tables, except that the rows of the settled messages are still there."""
     _copy(inside, database, DEFER, ("tag", "due double", "body bytes"), _defers(settlement))
-    _copy(inside, database, MOVE, ("n", "target", "body bytes"), _moves(settlement, prefix))
+    moves = _moves(settlement, prefix)
+    ring = {queue_topic(target) for *_, target, _ in moves}
+    _copy(inside, database, MOVE, ("n", "target", "body bytes"), moves, ring)
     columns = ("n", "keyspace name", "name name", "at double", "info bytes")
     _copy(inside, database, BURY, columns, _burials(settlement, prefix))
     _count(settlement, inside, database)
@@ -135,7 +138,7 @@ def _defers(settlement: Settlement) -> list[Row]:
     ]
 
 
-def _moves(settlement: Settlement, prefix: str) -> list[Row]:
+def _moves(settlement: Settlement, prefix: str) -> list[tuple[int, int, int, int, int, bytes | None]]:
     return [
         (*step.place, number, slot_number(moved.tenure.keyspace, moved.to, prefix), moved.body)
         for number, step in enumerate(settlement.of(Outcome.MOVE))
@@ -164,11 +167,18 @@ def _at(buried: Disposition) -> float | None:
     return float(at) if isinstance(at, int | float) else None
 
 
-def _copy(inside: Transaction, database: Database, statement: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def _copy(
+    inside: Transaction,
+    database: Database,
+    statement: str,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    ring: Collection[Topic] = (),
+) -> None:
     """Copy messages by an `INSERT … SELECT` from a table `d` of their places and these columns."""
     for some in portions(rows, _new_bytes):
         table, said = database.dialect.table("d", ("queue", "priority", "id", *columns), some)
-        inside.run(statement % table, said)
+        inside.run(statement % table, said, ring=ring)
 
 
 def _new_bytes(row: Row) -> int:

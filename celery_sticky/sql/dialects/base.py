@@ -91,6 +91,25 @@ class Dialect(Protocol):
     def version(self, link: Link) -> int | None:
         """Return a number that changes when another connection writes; None if the database has none."""
 
+    def listener(self, address: Address, timeout: float, channel: str) -> Listener | None:
+        """Connect to hear the rings of a channel; None: nobody can ring at this kind of database."""
+
+
+class Listener(Protocol):
+    """A connection that hears rings."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there may be something to hear."""
+
+    def ring(self, payload: str) -> None:
+        """Ring on this connection itself. It is heard when this returns, if anything can be heard."""
+
+    def heard(self) -> list[str]:
+        """Return the payloads that have come since the last call; do not wait."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
 
 def union_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Piece:
     """Return a table of rows in SQL that every database reads."""

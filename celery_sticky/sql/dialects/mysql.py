@@ -113,3 +113,6 @@ class MySQL:
     def version(self, link: Link) -> int | None:
         """Return None: there is no such number."""
         return None
+
+    def listener(self, address: Address, timeout: float, channel: str) -> None:
+        """Return None: there is no bell."""

@@ -21,6 +21,8 @@ try:
 except ImportError as error:
     raise MissingDependency("psycopg is not installed: pip install 'celery-sticky[postgresql]'") from error
 
+from celery_sticky.sql.dialects.postgresql_bell import PostgresLink, PostgresListener
+
 INTEGER = "bigint"
 
 
@@ -76,6 +78,10 @@ class PostgreSQL:
 
     def connect(self, address: Address, timeout: float) -> Link:
         """Connect; libpq gives up a connection attempt after 2 s at the earliest."""
+        raw = self._connection(address, timeout)
+        return PostgresLink(raw, cursor=partial(raw.cursor, binary=True))
+
+    def _connection(self, address: Address, timeout: float) -> _Deadline:
         given = {"host": address.host, "port": address.port, "user": address.user, "password": address.password}
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         raw = _Deadline.connect(
@@ -86,7 +92,7 @@ class PostgreSQL:
             **options | dict(address.options),
         )
         raw.limit = timeout
-        return Link(raw, cursor=partial(raw.cursor, binary=True))
+        return raw
 
     def code(self, error: BaseException) -> str:
         """Return the SQLSTATE."""
@@ -135,3 +141,7 @@ class PostgreSQL:
     def version(self, link: Link) -> int | None:
         """Return None: there is no such number."""
         return None
+
+    def listener(self, address: Address, timeout: float, channel: str) -> PostgresListener:
+        """See `Dialect.listener`."""
+        return PostgresListener(self._connection(address, timeout), channel)

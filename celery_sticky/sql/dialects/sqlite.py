@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from celery_sticky.errors import InvalidSettings
@@ -14,7 +15,7 @@ from celery_sticky.sql.address import Address
 from celery_sticky.sql.dialects.base import checked_options, union_table
 from celery_sticky.sql.dialects.sqlite_file import File, identity
 from celery_sticky.sql.link import Link
-from celery_sticky.sql.text import Piece, values
+from celery_sticky.sql.text import Piece, marks
 
 SYNCHRONOUS = ("FULL", "NORMAL", "EXTRA", "OFF")
 """How SQLite waits for the disk. With NORMAL, a power failure may lose the last transactions; FULL is the default."""
@@ -74,9 +75,14 @@ class SQLite:
 
     def delete(self, table: str, keys: Sequence[str], rows: Sequence[Sequence[Any]]) -> Piece:
         """See `Dialect.delete`."""
-        names = ", ".join(key.split()[0] for key in keys)
-        given, said = values(rows)
-        return f"DELETE FROM {table} WHERE ({names}) IN (VALUES {given})", said
+        # A list of row values would scan the table if the last key is the row's id.
+        *leads, last = (key.split()[0] for key in keys)
+        parts, said = list[str](), list[Any]()
+        for lead, group in groupby(sorted(rows), key=lambda row: tuple(row[:-1])):
+            numbers = [row[-1] for row in group]
+            parts.append(" AND ".join([*(f"{name} = %s" for name in leads), f"{last} IN {marks(len(numbers))}"]))
+            said += [*lead, *numbers]
+        return f"DELETE FROM {table} WHERE " + " OR ".join(f"({part})" for part in parts), said
 
     def has_table(self, link: Link, table: str) -> bool:
         """See `Dialect.has_table`."""
@@ -98,6 +104,9 @@ class SQLite:
         assert isinstance(link, File)
         number = int(link.rows("PRAGMA data_version")[0][0])
         return (link.opening << 48) + number
+
+    def listener(self, address: Address, timeout: float, channel: str) -> None:
+        """Return None: there is no bell."""
 
 
 def _open(path: str, timeout: float, synchronous: str) -> sqlite3.Connection:

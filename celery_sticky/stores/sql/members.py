@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from celery_sticky.sql import Runner
+from celery_sticky.sql.bell import HEARTBEAT, keyspace_topic
 from celery_sticky.sql.dialects.base import Dialect, joined
 from celery_sticky.sql.text import chunks, values
 
@@ -31,6 +32,7 @@ class Members:
                 f"UPDATE {{heartbeat}} SET announced = {'counter + 1' if announce else '0'}, counter = counter + 1, "
                 f"heard = {self._dialect.clock} WHERE scope = %s AND incarnation = %s",
                 [self._scope, incarnation.encode()],
+                ring=[keyspace_topic(HEARTBEAT, self._scope)] if announce else (),
             )
         )
 

@@ -22,7 +22,7 @@ class SqlShared:
 
     def __init__(self, database: Database, *, prefix: str) -> None:
         self._database, self._prefix = database, prefix
-        self._poller = Poller()
+        self._poller = Poller(database)
 
     def store(self, keyspace: str) -> Store:
         """See `SharedClient.store`."""
@@ -65,4 +65,5 @@ class SqlShared:
 
     def close(self) -> None:
         """See `SharedClient.close`."""
+        self._poller.close()
         self._database.close()

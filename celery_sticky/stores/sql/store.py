@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from celery_sticky.ownership.view import View
 from celery_sticky.sql import Database
+from celery_sticky.sql.bell import DOCUMENT, HEARTBEAT, keyspace_topic
 from celery_sticky.stores.base import Heartbeat, Reading, Signal
 from celery_sticky.stores.placement import NO_VERSION
 from celery_sticky.stores.sql.members import Members
@@ -34,7 +35,7 @@ class SqlStore:
         self._members = Members(database.dialect, self._scope)
         self._revoked = Revoked(database, prefix)
         self._signals = Signals(database, self._scope)
-        self._poller = poller or Poller()
+        self._poller = poller or Poller(database)
 
     def read(self) -> Reading:
         """See `Store.read`."""
@@ -68,6 +69,7 @@ class SqlStore:
             inside.run(
                 "UPDATE {view} SET version = %s, generation = %s, store_id = %s, document = %s WHERE scope = %s",
                 [new.version, new.generation, new.store_id.encode(), new.to_bytes(), self._scope],
+                ring=[keyspace_topic(DOCUMENT, self._scope)],
             )
             incarnations = {member.incarnation for member in new.members.values()}
             self._members.replace(inside, found.counters.keys(), incarnations, found.clock)
@@ -85,7 +87,8 @@ class SqlStore:
 
     def watch(self, timeout: float) -> Sequence[Signal]:
         """See `Store.watch`."""
-        return self._poller.watch(self, self._signals.look, timeout)
+        topics = [keyspace_topic(kind, self._scope) for kind in (DOCUMENT, HEARTBEAT)]
+        return self._poller.watch(self, self._signals.look, topics, timeout)
 
     def wake(self) -> None:
         """See `Store.wake`."""
@@ -101,6 +104,7 @@ class SqlStore:
 
     def close(self) -> None:
         """See `Store.close`."""
+        self._poller.close()
         self._database.close()
 
     def _view(self, found: Snapshot) -> View | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from celery_sticky.sql import Database, Writer
+from celery_sticky.sql.bell import BROADCAST
 from celery_sticky.sql.text import chunks, marks
 
 KEPT_SECONDS = 60.0
@@ -32,6 +33,7 @@ def broadcast(database: Writer, exchange: str, routing_key: str, body: bytes) ->
     database.run(
         f"INSERT INTO {{broadcast}} (exchange, routing_key, at, body) VALUES (%s, %s, {database.clock}, %s)",
         [exchange.encode(), routing_key.encode(), body],
+        ring=[BROADCAST],
     )
 
 

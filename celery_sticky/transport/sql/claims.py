@@ -14,6 +14,7 @@ from typing import NamedTuple
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.queues.sql.ranges import ORDER, filled, within
 from celery_sticky.sql import Database, Transaction
+from celery_sticky.sql.bell import queue_topic
 from celery_sticky.sql.dialects.base import joined
 from celery_sticky.sql.text import Place, as_bytes, chunks, values
 from celery_sticky.transport.sql.floors import Floors
@@ -107,9 +108,10 @@ class Claims:
         own = f"SELECT {self._dialect.ordered} FROM {{consumer}} t WHERE t.consumer = %s{self._dialect.share}"
         if not inside.rows(own, [self.consumer]):
             raise Evicted
+        ring = {queue_topic(place[0]) for place in returned}
         for table, places in (("{message}", acked), ("{claim}", {*acked, *returned})):
             for some in chunks(sorted(places)):
-                inside.run(*self._dialect.delete(table, KEY, some))
+                inside.run(*self._dialect.delete(table, KEY, some), ring=ring)
 
     def _claim(self, inside: Transaction, queue: int, limit: int) -> list[Claimed]:
         found: list[Claimed] = []

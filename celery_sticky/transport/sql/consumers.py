@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_sticky.sql import Database
+from celery_sticky.sql.bell import queue_topic
 from celery_sticky.sql.text import chunks, marks
 
 logger = logging.getLogger("celery_sticky")
@@ -83,7 +84,9 @@ class Consumers:
             )
             if counter is not None and (not row or row[0][0] != counter):
                 return False
-            held = inside.run("DELETE FROM {claim} WHERE consumer = %s", [name])
+            queues = inside.rows("SELECT DISTINCT queue FROM {claim} WHERE consumer = %s", [name])
+            ring = [queue_topic(queue) for (queue,) in queues]
+            held = inside.run("DELETE FROM {claim} WHERE consumer = %s", [name], ring=ring)
             inside.run("DELETE FROM {consumer} WHERE consumer = %s", [name])
         if counter is not None and held:
             logger.warning(

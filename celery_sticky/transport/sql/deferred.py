@@ -5,6 +5,7 @@ The tables are those of slot queues; the queues are not, because a worker puts b
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 from celery_sticky.message import STAMP_HEADER
 from celery_sticky.sql import Database, Writer
+from celery_sticky.sql.bell import due_topic, queue_topic
 from celery_sticky.sql.text import chunks, marks
 
 LEAST = 0.1
@@ -39,17 +41,24 @@ def due_of(headers: Mapping[str, Any]) -> float | None:
 
 def defer(database: Writer, queue: int, due: float, priority: int, body: bytes) -> None:
     """Keep a message until it is due."""
-    database.run(INSERT, [queue, due, secrets.randbits(62), priority, body])
+    database.run(INSERT, [queue, due, secrets.randbits(62), priority, body], ring=[due_topic(queue)])
 
 
-def wake(database: Database, queues: Collection[int]) -> int:
+def due_in(database: Database, queues: Collection[int]) -> float:
+    """Return the seconds until the next message of these queues is due, by the database's clock; infinite: never."""
+    found = [math.inf]
+    for some in chunks(sorted(queues)):
+        table, said = database.dialect.table("w", ("queue",), [(queue,) for queue in some])
+        first = "(SELECT t.due FROM {deferred} t WHERE t.queue = w.queue ORDER BY t.due LIMIT 1)"
+        rows = database.rows(f"SELECT {first}, {database.dialect.clock} FROM {table}", said)
+        found += [due - now for due, now in rows if due is not None]
+    return min(found)
+
+
+def put_back(database: Database, queues: Collection[int]) -> int:
     """Put messages that are due into their queues; return their number."""
-    if not queues:
-        return 0
     dialect = database.dialect
     where = f"queue IN {marks(len(queues))} AND due <= {dialect.clock}"
-    if not database.rows(f"SELECT 1 FROM {{deferred}} WHERE {where} LIMIT 1", sorted(queues)):
-        return 0
     with database.transaction() as inside:
         due = [
             (row[0], row[1], row[2])
@@ -65,6 +74,7 @@ def wake(database: Database, queues: Collection[int]) -> int:
                 f"INSERT INTO {{message}} (queue, priority, body) SELECT t.queue, t.priority, t.body FROM {table} "
                 "JOIN {deferred} t ON t.queue = d.queue AND t.due = d.due AND t.tag = d.tag ORDER BY t.due, t.tag",
                 said,
+                ring={queue_topic(queue) for queue, _, _ in some},
             )
             inside.run(*dialect.delete("{deferred}", KEY, some))
     return len(due)

@@ -7,14 +7,15 @@ name.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NoReturn
 
 from kombu.transport.virtual.base import queue_declare_ok_t
 
 from celery_sticky.errors import BrokerUnavailable, OutboxRefused
 from celery_sticky.sql import Address, Database, Writer
+from celery_sticky.sql.bell import Topic
 from celery_sticky.sql.callers import AsyncCaller, Caller
 from celery_sticky.sql.callers.base import Said, Statements
 from celery_sticky.sql.dialects.base import Dialect
@@ -60,19 +61,18 @@ class BrokerDatabase:
         )
 
 
-def ring(broker: BrokerDatabase) -> None:
-    """Tell consumers, after a commit, that there are messages. Nothing rings yet: consumers look at intervals."""
-
-
 class Direct:
     """Inserts at once."""
 
     def __init__(self, caller: Caller, broker: BrokerDatabase) -> None:
         self.clock = broker.dialect.portable_clock
+        self.topics: dict[Topic, None] = {}
+        """What to ring after the commit."""
         self._caller, self._tables = caller, broker.tables
 
-    def run(self, statement: str, said: Any = ()) -> int:
+    def run(self, statement: str, said: Any = (), *, ring: Collection[Topic] = ()) -> int:
         """See `Writer.run`."""
+        self.topics.update(dict.fromkeys(ring))
         self._caller.run(self._tables.fill(statement), said)
         return 1
 
@@ -84,9 +84,12 @@ class Kept:
         self.clock = broker.dialect.portable_clock
         self._tables = broker.tables
         self._statements: list[tuple[str, Said]] = []
+        self.topics: dict[Topic, None] = {}
+        """What to ring after the commit."""
 
-    def run(self, statement: str, said: Any = ()) -> int:
+    def run(self, statement: str, said: Any = (), *, ring: Collection[Topic] = ()) -> int:
         """See `Writer.run`."""
+        self.topics.update(dict.fromkeys(ring))
         self._statements.append((self._tables.fill(statement), said))
         return 1
 
@@ -132,7 +135,7 @@ class OutboxTransport(Transport):
 
     Channel = OutboxChannel
 
-    def __init__(self, client: Any, writer: Writer, events: str) -> None:
+    def __init__(self, client: Any, writer: Direct | Kept, events: str) -> None:
         """`events`: the exchange of Celery's events."""
         super().__init__(client)
         self.event_exchange, self._writer = events, writer
@@ -140,3 +143,10 @@ class OutboxTransport(Transport):
     def writing(self) -> AbstractContextManager[Writer]:
         """See `Transport.writing`."""
         return nullcontext(self._writer)
+
+    def ring(self) -> None:
+        """Ring, after the commit, for what was sent. If that fails, consumers notice the messages a little later."""
+        topics = list(self._writer.topics)
+        self._writer.topics.clear()
+        with suppress(BrokerUnavailable), self.sending() as database:
+            database.ring(topics)

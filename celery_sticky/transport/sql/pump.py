@@ -10,11 +10,13 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from celery_sticky.errors import BrokerUnavailable
 from celery_sticky.sql import Database
+from celery_sticky.sql.bell import BROADCAST, Topic, due_topic, queue_topic
+from celery_sticky.sql.ear import Hearing, hear
 from celery_sticky.transport.sql import deferred, queues
 from celery_sticky.transport.sql.broadcasts import Reader, prune
 from celery_sticky.transport.sql.claims import BATCH, Claimed, Claims, Evicted, Want
@@ -22,14 +24,12 @@ from celery_sticky.transport.sql.consumers import Consumers
 from celery_sticky.transport.sql.envelope import decode
 from celery_sticky.transport.sql.held import COMPANY, Ledger, Settled
 from celery_sticky.transport.sql.inbox import Delivery, Inbox
-from celery_sticky.transport.sql.subscription import Subscription
+from celery_sticky.transport.sql.looks import Looks
+from celery_sticky.transport.sql.subscription import Subscription, broadcasts_for
+from celery_sticky.waker import Waker
 
 logger = logging.getLogger("celery_sticky")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
-"""Seconds between two looks at queues that were empty: the first pause and the longest."""
-DUE_PAUSE = 0.25
-"""Seconds between two looks for messages whose ETA has come."""
 LAST_WORD = 2.0
 """Seconds that a process at its end waits for the pump to give messages back."""
 PRUNE_PAUSE = 10.0
@@ -41,19 +41,25 @@ RETRY_PAUSE = 0.5
 class Pump:
     """Any thread may call its methods; it starts with the first subscription."""
 
-    def __init__(self, database: Database, inbox: Inbox, *, eviction_timeout: float) -> None:
-        self._database, self._inbox = database, inbox
+    def __init__(
+        self, database: Database, inbox: Inbox, on_beat: Callable[[], None], *, eviction_timeout: float
+    ) -> None:
+        """`on_beat` is called with each heartbeat."""
+        self._database, self._inbox, self._on_beat = database, inbox, on_beat
         self._consumers = Consumers(database, eviction_timeout)
         self._reader = Reader(database)
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._subscriptions: dict[str, Subscription] = {}
         self._limits: dict[int, int] = {}
-        self._wake, self._stopping = threading.Event(), False
+        self._waker, self._stopping = Waker(), False
+        self._hearing: Hearing | None = None
+        self._topics: set[Topic] = {BROADCAST}
+        """What is rung for the queues that were ever consumed from."""
         self._thread: threading.Thread | None = None
         self._claims: Claims | None = None
-        self._pause, self._away = FIRST_PAUSE, False
-        self._next_beat = self._next_due = self._next_look = self._next_prune = 0.0
+        self._looks, self._away = Looks(), False
+        self._next_beat = self._next_prune = 0.0
         self._hungry = True
         """There may be more messages than the last trip brought."""
         self._full = False
@@ -67,6 +73,7 @@ class Pump:
     def subscribe(self, subscription: Subscription) -> None:
         """Consume from a queue."""
         with self._lock:
+            self._topics |= {queue_topic(subscription.number), due_topic(subscription.number)}
             self._subscriptions[subscription.queue] = subscription
             self._limits.setdefault(subscription.channel, 0)
             if self._thread is None:
@@ -91,12 +98,12 @@ class Pump:
     def settle(self, tag: str, *, back: bool) -> None:
         """Delete a message, or give it back to its queue."""
         self._ledger.settled.append(Settled(tag, back))
-        self._wake.set()
+        self._waker.wake()
 
     def release(self, channel: int) -> None:
         """Give back everything that a channel has not settled."""
         self._ledger.released.append(channel)
-        self._wake.set()
+        self._waker.wake()
 
     def end(self, channel: int) -> None:
         """Forget the limit of a channel that is closed; its number may be used again."""
@@ -107,26 +114,29 @@ class Pump:
         """Settle what is settled, give back the rest, and end."""
         atexit.unregister(self.stop)
         self._stopping = True
-        self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        self._waker.wake()
+        if self._thread is None:
+            self._waker.close()
+        elif self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def abandon(self) -> None:
         """Forget the connection: it belongs to the process that this one was forked from."""
         self._database.close()
+        self._waker.close()
 
     def _look_now(self) -> None:
         self._hungry, self._version = True, None
-        self._wake.set()
+        self._waker.wake()
 
     # -- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
+            self._hearing = hear(self._database, self._waker.wake, lambda ring, topic: topic in self._topics)
             while not self._stopping:
                 try:
-                    self._wake.wait(self._turn())
-                    self._wake.clear()
+                    self._waker.wait(self._turn(), None)
                 except BrokerUnavailable as error:
                     self._is_away(error)
             self._end()
@@ -134,15 +144,18 @@ class Pump:
             logger.critical("the thread that reads the broker has failed", exc_info=True)
             self._inbox.fail(BrokerUnavailable(f"the thread that reads the broker has failed: {error!r}"))
         finally:
+            if self._hearing is not None:
+                self._hearing.close()
             self._database.close()
+            self._waker.close()
 
     def _is_away(self, error: BrokerUnavailable) -> None:
         if not self._away:
             logger.warning("%s; trying again until it answers, and keeping all messages until then", error)
         self._away, self._hungry, self._version = True, True, None
-        if not self._stopping:
-            self._wake.clear()
-            self._wake.wait(RETRY_PAUSE)
+        deadline = time.monotonic() + RETRY_PAUSE
+        while not self._stopping and (left := deadline - time.monotonic()) > 0:
+            self._waker.wait(left, None)
 
     def _turn(self) -> float:
         """Do what there is to do now; return the seconds until the next turn."""
@@ -151,13 +164,14 @@ class Pump:
         claiming = [one for one in subscriptions if one.claims]
         if claiming and self._claims is None:
             self._claims = Claims(self._database, self._consumers.register())
+        if self._hearing is not None:
+            self._looks.take_in(self._hearing.take(), proven=self._hearing.proven)
         self._beat(subscriptions)
-        self._put_back_due(claiming)
+        self._put_back_due([one.number for one in claiming])
         self._ledger.take()
         rooms = self._ledger.rooms((one.channel, 0 if one.no_ack else limits.get(one.channel, 0)) for one in claiming)
         open_to = {one.number: one for one in claiming if rooms[one.channel] > 0}
-        if time.monotonic() >= self._next_look:
-            self._look(open_to, subscriptions)
+        self._look(open_to, subscriptions)
         company = max(min(filter(None, limits.values()), default=2) // 2, 1) if self._full else COMPANY
         if (self._hungry and open_to) or self._ledger.wait(company) == 0.0:
             self._trip(open_to, rooms)
@@ -166,31 +180,28 @@ class Pump:
             self._away = False
         if self._hungry and any(rooms.values()):
             return 0.0
-        return min(max(self._next_look - time.monotonic(), 0.0), self._ledger.wait(company) or LONGEST_PAUSE)
+        settles = self._ledger.wait(company)
+        rest = min(self._looks.next_at, self._next_beat) - time.monotonic()
+        return max(rest if settles is None else min(rest, settles), 0.0)
 
     def _look(self, open_to: dict[int, Subscription], subscriptions: Sequence[Subscription]) -> None:
-        """Look for broadcasts, and for messages that nobody has claimed."""
+        """Look for broadcasts, and for messages that nobody has claimed, if it is time for it."""
+        now = time.monotonic()
+        messages, broadcasts = now >= self._looks.messages_at, now >= self._looks.broadcasts_at
+        if not messages and not broadcasts:
+            return
         version = self._database.version()
         brought = False
         if version is None or version != self._version:
-            brought = self._hear(subscriptions)
-            if not self._hungry and open_to and self._claims is not None:
+            brought = broadcasts and self._hear(subscriptions)
+            if messages and not self._hungry and open_to and self._claims is not None:
                 self._hungry = bool(self._claims.look(open_to))
             self._version = None if self._hungry else version
-        self._pause = FIRST_PAUSE if brought or self._hungry else min(2 * self._pause, LONGEST_PAUSE)
-        self._next_look = time.monotonic() + self._pause
+        self._looks.looked(now, found=brought or self._hungry)
 
     def _hear(self, subscriptions: Sequence[Subscription]) -> bool:
         """Hand broadcasts over to those who listen; return whether there were any."""
-        listening = [(one, topic) for one in subscriptions for topic in one.topics]
-        if not listening:
-            return False
-        self._reader.start(min(topic.since for _, topic in listening))
-        heard: list[Delivery] = []
-        for row in self._reader.read():
-            for queue in {one.queue: None for one, topic in listening if topic.matches(row)}:
-                if (payload := decode(row.body)) is not None:
-                    heard.append(Delivery(queue, payload, None))
+        heard = broadcasts_for(subscriptions, self._reader)
         if heard:
             self._inbox.put(heard)
         return bool(heard)
@@ -214,7 +225,8 @@ class Pump:
         self._full = any(not room for room in rooms.values())
         self._hungry = bool(returned) or len(found) >= BATCH
         if found:
-            self._pause, self._version = FIRST_PAUSE, None
+            self._looks.brought()
+            self._version = None
             self._hand_over(found, open_to)
 
     def _hand_over(self, found: Sequence[Claimed], open_to: dict[int, Subscription]) -> None:
@@ -245,6 +257,7 @@ class Pump:
         if now < self._next_beat:
             return
         self._next_beat = now + self._consumers.interval
+        self._on_beat()
         if self._claims is not None:
             if not self._consumers.beat(self._claims.consumer):
                 self._is_evicted()
@@ -257,11 +270,13 @@ class Pump:
             prune(self._database)
             queues.expire(self._database)
 
-    def _put_back_due(self, claiming: Sequence[Subscription]) -> None:
-        if (now := time.monotonic()) >= self._next_due:
-            self._next_due = now + DUE_PAUSE
-            if deferred.wake(self._database, [one.number for one in claiming]):
-                self._look_now()
+    def _put_back_due(self, queues: Sequence[int]) -> None:
+        if time.monotonic() < self._looks.etas_at:
+            return
+        due_in = deferred.due_in(self._database, queues)
+        if due_in <= 0 and deferred.put_back(self._database, queues):
+            self._look_now()
+        self._looks.looked_at_etas(time.monotonic(), due_in)
 
     def _is_evicted(self) -> None:
         lost = self._ledger.forget()

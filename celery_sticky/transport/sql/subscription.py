@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from celery_sticky.queues.sql.names import queue_number
-from celery_sticky.transport.sql.broadcasts import Broadcast
+from celery_sticky.transport.sql.broadcasts import Broadcast, Reader
+from celery_sticky.transport.sql.envelope import decode
+from celery_sticky.transport.sql.inbox import Delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +44,17 @@ class Subscription:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", queue_number(self.queue))
+
+
+def broadcasts_for(subscriptions: Sequence[Subscription], reader: Reader) -> list[Delivery]:
+    """Read broadcasts, if anybody listens; return a delivery for each queue that gets one."""
+    listening = [(one, topic) for one in subscriptions for topic in one.topics]
+    if not listening:
+        return []
+    reader.start(min(topic.since for _, topic in listening))
+    return [
+        Delivery(queue, payload, None)
+        for row in reader.read()
+        for queue in {one.queue: None for one, topic in listening if topic.matches(row)}
+        if (payload := decode(row.body)) is not None
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,6 +19,7 @@ from celery_sticky.transport.sql.channel import Channel
 from celery_sticky.transport.sql.events import Spared
 from celery_sticky.transport.sql.inbox import Inbox
 from celery_sticky.transport.sql.pump import Pump
+from celery_sticky.transport.sql.senders import Senders, leave, senders_of
 from celery_sticky.transport.sql.subscription import Topic
 
 SOCKET_TIMEOUT = 5.0
@@ -33,7 +33,8 @@ class Transport(virtual.Transport):
 
     Options, in `broker_transport_options`: `table_prefix`, the beginning of the names of tables; `socket_timeout`, for
     how many seconds the database may take to answer; `eviction_timeout`, for how many seconds a consumer may be silent
-    before others get its messages.
+    before others get its messages; `migrate`, whether to create and update tables; `notify`, whether to ring and to
+    hear; `listen_url`, where to hear.
     """
 
     Channel = Channel
@@ -60,8 +61,8 @@ class Transport(virtual.Transport):
         self.events = Spared()
         """How events are sent."""
         self._options = dict(client.transport_options or {})
+        self._key = (str(client.hostname), repr(sorted(self._options.items(), key=str)))
         self._pid, self._loop = os.getpid(), None
-        self._sending = threading.Lock()
 
     # -- the database --------------------------------------------------------------------------
 
@@ -69,15 +70,15 @@ class Transport(virtual.Transport):
         timeout = float(self._options.get("socket_timeout") or SOCKET_TIMEOUT)
         return Database.of(self.client, timeout=timeout, unavailable=BrokerUnavailable)
 
-    @cached_property
-    def _sender(self) -> Database:
-        return self._database()
-
     @contextmanager
     def sending(self) -> Iterator[Database]:
-        """Lend the connection of those who publish and declare."""
-        with self._sending:
-            yield self._sender
+        """Lend a connection to publish and declare."""
+        with self._senders.lend() as database:
+            yield database
+
+    @property
+    def _senders(self) -> Senders:
+        return senders_of(self, self._key, self._database)
 
     def writing(self) -> AbstractContextManager[Writer]:
         """Lend the connection on which messages are inserted."""
@@ -87,7 +88,7 @@ class Transport(virtual.Transport):
     def pump(self) -> Pump:
         """The thread that reads for the consumers of this connection. It starts with the first of them."""
         timeout = float(self._options.get("eviction_timeout") or EVICTION_TIMEOUT)
-        return Pump(self._database(), self.inbox, eviction_timeout=timeout)
+        return Pump(self._database(), self.inbox, lambda: self._senders.rest(), eviction_timeout=timeout)
 
     @cached_property
     def inbox(self) -> Inbox:
@@ -122,9 +123,9 @@ class Transport(virtual.Transport):
                 pump.abandon()
             else:
                 pump.stop(timeout=2 * float(self._options.get("socket_timeout") or SOCKET_TIMEOUT) + 1)
-        for name in ("_sender", "inbox"):
-            if (part := parts.pop(name, None)) is not None:
-                part.close()
+        if (inbox := parts.pop("inbox", None)) is not None:
+            inbox.close()
+        leave(self, self._key)
 
     def _collect(self, connection: Any) -> None:
         """Close: Kombu calls this after a fork, and to connect again."""

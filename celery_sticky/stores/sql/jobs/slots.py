@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from celery_sticky.errors import Fenced
 from celery_sticky.slots import KeyPlace, Slot
 from celery_sticky.sql import Runner
+from celery_sticky.sql.bell import JOBS, keyspace_topic
 from celery_sticky.sql.dialects.base import Dialect, joined
 from celery_sticky.sql.text import chunks, marks
 from celery_sticky.stores import job_rules
@@ -164,7 +165,9 @@ class Slots:
             said += (self._scope, name, row.epoch, row.revised or row.revision)
             said += () if row.signals else (row.signalled,)
         end = self._dialect.upsert(["scope", "slot"], ["revision", "signalled"])
-        self._inside.run(INSERT + ", ".join(texts) + end, said)
+        signals = any(row.signals for row in rows.values())
+        ring = [keyspace_topic(JOBS, self._scope)] if signals else ()
+        self._inside.run(INSERT + ", ".join(texts) + end, said, ring=ring)
 
 
 def make_rows(runner: Runner, dialect: Dialect, scope: bytes, slots: Collection[Slot]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from celery_sticky.errors import StickyError
 from celery_sticky.slots import Slot
 from celery_sticky.sql import Database
+from celery_sticky.sql.bell import JOBS, keyspace_topic
 from celery_sticky.stores.jobs import (
     Admission,
     Checkpoint,
@@ -46,7 +47,7 @@ class SqlJobs:
         self._seen, self._survey = Seen(database, scope), Survey(database, scope)
         self._dead = DeadNotes(database, scope)
         self._signals = JobSignals(database, scope)
-        self._poller = poller or Poller()
+        self._poller = poller or Poller(database)
 
     def admit(self, job: NewJob, *, max_queued: int, outcome_ttl: float) -> tuple[Admission, DispatchOutcome | None]:
         """See `JobStore.admit`."""
@@ -185,7 +186,7 @@ class SqlJobs:
 
     def watch(self, timeout: float) -> Collection[Slot]:
         """See `JobStore.watch`."""
-        return self._poller.watch(self, self._signals.look, timeout)
+        return self._poller.watch(self, self._signals.look, [keyspace_topic(JOBS, self._scope)], timeout)
 
     def wake(self) -> None:
         """See `JobStore.wake`."""
@@ -193,4 +194,5 @@ class SqlJobs:
 
     def close(self) -> None:
         """See `JobStore.close`."""
+        self._poller.close()
         self._database.close()

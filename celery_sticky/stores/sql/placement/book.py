@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from celery_sticky.sql import Runner
+from celery_sticky.sql.bell import DOCUMENT, PINS, keyspace_topic
 from celery_sticky.sql.dialects.base import Dialect
 from celery_sticky.sql.link import Row
 from celery_sticky.sql.text import chunks, marks, values
@@ -48,7 +49,9 @@ class Book:
     def remove_document(self) -> None:
         """Remove the document, and with it all members."""
         self._inside.run(
-            "UPDATE {view} SET version = 0, generation = 0, document = %s WHERE scope = %s", [b"", self._scope]
+            "UPDATE {view} SET version = 0, generation = 0, document = %s WHERE scope = %s",
+            [b"", self._scope],
+            ring=[keyspace_topic(DOCUMENT, self._scope)],
         )
         self._inside.run("DELETE FROM {heartbeat} WHERE scope = %s", [self._scope])
 
@@ -140,6 +143,7 @@ class Book:
         self._inside.run(
             f"INSERT INTO {{moved}} (scope, token, task_key, concerned) VALUES {marks(4)}",
             [self._scope, token, key.encode(), living.encode()],
+            ring=[keyspace_topic(PINS, self._scope)],
         )
 
     def _delete(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[bytes]]) -> None:

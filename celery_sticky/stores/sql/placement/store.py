@@ -9,6 +9,7 @@ from celery_sticky.errors import NotAMember
 from celery_sticky.ownership.events import ViewChanged
 from celery_sticky.ownership.view import View
 from celery_sticky.sql import Database
+from celery_sticky.sql.bell import DOCUMENT, PINS, keyspace_topic
 from celery_sticky.sql.text import marks
 from celery_sticky.stores.placement import (
     NO_VERSION,
@@ -45,7 +46,7 @@ class SqlPlacementStore:
         self._snapshots = Snapshots(database.dialect, self._scope)
         self._pages = Pages(database, self._scope, self._locked)
         self._signals = PlacementSignals(database, self._scope)
-        self._poller = poller or Poller()
+        self._poller = poller or Poller(database)
 
     def look(self, known: Version, keys: Collection[str]) -> Look:
         """See `PlacementStore.look`."""
@@ -181,7 +182,8 @@ class SqlPlacementStore:
 
     def watch(self, timeout: float) -> Sequence[ViewChanged | PinMoved]:
         """See `PlacementStore.watch`."""
-        return self._poller.watch(self, self._signals.look, timeout)
+        topics = [keyspace_topic(kind, self._scope) for kind in (DOCUMENT, PINS)]
+        return self._poller.watch(self, self._signals.look, topics, timeout)
 
     def wake(self) -> None:
         """See `PlacementStore.wake`."""
@@ -189,6 +191,7 @@ class SqlPlacementStore:
 
     def close(self) -> None:
         """See `PlacementStore.close`."""
+        self._poller.close()
         self._database.close()
 
     @contextmanager

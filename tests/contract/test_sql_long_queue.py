@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -59,10 +60,10 @@ def reads_whole_queue(database: Database, plan: str) -> bool:
 def test_a_trip_through_a_long_queue_reads_its_own_messages_only(database: Database) -> None:
     for _ in range(LONG // 250):
         publish(database, "sticky.default.7", [b"message"] * 250)
-    queues = SqlQueues(database, prefix="sticky")
-    queues.open([Opening(FIRST)])
-    brought = queues.fetch([Want(FIRST, BRIEF)], [], NOW).deliveries
-    plans = explain(database)
-    assert len(queues.fetch([Want(FIRST, BRIEF)], [ack(one) for one in brought], NOW).deliveries) == BRIEF
+    with closing(SqlQueues(database, prefix="sticky")) as queues:
+        queues.open([Opening(FIRST)])
+        brought = queues.fetch([Want(FIRST, BRIEF)], [], NOW).deliveries
+        plans = explain(database)
+        assert len(queues.fetch([Want(FIRST, BRIEF)], [ack(one) for one in brought], NOW).deliveries) == BRIEF
     assert any("DELETE" in plan for plan in plans)
     assert not [plan for plan in plans if reads_whole_queue(database, plan)]

@@ -20,6 +20,7 @@ from celery_sticky.queues.sql import SqlQueues
 from celery_sticky.sql import Address, Database
 from celery_sticky.sql.migrations import MIGRATIONS
 from celery_sticky.sql.migrations.m0001_slot_queues import STATEMENTS as SLOT_QUEUES
+from celery_sticky.sql.migrations.m0006_vacuum import SETTINGS
 from celery_sticky.sql.schema import NEWEST, statements
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.queue_steps import AGAIN, FIRST, NEXT, ack, bodies, open_slot, take
@@ -121,10 +122,7 @@ def test_tables_whose_rows_come_and_go_are_vacuumed_early_however_big_they_are(s
         options = "SELECT relname, reloptions FROM pg_class WHERE relname LIKE %s AND relkind = 'r'"
         settings = {name: set(found or ()) for name, found in one.rows(options, ["churn\\_%"])}
         always = "autovacuum_vacuum_scale_factor=0"
-        assert {name for name, found in settings.items() if always in found} == {
-            f"churn_{table}"
-            for table in ("message", "claim", "deferred", "flight", "broadcast", "fence", "heartbeat", "consumer")
-        }
+        assert {name for name, found in settings.items() if always in found} == {f"churn_{table}" for table in SETTINGS}
         assert "autovacuum_vacuum_threshold=5000" in settings["churn_message"]
         assert "fillfactor=50" in settings["churn_fence"]
         toast = "SELECT t.reloptions FROM pg_class c JOIN pg_class t ON t.oid = c.reltoastrelid WHERE c.relname = %s"

@@ -78,7 +78,7 @@ class SQLite:
         # A list of row values would scan the table if the last key is the row's id.
         *leads, last = (key.split()[0] for key in keys)
         parts, said = list[str](), list[Any]()
-        for lead, group in groupby(sorted(rows), key=lambda row: tuple(row[:-1])):
+        for lead, group in groupby(sorted(map(tuple, rows)), key=lambda row: row[:-1]):
             numbers = [row[-1] for row in group]
             parts.append(" AND ".join([*(f"{name} = %s" for name in leads), f"{last} IN {marks(len(numbers))}"]))
             said += [*lead, *numbers]

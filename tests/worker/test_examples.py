@@ -94,6 +94,17 @@ def test_reverse_routing_reaches_a_websocket_client_wherever_it_is(guard: Guard,
         assert not list(client.scan_iter()), "it leaves nothing behind"
 
 
+def test_nobody_gets_two_mails_from_a_service_with_a_database_alone(guard: Guard) -> None:
+    status, output = run(guard, EXAMPLES / "sql_only", "", "run.py")
+    assert status == 0, output
+    assert "60 users signed up, 10 sign-ups were refused\nworker one is killed (SIGKILL)\n" in output
+    sent = re.search(
+        r"^(\d+) users got their mail, 0 got it twice\n(\d+) mails may have been sent", output, re.MULTILINE
+    )
+    assert sent, output
+    assert int(sent[1]) + int(sent[2]) >= 60 >= int(sent[1])
+
+
 def test_the_quickstart_runs_each_tenant_on_one_worker(guard: Guard, broker: str, tmp_path: Path) -> None:
     folder = EXAMPLES / "quickstart"
     app = ("-m", "celery", "-A", "shop")

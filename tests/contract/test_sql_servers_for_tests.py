@@ -132,10 +132,10 @@ def test_nothing_can_be_written_until_the_block_ends(server: Own, how: Ability) 
         with pytest.raises(ValueError, match="stays writable"):
             server.impaired(how)
         return
-    with closing(database(server, timeout=0.5)) as own:
-        publish(own, "q", [OLD], 0)
-        with server.impaired(how), pytest.raises(BrokerUnavailable):
-            publish(own, "q", [NEW], 0)
+    write(server, OLD)
+    with server.impaired(how), pytest.raises(BrokerUnavailable):
+        write(server, NEW, timeout=0.5)
+    assert read(server) == {OLD}
     write(server, NEW)
     assert read(server) >= {OLD, NEW}
 

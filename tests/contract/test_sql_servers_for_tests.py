@@ -15,6 +15,9 @@ import pytest
 from harness.traces import processes_of
 
 from celery_sticky.errors import BrokerUnavailable, MissingDependency
+from celery_sticky.keys import queue_name
+from celery_sticky.queues.base import Disposition, Opening, Outcome, Tenure, Want
+from celery_sticky.queues.sql import SqlQueues
 from celery_sticky.queues.sql.names import queue_number
 from celery_sticky.queues.sql.publish import publish
 from celery_sticky.sql import Address, Database
@@ -129,10 +132,10 @@ def test_nothing_can_be_written_until_the_block_ends(server: Own, how: Ability) 
         with pytest.raises(ValueError, match="stays writable"):
             server.impaired(how)
         return
-    with closing(database(server, timeout=0.5)) as own:
-        publish(own, "q", [OLD], 0)
-        with server.impaired(how), pytest.raises(BrokerUnavailable):
-            publish(own, "q", [NEW], 0)
+    write(server, OLD)
+    with server.impaired(how), pytest.raises(BrokerUnavailable):
+        write(server, NEW, timeout=0.5)
+    assert read(server) == {OLD}
     write(server, NEW)
     assert read(server) >= {OLD, NEW}
 
@@ -147,6 +150,25 @@ def test_a_transaction_is_open_until_the_block_ends(server: Own) -> None:
             with server.link() as link:
                 open_ones = "SELECT COUNT(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
                 assert link.rows(open_ones) == [(1,)]
+
+
+def test_one_slot_queue_is_unusable_until_the_block_ends(server: Own) -> None:
+    queues = [SqlQueues(database(server), prefix="sticky") for _ in range(2)]
+    fetched = []
+    for driver, slot in zip(queues, (1, 2), strict=True):
+        tenure = Tenure("default", slot, 1, "a", 1)
+        driver.open([Opening(tenure)])
+        with closing(database(server)) as own:
+            publish(own, queue_name("default", slot), [OLD], 0)
+        fetched.append(driver.fetch([Want(tenure, 1)], (), 0.0).deliveries[0])
+    acks = [Disposition(Outcome.ACK, one.tenure, one.tag) for one in fetched]
+    with server.impaired(Ability.SPOIL, [queue_name("default", 1)]) as spoiled:
+        assert spoiled
+        assert queues[0].fetch((), acks[:1], 0.0).failed
+        assert queues[1].fetch((), acks[1:], 0.0).confirmed == acks[1:]
+    assert queues[0].fetch((), acks[:1], 0.0).confirmed == acks[:1]
+    for driver in queues:
+        driver.close()
 
 
 def test_postgresql_ends_every_connection(started: PostgresServer) -> None:

@@ -218,8 +218,8 @@ NO_PROCESS = {"broker-restart", "broker-freeze", "disconnect", "partition", "fai
         (RunOptions(workers=2), {*OF_SQL, "cascade"}),
         (RunOptions(mode=Mode.HASH), {*OF_SQL, "store-rollback", "wrong-type", "backend-away", "malformed"}),
         (RunOptions(), OF_SQL),
-        (RunOptions(server=Kind.POSTGRESQL), {"failover", "broker-full", "wrong-type"}),
-        (RunOptions(server=Kind.SQLITE), {*NO_PROCESS, "broker-full", "wrong-type", "read-only", "deadlock"}),
+        (RunOptions(server=Kind.POSTGRESQL), {"failover", "broker-full"}),
+        (RunOptions(server=Kind.SQLITE), {*NO_PROCESS, "broker-full", "read-only", "deadlock"}),
     ],
 )
 def test_a_run_says_which_faults_it_cannot_do(run_options: RunOptions, faults: set[str]) -> None:

@@ -25,7 +25,7 @@ class Ability(StrEnum):
     FILL = "fill"
     """`impaired`: it has no room for new data."""
     SPOIL = "spoil"
-    """`impaired`: a record of one slot queue is unusable."""
+    """`impaired`: a record of one slot queue is unusable, or the server refuses to change its records."""
     LOCK = "lock"
     """`impaired`: another program holds the lock that writers need."""
     READ_ONLY = "read-only"

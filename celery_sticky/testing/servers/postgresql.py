@@ -40,7 +40,6 @@ class PostgresServer(DatabaseRecords):
     lacks: Mapping[Ability, str] = {
         Ability.FAIL_OVER: "it needs a server with a replica",
         Ability.FILL: "it needs a file system of its own that can be filled",
-        Ability.SPOIL: "a broken record of a SQL database is not one slot's alone",
     }
 
     def __init__(self, guard: Guard) -> None:
@@ -128,7 +127,7 @@ class PostgresServer(DatabaseRecords):
         """See `OwnServer.impaired`."""
         if how in self.lacks:
             raise ValueError(f"{how}: {self.lacks[how]}")
-        return impaired(self, how)
+        return impaired(self, how, queues)
 
     def teardown(self) -> None:
         """End the server and delete its folder. May be called twice."""

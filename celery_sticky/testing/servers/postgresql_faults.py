@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from celery_sticky.errors import BrokerUnavailable
+from celery_sticky.queues.sql.names import queue_number
 from celery_sticky.sql.link import Link
-from celery_sticky.sql.tables import DEFAULT, Tables
 from celery_sticky.testing.servers.base import Ability
-from celery_sticky.testing.servers.sql import DatabaseRecords
+from celery_sticky.testing.servers.sql import TABLES, DatabaseRecords
 from celery_sticky.testing.waiting import wait_until
 
 TIMEOUT = 30.0
 """Seconds to wait for locks, which workers hold in turn."""
 LIMIT = 6.0
 """Seconds within which somebody waits for a message that is locked, and the server looks for deadlocks and ends one."""
-TABLES = Tables(DEFAULT)
 OTHERS = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 )
 WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+REFUSE = """CREATE OR REPLACE FUNCTION sticky_refuse() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'messages of this queue stay'; END $$"""
+TRIGGER = """CREATE TRIGGER sticky_refuse BEFORE DELETE ON {{message}} FOR EACH ROW WHEN (OLD.queue = {})
+    EXECUTE FUNCTION sticky_refuse()"""
+"""The database refuses whatever ends a message of one queue."""
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
 
 @contextmanager
-def impaired(server: DatabaseRecords, how: Ability) -> Iterator[bool]:
+def impaired(server: DatabaseRecords, how: Ability, queues: Iterable[str]) -> Iterator[bool]:
     """See `OwnServer.impaired`."""
     if how is Ability.DEADLOCK:
         yield _deadlock(server)
@@ -47,6 +51,13 @@ def impaired(server: DatabaseRecords, how: Ability) -> Iterator[bool]:
                     yield True
                 finally:
                     _set_read_only(link, "off")
+            case Ability.SPOIL:
+                link.run(REFUSE)
+                link.run(TABLES.fill(TRIGGER.format(queue_number(next(iter(queues))))))
+                try:
+                    yield True
+                finally:
+                    link.run(TABLES.fill("DROP TRIGGER sticky_refuse ON {message}"))
             case Ability.DISCONNECT:
                 yield bool(link.rows(OTHERS)[0][0])
             case _:
@@ -54,9 +65,10 @@ def impaired(server: DatabaseRecords, how: Ability) -> Iterator[bool]:
 
 
 def _set_read_only(link: Link, value: str) -> None:
-    """Change it for all connections, also for those that are open."""
+    """Change it for all connections, also for those that are open; the server has taken the change when this returns."""
     link.run(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
     link.rows("SELECT pg_reload_conf()")
+    wait_until(lambda: link.rows("SHOW default_transaction_read_only") == [(value,)], TIMEOUT)
 
 
 def _deadlock(server: DatabaseRecords) -> bool:

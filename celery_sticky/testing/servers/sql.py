@@ -18,6 +18,8 @@ from celery_sticky.testing.servers.base import Ability, lacks_of_given
 
 TIMEOUT = 5.0
 """Seconds the database may take to answer."""
+TABLES = Tables(DEFAULT)
+"""The tables of an app that does not choose a prefix."""
 BODIES = "SELECT body FROM {message} UNION ALL SELECT body FROM {deferred} UNION ALL SELECT body FROM {dead}"
 
 

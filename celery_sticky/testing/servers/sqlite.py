@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
+from celery_sticky.queues.sql.names import queue_number
 from celery_sticky.testing.guard import Guard
 from celery_sticky.testing.servers.base import Ability
-from celery_sticky.testing.servers.sql import DatabaseRecords
+from celery_sticky.testing.servers.sql import TABLES, DatabaseRecords
 
 NOW, FILE = "now", "tasks.db"
 """The names of the link to the present folder, and of the file in it."""
@@ -34,7 +35,6 @@ class SqliteFile(DatabaseRecords):
         Ability.PROXY: NO_CONNECTION,
         Ability.DISCONNECT: NO_CONNECTION,
         Ability.FILL: "it needs a file system of its own that can be filled",
-        Ability.SPOIL: "a broken record of a SQL database is not one slot's alone",
         Ability.READ_ONLY: "a SQLite file stays writable for those who have opened it",
         Ability.DEADLOCK: "SQLite has one writer at a time, so writers never wait in a circle",
     }
@@ -100,7 +100,22 @@ class SqliteFile(DatabaseRecords):
                 return self._inside("BEGIN IMMEDIATE")
             case Ability.HOLD:
                 return self._inside("BEGIN", "SELECT COUNT(*) FROM sqlite_master")
+            case Ability.SPOIL:
+                return self._spoiled(queues)
         raise ValueError(f"{how}: {self.lacks.get(how)}")
+
+    @contextmanager
+    def _spoiled(self, queues: Iterable[str]) -> Iterator[bool]:
+        """Give the fence of the first slot queue that has one an epoch that is no number."""
+        with self.link(LOCK_TIMEOUT) as link:
+            fences = {row[0]: row[1] for row in link.rows(TABLES.fill("SELECT queue, epoch FROM {fence}"))}
+            queue = next((number for name in queues if (number := queue_number(name)) in fences), None)
+            change = TABLES.fill("UPDATE {fence} SET epoch = %s WHERE queue = %s")
+            link.run(change, ["oops", queue])
+            try:
+                yield queue is not None
+            finally:
+                link.run(change, [fences.get(queue or 0), queue])
 
     @contextmanager
     def _inside(self, *statements: str) -> Iterator[bool]:

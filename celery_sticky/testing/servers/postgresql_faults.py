@@ -65,7 +65,7 @@ def impaired(server: DatabaseRecords, how: Ability, queues: Iterable[str]) -> It
 
 
 def _set_read_only(link: Link, value: str) -> None:
-    """Change it for all connections, also for those that are open; the server has taken the change when this returns."""
+    """Change it for all connections, also open ones; the server has taken the change when this returns."""
     link.run(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
     link.rows("SELECT pg_reload_conf()")
     wait_until(lambda: link.rows("SHOW default_transaction_read_only") == [(value,)], TIMEOUT)

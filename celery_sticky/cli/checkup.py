@@ -12,6 +12,7 @@ from celery_sticky.cli.answers import ask, stall_text
 from celery_sticky.cli.failures import failures, said
 from celery_sticky.cli.job_counts import job_problems, quarantine, tally
 from celery_sticky.cli.session import Session
+from celery_sticky.drivers import find_driver
 from celery_sticky.errors import StickyError
 from celery_sticky.findings import Finding, note, wrong
 from celery_sticky.jobs import misplaced
@@ -42,7 +43,9 @@ def member_findings(session: Session, timeout: float) -> Iterable[Finding]:
 
 
 def _answer_findings(session: Session, timeout: float, answered: set[str]) -> Iterable[Finding]:
-    answers = ask(session.app, None, timeout)
+    # A broker without a driver is a finding already, and its transport may fail in ways of its own.
+    known = find_driver(session.app.connection_for_read()) is not None
+    answers = ask(session.app, None, timeout) if known else []
     names = Counter(name for name, _ in answers)
     answered.update(names)
     for name, count in names.items():

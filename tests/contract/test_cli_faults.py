@@ -33,6 +33,7 @@ VERBS = {
     "drain": ("drain", "nobody@here"),
     "pins list": ("pins", "list", "--keyspace", "clients"),
     "pins release": ("pins", "release", "k", "--keyspace", "clients"),
+    "abandoned list": ("abandoned", "list"),
     "dead list": ("dead", "list"),
     "dead show": ("dead", "show", "x"),
     "dead retry": ("dead", "retry", "--all"),

@@ -20,11 +20,11 @@ class Shop:
         self.app.conf.update(task_ignore_result=True, **conf)
         self.sticky = Sticky(self.app)
 
-        @self.app.task(name="plain")
+        @self.app.task(name="plain", shared=False)
         def plain(n: int) -> int:
             return n
 
-        @self.app.task(name="keyed", key="k")
+        @self.app.task(name="keyed", key="k", shared=False)
         def keyed(k: str, n: int) -> int:
             return n
 

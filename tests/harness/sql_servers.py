@@ -23,6 +23,8 @@ STANDARD = {
     "postgresql": ("postgresql://postgres@127.0.0.1:5432/postgres", "postgresql://root@127.0.0.1:5432/postgres"),
     "mysql": ("mysql://root@127.0.0.1:3306/mysql", "mysql://root@localhost/mysql?unix_socket=/run/mysqld/mysqld.sock"),
 }
+STATEMENT_TIMEOUT = 120.0
+"""Seconds for one statement: to drop a database, the server writes everything that it holds to a slow disk."""
 VARIABLES = {"postgresql": "STICKY_TEST_POSTGRESQL", "mysql": "STICKY_TEST_MARIADB"}
 
 
@@ -62,7 +64,7 @@ def own_database(url: str, lead: str = "sticky_test") -> Iterator[str]:
 def connect(url: str) -> Any:
     """Return a connection of the client library, in autocommit, for what no driver of ours does."""
     address = Address.parse(url)
-    raw = dialect_of(address).connect(address, 20.0).raw
+    raw = dialect_of(address).connect(address, STATEMENT_TIMEOUT).raw
     return closing(raw)
 
 

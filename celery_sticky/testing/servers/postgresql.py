@@ -9,7 +9,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,7 +81,8 @@ class PostgresServer(DatabaseRecords):
     def thaw(self) -> None:
         """Let the frozen processes continue."""
         for pid in reversed(self._pids()):
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # those that have continued may end at once
+                os.kill(pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL all processes, if they run: the server recovers from its log at its next start."""

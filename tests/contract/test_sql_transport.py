@@ -215,9 +215,9 @@ def test_claims_without_a_consumer_are_given_back(connect: Connect, database: Da
 
 def test_a_live_consumer_keeps_its_messages(connect: Connect, database: Database) -> None:
     send(connect(), "kept")
-    first = Taker(connect(), WORK)
+    first = Taker(connect(eviction_timeout=6.0), WORK)
     first.wait(1)
-    second = Taker(connect(), WORK)
+    second = Taker(connect(eviction_timeout=6.0), WORK)
     heartbeats = "SELECT SUM(counter) FROM {consumer}"
     [(began,)] = database.rows(heartbeats)
     wait_until(lambda: second.drain() or database.rows(heartbeats)[0][0] >= began + 4 * BEATS, 60)

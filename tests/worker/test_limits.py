@@ -113,6 +113,8 @@ def test_an_eta_waits_in_the_broker_and_not_in_the_worker(workers: KindsFleet, k
         "limited": 0,
         "unconfirmed": 0,
         "keys": 0,
+        "discarded": 0,
+        "abandoned": 0,
     }
     assert workers.ask("w1", "scheduled") == []
 

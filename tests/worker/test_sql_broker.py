@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -176,13 +176,17 @@ def test_a_stopped_worker_gives_back_what_it_has_not_started(on_database: dict[s
     assert fleet.judge().duplicates == ()
 
 
-@pytest.mark.parametrize(("pool", "most"), [("threads", 4), ("prefork", 4), ("gevent", 5)])
+@pytest.mark.parametrize(
+    ("pool", "args", "most"),
+    [("threads", (), 5), ("prefork", ("--without-heartbeat",), 4), ("gevent", ("--without-heartbeat",), 5)],
+)
 @pytest.mark.parametrize("sql_url", ["postgresql"], indirect=True)
 def test_an_idle_worker_has_few_connections(
-    on_database: dict[str, Any], crew: Crew, sql_url: str, pool: str, most: int
+    on_database: dict[str, Any], crew: Crew, sql_url: str, pool: str, args: Sequence[str], most: int
 ) -> None:
+    """One of five sends the events of Celery's own heartbeat."""
     fleet = crew(**on_database)
-    fleet.worker("w1", pool=pool, concurrency=2, env={"PGAPPNAME": f"idle-{pool}"})
+    fleet.worker("w1", pool=pool, args=args, concurrency=2, env={"PGAPPNAME": f"idle-{pool}"})
     for n in range(4):
         fleet.publish(f"k{n}")
         fleet.send_plain(n)
@@ -203,10 +207,10 @@ def test_a_process_sends_over_two_connections_however_many_threads_send(
     app = Celery("sender", set_as_current=False, **on_database)
     Sticky(app)
 
-    @app.task(key="name")
+    @app.task(key="name", shared=False)
     def keyed(name: str) -> None: ...
 
-    @app.task
+    @app.task(shared=False)
     def plain() -> None: ...
 
     def send(thread: int) -> int:

@@ -25,7 +25,7 @@ from celery_sticky.testing.waiting import wait_until
 Crew = Callable[..., KeyedFleet]
 
 
-@pytest.fixture(params=["redis", "sqlite", "postgresql"])
+@pytest.fixture(params=["redis", "postgresql"])
 def once(request: pytest.FixtureRequest, crew: Crew, tmp_path: Any) -> Callable[..., KeyedFleet]:
     """Makes fleets on a broker of each kind, with a result backend of files."""
     results = tmp_path / "results"
@@ -70,7 +70,9 @@ def ids(found: Mapping[str, Any]) -> Sequence[str]:
     return sorted(one["id"] for one in found["messages"])
 
 
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
+@pytest.mark.parametrize(
+    ("once", "pool"), [("redis", "prefork"), ("sqlite", "threads"), ("postgresql", "threads")], indirect=["once"]
+)
 def test_what_a_killed_worker_had_begun_is_listed_and_runs_again_only_when_asked(
     once: Callable[..., KeyedFleet], pool: str
 ) -> None:

@@ -44,8 +44,11 @@ def test_keyed_tasks_run_in_order_one_at_a_time_beside_ordinary_ones(
     assert fleet.workers["w1"].stop() == 0
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "prefork"])
-@pytest.mark.parametrize("sql_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    ("sql_url", "pool"),
+    [("sqlite", "threads"), ("sqlite", "prefork"), ("postgresql", "threads"), ("postgresql", "solo")],
+    indirect=["sql_url"],
+)
 def test_nothing_is_lost_and_no_key_overlaps_when_one_of_two_workers_is_killed(
     on_database: dict[str, Any], crew: Crew, pool: str
 ) -> None:

@@ -211,7 +211,10 @@ class Outbox:
     def _committed(self) -> None:
         sent, self._to_ring = self._to_ring, []
         for transport in sent:
-            transport.ring()
+            try:  # an event loop must not wait for the database
+                asyncio.get_running_loop().run_in_executor(None, transport.ring)
+            except RuntimeError:  # there is none
+                transport.ring()
 
 
 def _here() -> tuple[int, object]:

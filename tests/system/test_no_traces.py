@@ -13,7 +13,8 @@ from celery_sticky.testing.waiting import wait_until
 
 FEW, MANY = 500, 20_000
 SIZE_OF: Mapping[str, str] = {"hash": "HLEN", "list": "LLEN", "set": "SCARD", "zset": "ZCARD", "string": "EXISTS"}
-IDLE = {"running": 0, "runnable": 0, "waiting": 0, "limited": 0, "unconfirmed": 0, "keys": 0}
+COUNTS = ("running", "runnable", "waiting", "limited", "unconfirmed", "keys", "discarded", "abandoned")
+IDLE = dict.fromkeys(COUNTS, 0)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_after_their_first_offence_bad_jobs_hurt_only_themselves(
 
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_isolated_jobs_never_hurt_others_not_even_once(jobs_fleet: Callable[..., JobsFleet], pool: str) -> None:
-    made = jobs_fleet(sticky_job_start_timeout=1.0, sticky_job_stop_timeout=0.5, sticky_job_watchdog=1.0)
+    made = jobs_fleet(sticky_job_start_timeout=2.0, sticky_job_stop_timeout=0.5, sticky_job_watchdog=3.0)
     worker = made.worker("a", pool=pool)
     for key in GOOD:
         made.jobs.dispatch("sync", key, timeout=20)

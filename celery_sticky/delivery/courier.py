@@ -195,12 +195,7 @@ class Courier:
 
     def abandon(self, entry: Entry, cause: str) -> None:
         """Bury the message of a run that was claimed and did not finish: it may have run, and is not run again."""
-        if self._lock.later(lambda: self.abandon(entry, cause)):
-            return
-        with self._lock:
-            hurry = self._state.end(entry, abandonment(cause), self._clock())
-        if hurry:
-            self._wake()
+        self.end(entry, abandonment(cause))
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of running, runnable, waiting, rate-limited and unconfirmed entries, and of their keys."""

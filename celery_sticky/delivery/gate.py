@@ -382,7 +382,7 @@ class Gate:
 
         Its message is settled under this tenure, like that of an ended task, and locks nothing meanwhile.
         """
-        if entry.stage not in (Stage.WAITING, Stage.LIMITED, Stage.READY, Stage.HANDED):
+        if not entry.unstarted:
             return False
         self._move_to_running(self._slots[entry.slot], entry)
         self._leave_unstarted(entry)

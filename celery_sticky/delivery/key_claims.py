@@ -21,7 +21,6 @@ REVIEW = 1.0
 """How often a claimed key is re-checked, in seconds."""
 DUE = 0.0
 """The value of `ask_at` for a key that must be checked at once because something changed."""
-UNSTARTED = (Stage.WAITING, Stage.LIMITED, Stage.READY, Stage.HANDED)
 IDLE = (Stage.WAITING, Stage.GONE)
 """The stages of an entry that does not lock its key."""
 
@@ -174,7 +173,7 @@ class KeyClaims:
                 break
             if now < known.ask_at:
                 continue
-            slots = {entry.slot[1] for entry in known.entries if entry.stage in UNSTARTED}
+            slots = {entry.slot[1] for entry in known.entries if entry.unstarted}
             waiting = known.job is Held.WAITING
             if slots or waiting:
                 found.append(Question(key, known.pin, bool(known.token), slots, waiting))
@@ -225,7 +224,7 @@ class KeyClaims:
     def unstarted(self, keyspace: str, key: str) -> list[Entry]:
         """Return the entries of a key that have not started, in order."""
         known = self._keys[keyspace].get(key)
-        return [entry for entry in known.entries if entry.stage in UNSTARTED] if known is not None else []
+        return [entry for entry in known.entries if entry.unstarted] if known is not None else []
 
     def pinned(self, keyspace: str, key: str, pin: str) -> None:
         """Note the incarnation that pins the key (empty: none), and check the key again."""

@@ -479,7 +479,6 @@ def test_a_message_that_moves_to_another_queue_takes_no_claim_with_it(broker: Me
     entry.content = Item(entry.content.delivery, envelope)
     worker.turn()
     assert broker.ledgers["ks"].claimed
-    worker.state.gate.recall(("ks", 2))
     withdrawn = worker.state.gate.withdraw(entry)
     assert withdrawn
     worker.state._put(entry, End(Outcome.MOVE, to=2), NOW)
@@ -503,14 +502,15 @@ class Empty:
 def test_a_run_whose_task_is_limited_meanwhile_waits_with_its_claim(broker: MemoryBroker, worker: Worker) -> None:
     publish(broker, "A:1")
     worker.turn()
-    worker.state.dispositions(NOW + 60)  # the claim is on its way
+    answer = worker.queues.fetch([], worker.state.dispositions(NOW + 60), NOW)  # it is on its way
     bucket: Bucket = Empty()
     worker.state.gate.limit({"task": bucket})
-    assert worker.start() == {}
+    worker._take_in(answer)
+    assert broker.ledgers["ks"].claimed
+    assert worker.start() == {}, "it is claimed and waits for a token"
     worker.state.gate.limit({})
-    worker.reconnect()
     worker.state.gate.resume()
-    assert worker.run_all() == ["1"]
+    assert list(worker.start()) == ["1"]
 
 
 def test_a_resting_run_does_not_keep_others_from_being_claimed(broker: MemoryBroker) -> None:
